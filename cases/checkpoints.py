@@ -1,0 +1,277 @@
+"""Tiny target/draft pairs made on the spot from a seed, byte for byte the same on every machine.
+
+A pair must do what two unrelated random models cannot: agree often, but not always. The draft is therefore the
+target's own first layer with the target's other layers and a hidden-state term as the disagreement, so that accept
+lengths spread over 1 … k+1. Attention is sharp enough that a position shifted by one, or a wrong token in a chunk's
+tail, moves proposals: a pair that hides those mistakes is useless here.
+
+Nothing is trained and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. This
+module must not import sglang or transformers, nor the reference (and so torch) unless `measure` is called.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+if TYPE_CHECKING:
+    from reference.sensitivity import Measurement
+
+#: Raise it whenever the same name and seed would give other bytes.
+RECIPE_VERSION = 1
+MANIFEST = "manifest.json"
+
+Weights = dict[str, np.ndarray]
+
+
+class CheckpointMakeError(ValueError):
+    """A pair cannot be made or reused: names the place, what is wrong and what to do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Everything that decides the bytes of a pair. Gains are relative to unit-RMS inputs."""
+
+    name: str
+    seed: int
+    vocab: int = 512
+    hidden: int = 64
+    intermediate: int = 128
+    layers: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    rope_theta: float = 10000.0  # the default everywhere, since releases disagree where the config keeps it
+    max_position: int = 512
+    score_std: float = 2.5  # standard deviation of attention scores: above ~2 a few tokens win
+    attention_gain: float = 2.0  # size of the first layer's attention output against the token itself
+    mlp_gain: float = 1.5
+    upper_gain: float = 0.1  # target layers after the first: what the draft cannot know
+    hidden_gain: float = 0.05  # how much the draft listens to the hidden state it is handed
+    draft_scale: float = 0.4  # brings the un-normed draft output to about unit RMS, where logits are not one-hot
+    logit_std: float = 3.0
+
+
+RECIPES: dict[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(name="eagle-tiny", seed=20240626),
+        # Attention kernels for GPUs are built for head widths from 64 up.
+        Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A pair on disk: `target` and `draft` are folders with config.json and model.safetensors."""
+
+    name: str
+    root: Path
+    target: Path
+    draft: Path
+    manifest: dict[str, Any]
+
+
+class _Noise:
+    """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
+
+    def __init__(self, seed: int) -> None:
+        self._words = np.random.PCG64(seed)
+
+    def draw(self, *shape: int, std: float) -> np.ndarray:
+        """float32 `shape`, mean 0; the sum of four uniforms (Irwin-Hall) stands in for a normal."""
+        count = int(np.prod(shape))
+        uniform = (self._words.random_raw(4 * count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        quarters = uniform.reshape(4, count)
+        total = ((quarters[0] + quarters[1]) + quarters[2]) + quarters[3]
+        return ((total - 2.0) * (3.0**0.5 * std)).astype(np.float32).reshape(shape)
+
+
+def _layer(noise: _Noise, recipe: Recipe, *, gain: float) -> Weights:
+    """One Llama layer; `gain` scales what it adds to the residual stream."""
+    r, unit = recipe, recipe.hidden**-0.5
+    wide, narrow = r.heads * r.head_dim, r.kv_heads * r.head_dim
+    sharp = r.score_std**0.5 * unit
+    return {
+        "self_attn.q_proj.weight": noise.draw(wide, r.hidden, std=sharp),
+        "self_attn.k_proj.weight": noise.draw(narrow, r.hidden, std=sharp),
+        "self_attn.v_proj.weight": noise.draw(narrow, r.hidden, std=unit),
+        "self_attn.o_proj.weight": noise.draw(r.hidden, wide, std=gain * r.attention_gain * wide**-0.5),
+        "mlp.gate_proj.weight": noise.draw(r.intermediate, r.hidden, std=2 * unit),
+        "mlp.up_proj.weight": noise.draw(r.intermediate, r.hidden, std=unit),
+        "mlp.down_proj.weight": noise.draw(r.hidden, r.intermediate, std=gain * r.mlp_gain * r.intermediate**-0.5),
+        "input_layernorm.weight": np.ones(r.hidden, dtype=np.float32),
+        "post_attention_layernorm.weight": np.ones(r.hidden, dtype=np.float32),
+    }
+
+
+def _target_weights(noise: _Noise, recipe: Recipe) -> Weights:
+    weights: Weights = {
+        "model.embed_tokens.weight": noise.draw(recipe.vocab, recipe.hidden, std=1.0),
+        "model.norm.weight": np.ones(recipe.hidden, dtype=np.float32),
+        "lm_head.weight": noise.draw(recipe.vocab, recipe.hidden, std=recipe.logit_std * recipe.hidden**-0.5),
+    }
+    weights["lm_head.weight"][recipe.vocab - 2 :] = 0.0  # bos and eos: a logit of 0 is never the largest
+    for index in range(recipe.layers):
+        gain = 1.0 if index == 0 else recipe.upper_gain
+        layer = _layer(noise, recipe, gain=gain)
+        weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
+    return weights
+
+
+def _draft_weights(noise: _Noise, recipe: Recipe, target: Weights) -> Weights:
+    """The target's first layer behind an fc that passes the token through and mixes the hidden state in.
+
+    Scaling fc and down_proj by s and dividing q and k by s scales the output by s and changes nothing else.
+    """
+    scale = np.float32(recipe.draft_scale)
+    mix = noise.draw(recipe.hidden, recipe.hidden, std=recipe.hidden_gain * recipe.hidden**-0.5)
+    weights: Weights = {
+        "fc.weight": np.concatenate([np.eye(recipe.hidden, dtype=np.float32), mix], axis=1) * scale,
+        "fc.bias": noise.draw(recipe.hidden, std=0.05) * scale,
+    }
+    factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
+    for name, value in target.items():
+        if name.startswith("model.layers.0.") and "input_layernorm" not in name:
+            short = name.removeprefix("model.layers.0.")
+            scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
+            weights[f"layers.0.{short}"] = scaled
+    return weights
+
+
+def _config(recipe: Recipe, *, architecture: str, layers: int) -> dict[str, Any]:
+    """An HF Llama config. bos and eos are the last two ids, which the head never proposes."""
+    return {
+        "architectures": [architecture],
+        "model_type": "llama",
+        "vocab_size": recipe.vocab,
+        "hidden_size": recipe.hidden,
+        "intermediate_size": recipe.intermediate,
+        "num_hidden_layers": layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.kv_heads,
+        "head_dim": recipe.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": recipe.max_position,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": recipe.rope_theta,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "tie_word_embeddings": False,
+        "bos_token_id": recipe.vocab - 2,
+        "eos_token_id": recipe.vocab - 1,
+        "torch_dtype": "float32",
+        "use_cache": True,
+    }
+
+
+def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
+    ordered = {name: np.ascontiguousarray(weights[name]) for name in sorted(weights)}
+    save_file(ordered, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "model.safetensors").chmod(0o644)  # safetensors writes private files
+
+
+def _sums(root: Path) -> dict[str, str]:
+    files = sorted(path for path in root.rglob("*") if path.is_file() and path.name != MANIFEST)
+    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _build(recipe: Recipe, root: Path) -> None:
+    noise = _Noise(recipe.seed)
+    target = _target_weights(noise, recipe)
+    draft = _draft_weights(noise, recipe, target)
+    _write_model(root / "target", _config(recipe, architecture="LlamaForCausalLM", layers=recipe.layers), target)
+    _write_model(root / "draft", _config(recipe, architecture="LlamaForCausalLMEagle", layers=1), draft)
+    manifest = _identity(recipe) | {"files": _sums(root)}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _identity(recipe: Recipe) -> dict[str, Any]:
+    return {"name": recipe.name, "recipe_version": RECIPE_VERSION, "recipe": asdict(recipe)}
+
+
+def _open(recipe: Recipe, root: Path) -> Checkpoint:
+    """The pair at `root`, or CheckpointMakeError if it is not the one `recipe` makes."""
+    advice = "remove the folder and make it again"
+    try:
+        manifest = json.loads((root / MANIFEST).read_text())
+    except (OSError, ValueError) as error:
+        message = f"{root} has no readable {MANIFEST} ({error}): not made by this module; {advice}"
+        raise CheckpointMakeError(message) from error
+    for key, expected in _identity(recipe).items():
+        if manifest.get(key) != expected:
+            raise CheckpointMakeError(f"{root}: {key} is {manifest.get(key)!r}, expected {expected!r}; {advice}")
+    found, recorded = _sums(root), manifest.get("files", {})
+    for name in sorted(found.keys() | recorded.keys()):
+        if found.get(name) != recorded.get(name):
+            raise CheckpointMakeError(
+                f"{root / name} is damaged: sha256 {found.get(name, 'missing')}, "
+                f"manifest says {recorded.get(name, 'nothing')}; {advice}"
+            )
+    return Checkpoint(name=recipe.name, root=root, target=root / "target", draft=root / "draft", manifest=manifest)
+
+
+def make(name: str, root: Path) -> Checkpoint:
+    """The pair called `name` in folder `root`/`name`: made if absent, verified if present.
+
+    The folder appears by one rename, so two processes may make the same pair at the same time.
+    Raises CheckpointMakeError for an unknown name and for a damaged or foreign folder.
+    """
+    if name not in RECIPES:
+        raise CheckpointMakeError(f"no checkpoint called {name!r}; allowed: {', '.join(sorted(RECIPES))}")
+    return make_recipe(RECIPES[name], root)
+
+
+def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
+    """As `make`, for a recipe that has no name in the registry."""
+    place = Path(root) / recipe.name
+    if not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}-", dir=place.parent))
+        try:
+            _build(recipe, work)
+            work.chmod(0o755)  # mkdtemp is private; an engine may run as another user
+            os.rename(work, place)
+        except OSError:
+            if not place.exists():  # else another process was first, and its bytes are the same
+                raise
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return _open(recipe, place)
+
+
+def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Measurement:
+    """Accept lengths and sensitivities of a pair over random prompts, as the float32 reference sees them."""
+    from reference import sensitivity  # here, so that making a pair needs no torch
+    from reference.model import DraftHead, Target
+
+    head = DraftHead.load(checkpoint.draft, Target.load(checkpoint.target))
+    return sensitivity.measure(head, prompts=prompts, chunk=chunk)
+
+
+def main() -> None:
+    """`python -m cases.checkpoints NAME DIR` makes a pair and prints its two folders."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("name", help=f"one of: {', '.join(sorted(RECIPES))}")
+    parser.add_argument("root", type=Path)
+    arguments = parser.parse_args()
+    made = make(arguments.name, arguments.root)
+    print(made.target)
+    print(made.draft)
+
+
+if __name__ == "__main__":
+    main()

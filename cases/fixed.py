@@ -1,0 +1,136 @@
+"""The small fixed set of scenarios behind `eaglecheck run`: one boot configuration, every common batch shape once.
+
+Pure data made from seeds; it must not know which bugs exist, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+CHECKPOINT = "eagle-tiny"
+VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
+
+
+def tokens(*, seed: int, length: int) -> tuple[int, ...]:
+    """`length` random prompt token ids, the same for the same seed on every machine."""
+    draw = random.Random(seed)
+    return tuple(draw.randrange(VOCAB) for _ in range(length))
+
+
+def request(
+    rid: str, length: int, *, seed: int, new: int = 24, stop_ids: Sequence[int] = (), dp_rank: int = 0
+) -> RequestSpec:
+    """A greedy request with a random prompt."""
+    return RequestSpec(
+        rid=rid,
+        prompt=tokens(seed=seed, length=length),
+        max_new_tokens=new,
+        stop_ids=tuple(stop_ids),
+        dp_rank=dp_rank,
+    )
+
+
+def submit(*rids: str) -> Op:
+    return Op(kind="submit", rids=rids)
+
+
+def tick(count: int = 1) -> Op:
+    return Op(kind="tick", count=count)
+
+
+def abort(*rids: str) -> Op:
+    return Op(kind="abort", rids=rids)
+
+
+DRAIN = Op(kind="drain")
+
+
+def _scenario(
+    name: str,
+    requests: Sequence[RequestSpec],
+    script: Sequence[Op],
+    *,
+    wants: Sequence[str] = (),
+    chunk: int | None = None,
+    seed: int = 0,
+) -> Scenario:
+    return Scenario(
+        name=name,
+        seed=seed,
+        checkpoint=CHECKPOINT,
+        spec=SpecConfig(k=3, t=1, n=4),
+        engine=EngineConfig(chunk=chunk),
+        requests=tuple(requests),
+        script=tuple(script),
+        wants=tuple(wants),
+    )
+
+
+def default_scenarios() -> list[Scenario]:
+    """What `eaglecheck run` drives: ten programs, a few seconds each on a CPU."""
+    return [
+        _scenario("single", [request("a", 7, seed=11)], [submit("a"), DRAIN]),
+        _scenario(
+            "four-together",
+            [request(rid, length, seed=20 + i) for i, (rid, length) in enumerate(zip("abcd", (3, 12, 25, 60), strict=True))],
+            [submit(*"abcd"), DRAIN],
+            wants=["batch_shrinks"],
+        ),
+        _scenario(
+            "chunked-long-prompt",
+            [request("a", 100, seed=31)],
+            [submit("a"), DRAIN],
+            wants=["non_final_chunk"],
+            chunk=32,
+        ),
+        _scenario(
+            "chunk-borders",
+            [request("one-more", 33, seed=41), request("exact", 64, seed=42, new=16)],
+            [submit("one-more"), tick(4), submit("exact"), DRAIN],
+            wants=["non_final_chunk", "chunk_longer_by_one", "chunk_exact_multiple"],
+            chunk=32,
+        ),
+        _scenario(
+            "shared-chunk-budget",
+            [request("a", 20, seed=51), request("b", 28, seed=52), request("c", 9, seed=53)],
+            [submit("a", "b", "c"), DRAIN],
+            wants=["split_by_shared_budget"],
+            chunk=32,
+        ),
+        _scenario(
+            "staggered-arrivals",
+            [request(rid, 10 + 7 * i, seed=60 + i, new=20) for i, rid in enumerate("abc")],
+            [submit("a"), tick(3), submit("b"), tick(4), submit("c"), DRAIN],
+            wants=["batch_grows", "batch_shrinks"],
+        ),
+        _scenario(
+            "finish-together",
+            [request("a", 15, seed=71, new=1), request("b", 22, seed=72, new=1), request("c", 8, seed=73, new=2)],
+            [submit("a", "b"), tick(3), submit("c"), DRAIN],
+            wants=["all_finished_in_one_verify"],
+        ),
+        _scenario(
+            "idle-between",
+            [request("a", 9, seed=81, new=8), request("b", 14, seed=82, new=8)],
+            [submit("a"), tick(24), submit("b"), DRAIN],
+            wants=["idle_tick"],
+        ),
+        _scenario(
+            "shared-prefix",
+            [
+                RequestSpec(rid="a", prompt=tokens(seed=91, length=40), max_new_tokens=12),
+                RequestSpec(rid="b", prompt=tokens(seed=91, length=30) + tokens(seed=92, length=9), max_new_tokens=12),
+            ],
+            [submit("a"), tick(16), submit("b"), DRAIN],
+            wants=["prefix_hit"],
+        ),
+        _scenario(
+            "abort-midway",
+            [request("a", 50, seed=95), request("b", 18, seed=96)],
+            [submit("a", "b"), tick(4), abort("a"), DRAIN],
+            wants=["abort_in_decode"],
+        ),
+    ]

@@ -1,0 +1,139 @@
+"""Checkpoint pairs: the same bytes every time, refused when they are not, and able to show the bugs we hunt."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cases.checkpoints import RECIPES, CheckpointMakeError, Recipe, make, make_recipe, measure
+
+torch.set_num_threads(1)
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+def contents(root):
+    return {path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
+
+
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def pair(request, tmp_path_factory):
+    return make(request.param, tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.mark.parametrize("threads", ["1", "7"])
+def test_a_pair_is_byte_identical_in_another_process_with_other_thread_counts(pair, tmp_path, threads):
+    environment = os.environ | {"OMP_NUM_THREADS": threads, "PYTHONPATH": str(REPOSITORY), "PYTHONHASHSEED": threads}
+    command = [sys.executable, "-m", "cases.checkpoints", pair.name, str(tmp_path)]
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout.split()
+    assert printed == [str(tmp_path / pair.name / "target"), str(tmp_path / pair.name / "draft")]
+    assert contents(tmp_path / pair.name) == contents(pair.root)
+
+
+def test_another_seed_gives_other_weights(tmp_path):
+    small = {"vocab": 32, "hidden": 16, "intermediate": 16, "head_dim": 8}
+    one, two = (make_recipe(Recipe(name=f"seed-{seed}", seed=seed, **small), tmp_path) for seed in (1, 2))
+    assert contents(one.target)[Path("config.json")] == contents(two.target)[Path("config.json")]
+    assert contents(one.target)[Path("model.safetensors")] != contents(two.target)[Path("model.safetensors")]
+
+
+def test_making_a_pair_twice_touches_nothing(pair):
+    before = {path: path.stat().st_mtime_ns for path in pair.root.rglob("*")}
+    assert make(pair.name, pair.root.parent) == pair
+    assert {path: path.stat().st_mtime_ns for path in pair.root.rglob("*")} == before
+    assert [path.name for path in pair.root.parent.iterdir()] == [pair.name], "no working folder may be left behind"
+
+
+def test_an_unknown_name_lists_what_is_allowed(tmp_path):
+    with pytest.raises(CheckpointMakeError, match=r"no checkpoint called 'eagle-tony'; allowed: .*eagle-tiny"):
+        make("eagle-tony", tmp_path)
+
+
+def damage(root, how):
+    if how == "byte":
+        file = root / "draft" / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + b"x")
+    elif how == "lost":
+        (root / "target" / "config.json").unlink()
+    elif how == "extra":
+        (root / "target" / "tokenizer.json").write_text("{}")
+    elif how == "foreign":
+        (root / "manifest.json").unlink()
+    elif how == "recipe":
+        manifest = json.loads((root / "manifest.json").read_text())
+        (root / "manifest.json").write_text(json.dumps(manifest | {"recipe_version": 0}))
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("byte", r"draft/model\.safetensors is damaged"),
+        ("lost", r"target/config\.json is damaged: sha256 missing"),
+        ("extra", r"target/tokenizer\.json is damaged.*manifest says nothing"),
+        ("foreign", r"no readable manifest\.json"),
+        ("recipe", "recipe_version is 0, expected"),
+    ],
+)
+def test_a_damaged_or_foreign_folder_is_refused_and_left_alone(tmp_path, how, words):
+    made = make("eagle-tiny", tmp_path)
+    damage(made.root, how)
+    before = contents(made.root)
+    with pytest.raises(CheckpointMakeError, match=words + ".*remove the folder and make it again"):
+        make("eagle-tiny", tmp_path)
+    assert contents(made.root) == before
+
+
+def test_hf_loads_the_target_and_never_ends_by_itself(pair):
+    hf = AutoModelForCausalLM.from_pretrained(pair.target)
+    assert hf.dtype == torch.float32
+    vocab = hf.config.vocab_size
+    prompts = torch.randint(vocab, (8, 12), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        logits = hf(prompts).logits
+    assert hf.config.eos_token_id == vocab - 1
+    assert logits[..., -2:].abs().max() == 0
+    assert logits.max(-1).values.min() > 0, "bos and eos have logit 0, so anything above keeps them out"
+
+
+@pytest.fixture(scope="module")
+def measured(pair):
+    return measure(pair)
+
+
+def test_every_accept_length_occurs_in_at_least_five_percent_of_verifies(measured):
+    assert measured.verifies > 200
+    assert set(measured.accept_lengths) == {1, 2, 3, 4}
+    assert min(measured.accept_lengths.values()) >= 0.05, measured
+
+
+def test_shifting_draft_positions_by_one_moves_proposals(measured):
+    assert measured.moved_by_shift >= 0.10, measured
+
+
+def test_replacing_a_chunks_tail_moves_first_proposals_near_the_prompt(measured):
+    assert measured.moved_by_tail >= 0.10, measured
+
+
+def test_text_is_varied_and_decided_far_above_float32_noise(measured):
+    """float32 logits of these models are good to about 1e-5 (see the HF comparison)."""
+    assert measured.distinct > 0.8, measured
+    assert measured.least_margin > 1e-4, measured
+
+
+def test_noise_has_the_deviation_it_was_asked_for(tmp_path):
+    made = make("eagle-tiny", tmp_path)
+    from safetensors.numpy import load_file
+
+    recipe, weights = RECIPES["eagle-tiny"], load_file(made.target / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    assert embedding.dtype == np.float32
+    assert abs(embedding.mean()) < 0.02
+    assert embedding.std() == pytest.approx(1.0, abs=0.02)
+    head = weights["lm_head.weight"][:-2]
+    assert head.std() == pytest.approx(recipe.logit_std * recipe.hidden**-0.5, rel=0.02)

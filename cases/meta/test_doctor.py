@@ -1,0 +1,156 @@
+"""The doctor: every finding from a made-up machine, and what it says to type."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+from collections import namedtuple
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from cases.meta.test_envs import PretendedPip, quiet
+from harness import closure, doctor, envs
+
+usage = namedtuple("usage", "total used free")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.setattr(closure, "run", PretendedPip())
+    return tmp_path / "home"
+
+
+def findings(name: str) -> list[doctor.Finding]:
+    return [finding for finding in doctor.diagnose() if finding.name == name]
+
+
+def only(name: str) -> doctor.Finding:
+    (found,) = findings(name)
+    return found
+
+
+def test_nothing_installed_names_the_newest_release_and_how_to_get_it(home: Path) -> None:
+    engine = only(f"SGLang {envs.NEWEST}")
+    assert (engine.status, engine.mend) == ("missing", f"eaglecheck engines install {envs.NEWEST}")
+    assert only("engine dependencies").status == "missing"
+    assert not home.exists()  # looking changes nothing
+
+
+def test_an_installed_release_is_as_published(home: Path) -> None:
+    envs.ensure("0.5.13", quiet)
+    assert only("SGLang 0.5.13").status == "ok"
+    assert only("engine dependencies").status == "ok"
+    assert findings(f"SGLang {envs.NEWEST}") == []
+
+
+def test_an_edited_file_of_a_release_is_found(home: Path) -> None:
+    envs.ensure("0.5.13", quiet)
+    (home / "engines" / "0.5.13" / "site" / "sglang" / "__init__.py").write_text("# patched")
+    finding = only("SGLang 0.5.13")
+    assert finding.status == "missing"
+    assert "not as published: sglang/__init__.py" in finding.detail
+    assert finding.mend.startswith("rm -r ")
+    assert finding.mend.endswith("eaglecheck engines install 0.5.13")
+
+
+def test_a_release_whose_package_has_gone_is_damaged(home: Path) -> None:
+    envs.ensure("0.5.13", quiet)
+    shutil.rmtree(home / "engines" / "0.5.13" / "site" / "sglang")
+    finding = only("SGLang 0.5.13")
+    assert finding.status == "missing"
+    assert "damaged" in finding.detail
+    assert finding.mend == "eaglecheck engines install 0.5.13"
+
+
+def test_an_unfinished_release_says_so(home: Path) -> None:
+    (home / "engines" / "0.5.23").mkdir(parents=True)
+    assert only("SGLang 0.5.23").detail == "an installation was interrupted"
+
+
+def test_a_release_of_another_list_of_dependencies_is_not_ready(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    envs.ensure("0.5.13", quiet)
+    monkeypatch.setattr(closure, "key", lambda: "0" * 12)
+    assert "another list of dependencies" in only("SGLang 0.5.13").detail
+    old = [finding for finding in findings("engine dependencies") if finding.status == "warn"]
+    assert [finding.mend.split()[0] for finding in old] == ["rm"]
+
+
+def test_a_folder_that_is_no_release_is_only_a_warning(home: Path) -> None:
+    (home / "engines" / "scratch").mkdir(parents=True)
+    assert only("SGLang scratch").status == "warn"
+
+
+def test_an_sglang_beside_us_needs_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = envs.EngineEnv(version="0.5.21", python=Path("/python"), pythonpath=(), torch="2.13.0", ready=True)
+    monkeypatch.setattr(envs, "current", lambda: here)
+    assert only("SGLang 0.5.21").status == "ok"
+    assert [finding for finding in doctor.diagnose() if finding.status == "missing"] == []
+
+
+def test_a_missing_control_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metadata, "requires", lambda name: ["numpy", "no-such-thing", "sglang; extra == 'engine'"])
+    finding = only("control packages")
+    assert (finding.status, finding.detail) == ("missing", "not installed: no-such-thing")
+
+
+@pytest.mark.parametrize(
+    ("libc", "machine", "status"),
+    [
+        (("glibc", "2.36"), "x86_64", "ok"),
+        (("glibc", "2.34"), "x86_64", "ok"),
+        (("glibc", "2.5"), "x86_64", "missing"),
+        (("", ""), "x86_64", "missing"),
+        (("glibc", "2.36"), "aarch64", "warn"),
+    ],
+)
+def test_the_c_library_is_compared_as_a_version(
+    home: Path, monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], machine: str, status: str
+) -> None:
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    assert only("platform").status == status
+
+
+@pytest.mark.parametrize(("free", "installed", "status"), [(2, False, "missing"), (2, True, "ok"), (4, False, "ok")])
+def test_room_is_asked_for_what_is_still_to_come(
+    home: Path, monkeypatch: pytest.MonkeyPatch, free: int, installed: bool, status: str
+) -> None:
+    if installed:
+        envs.ensure("0.5.13", quiet)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 0, free * 10**9))
+    finding = only("disk")
+    assert finding.status == status
+    assert bool(finding.mend) == (status == "missing")
+
+
+def test_little_memory_is_a_warning_with_fewer_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2 * 10**9))
+    assert only("machine").mend == ".venv/bin/pytest -n 1"
+
+
+def test_a_gpu_is_named_from_the_driver_without_any_library(tmp_path: Path) -> None:
+    card = tmp_path / "0000:01:00.0"
+    card.mkdir()
+    (card / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
+    assert doctor._gpus_by_driver(tmp_path) == ["NVIDIA H100 80GB HBM3"]
+
+
+def test_no_compiler_matters_only_beside_a_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    monkeypatch.setattr(doctor, "_gpus_by_nvml", list)
+    monkeypatch.setattr(doctor, "_gpus_by_driver", list)
+    assert only("C compiler").status == "ok"
+    monkeypatch.setattr(doctor, "_gpus_by_driver", lambda: ["H100"])
+    assert only("C compiler").status == "warn"
+
+
+def test_every_finding_that_stops_a_run_says_what_to_do_or_why_nothing_helps(home: Path) -> None:
+    stopping = [finding for finding in doctor.diagnose() if finding.status == "missing"]
+    assert stopping
+    assert all(finding.mend or finding.name == "platform" for finding in stopping)

@@ -1,0 +1,426 @@
+"""Engine environments with a pretended pip: what is installed when, what is resumed, what is said. No network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import importlib.machinery
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from harness import closure, envs
+
+SOURCE = b"# sglang"
+
+
+@dataclass
+class PretendedPip:
+    """Stands in for `closure.run`: leaves the files that venv and pip would leave, and keeps the commands."""
+
+    commands: list[str] = field(default_factory=list)
+    fail: Callable[[str], closure.Finished | None] = lambda command: None
+    seconds: float = 0.0
+
+    def __call__(self, command: Sequence[str], *, lock: int, progress: closure.Progress) -> closure.Finished:
+        os.fstat(lock)  # a closed lock would let a second installer in
+        text = " ".join(command)
+        self.commands.append(text)
+        time.sleep(self.seconds)
+        if (ended := self.fail(text)) is not None:
+            return ended
+        if "-m venv" in text:
+            python = closure.interpreter(Path(command[-1]))
+            python.parent.mkdir(parents=True)
+            python.touch()
+        elif "--target" in command:
+            self._wheel(Path(command[command.index("--target") + 1]), command[-1])
+        else:
+            self._torch(Path(command[0]).parents[1])
+        return closure.Finished(code=0)
+
+    @staticmethod
+    def _torch(folder: Path) -> None:
+        torch = closure.torch_folder(folder)
+        torch.mkdir(parents=True)
+        info = torch.with_name("torch-2.13.0+cpu.dist-info")
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
+
+    @staticmethod
+    def _wheel(site: Path, requirement: str) -> None:
+        package, info = site / "sglang", site / f"sglang-{requirement.split('==')[1]}.dist-info"
+        package.mkdir()
+        info.mkdir()
+        (package / "__init__.py").write_bytes(SOURCE)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(SOURCE).digest()).rstrip(b"=").decode()
+        (info / "RECORD").write_text(f"sglang/__init__.py,sha256={digest},{len(SOURCE)}\n")
+
+    def count(self, part: str) -> int:
+        return sum(part in command for command in self.commands)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "home with a space"
+    monkeypatch.setenv("EAGLECHECK_HOME", str(place))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    return place
+
+
+@pytest.fixture
+def pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedPip:
+    pretended = PretendedPip()
+    monkeypatch.setattr(closure, "run", pretended)
+    return pretended
+
+
+def quiet(_line: str) -> None:
+    """A progress callback for tests that do not look at it."""
+
+
+def test_a_fresh_home_gets_the_closure_once_and_each_release_beside_it(home: Path, pip: PretendedPip) -> None:
+    first, second = envs.ensure("0.5.13", quiet), envs.ensure("0.5.23", quiet)
+    assert (first.ready, second.ready) == (True, True)
+    assert first.python == second.python == closure.location() / "bin" / "python"
+    assert first.pythonpath == (home / "engines" / "0.5.13" / "site",)
+    assert first.torch == "2.13.0+cpu"
+    assert (pip.count("-m venv"), pip.count("-r "), pip.count("--target")) == (1, 1, 2)
+
+
+def test_an_engine_is_installed_without_its_own_dependencies_and_never_built_from_source(pip: PretendedPip) -> None:
+    envs.ensure("0.5.13", quiet)
+    assert "--no-deps --only-binary=sglang" in pip.commands[-1]
+    assert pip.commands[-1].endswith("sglang==0.5.13")
+
+
+def test_a_ready_release_runs_no_command_and_answers_at_once(pip: PretendedPip) -> None:
+    envs.ensure("0.5.13", quiet)
+    pip.commands.clear()
+    started = time.perf_counter()
+    assert envs.ensure("0.5.13", quiet).ready
+    assert time.perf_counter() - started < 0.05
+    assert pip.commands == []
+
+
+@pytest.mark.parametrize("stage", ["-m venv", "-r ", "--target"])
+def test_an_interrupt_at_any_stage_is_resumed_and_leaves_no_marker(pip: PretendedPip, stage: str) -> None:
+    def interrupt(command: str) -> None:
+        if stage in command:
+            raise KeyboardInterrupt
+
+    pip.fail = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        envs.ensure("0.5.13", quiet)
+    assert not envs.state("0.5.13").ready
+
+    pip.fail = lambda command: None
+    told: list[str] = []
+    assert envs.ensure("0.5.13", told.append).ready
+    assert any("installing" in line for line in told)
+
+
+def test_leftovers_of_an_interrupted_release_do_not_survive_into_the_finished_one(
+    home: Path, pip: PretendedPip
+) -> None:
+    half = home / "engines" / "0.5.13" / "site" / "sglang"
+    half.mkdir(parents=True)
+    (half / "stale.py").touch()
+    assert envs.state("0.5.13").why == "an installation was interrupted"
+    envs.ensure("0.5.13", quiet)
+    assert not (half / "stale.py").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]"])
+def test_a_torn_marker_counts_as_unfinished(home: Path, pip: PretendedPip, text: str) -> None:
+    envs.ensure("0.5.13", quiet)
+    (home / "engines" / "0.5.13" / closure.MARKER).write_text(text)
+    assert not envs.state("0.5.13").ready
+    assert envs.ensure("0.5.13", quiet).ready
+
+
+def test_a_release_whose_package_has_gone_is_damaged_and_installed_again(home: Path, pip: PretendedPip) -> None:
+    envs.ensure("0.5.13", quiet)
+    shutil.rmtree(home / "engines" / "0.5.13" / "site" / "sglang")
+    assert "damaged" in envs.state("0.5.13").why
+    assert envs.ensure("0.5.13", quiet).ready
+    assert (pip.count("-m venv"), pip.count("--target")) == (1, 2)
+
+
+@pytest.mark.parametrize("part", ["bin/python", "torch"])
+def test_a_closure_without_its_interpreter_or_torch_is_built_again(pip: PretendedPip, part: str) -> None:
+    envs.ensure("0.5.13", quiet)
+    if part == "torch":
+        shutil.rmtree(closure.torch_folder(closure.location()))
+    else:
+        closure.interpreter(closure.location()).unlink()
+    assert envs.state("0.5.13").why == "its shared environment is not built"
+    assert envs.ensure("0.5.13", quiet).ready
+    assert pip.count("-m venv") == 2
+
+
+def test_another_list_of_dependencies_means_another_folder_and_names_the_old_one(
+    pip: PretendedPip, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    envs.ensure("0.5.13", quiet)
+    old = closure.location()
+    changed = tmp_path / "closure.txt"
+    changed.write_text(closure.REQUIREMENTS.read_text() + "six==1.17.0\n")
+    monkeypatch.setattr(closure, "REQUIREMENTS", changed)
+    told: list[str] = []
+    assert envs.ensure("0.5.13", told.append).ready
+    assert closure.location() != old
+    assert closure.leftovers() == (old,)
+    assert any(str(old) in line and "rm -r" in line for line in told)
+
+
+def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = closure.key()
+    commented = tmp_path / "closure.txt"
+    commented.write_text("# a remark\n" + closure.REQUIREMENTS.read_text())
+    monkeypatch.setattr(closure, "REQUIREMENTS", commented)
+    assert closure.key() == before
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = [line.split("#")[0].strip() for line in closure.REQUIREMENTS.read_text().splitlines()]
+    assert [line for line in lines if line and "==" not in line] == []
+    assert "torch==2.13.0" in lines
+
+
+def test_two_callers_at_once_install_once(pip: PretendedPip) -> None:
+    pip.seconds = 0.05
+    told: list[str] = []
+    results: list[envs.EngineEnv] = []
+    callers = [threading.Thread(target=lambda: results.append(envs.ensure("0.5.13", told.append))) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert [engine.ready for engine in results] == [True] * 4
+    assert (pip.count("-m venv"), pip.count("--target")) == (1, 1)
+    assert any(line.startswith("waiting: another process is installing closure-") for line in told)
+
+
+def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> None:
+    program = (
+        "from harness import closure\n"
+        "with closure.installing('x', print) as lock:\n"
+        "    closure.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
+        " progress=lambda line: print(line, flush=True))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert "pip-is-running" in parent.stdout.readline()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    told: list[str] = []
+    with closure.installing("x", told.append):
+        pass
+    assert told == ["waiting: another process is installing x"]
+
+
+def test_a_failing_pip_shows_its_last_lines_and_the_command(pip: PretendedPip) -> None:
+    pip.fail = lambda command: (
+        closure.Finished(code=1, tail=("ERROR: No matching distribution found for sglang==0.5.13",))
+        if "--target" in command
+        else None
+    )
+    with pytest.raises(envs.EnvError) as caught:
+        envs.ensure("0.5.13", quiet)
+    text = str(caught.value)
+    assert "pip could not install SGLang 0.5.13 (exit 1)" in text
+    assert "No matching distribution" in text
+    assert "type the same command again to resume" in text
+    assert "' -I -m pip install" in text  # the folder has a space: quoted, so that it can be pasted
+    assert not envs.state("0.5.13").ready
+
+
+def test_a_full_disk_is_named_as_such(pip: PretendedPip) -> None:
+    pip.fail = lambda command: (
+        closure.Finished(code=1, tail=("ERROR: Could not install packages: [Errno 28] No space left on device",))
+        if "-r " in command
+        else None
+    )
+    with pytest.raises(envs.EnvError, match="no space left on device") as caught:
+        envs.ensure("0.5.13", quiet)
+    assert "EAGLECHECK_HOME" in caught.value.next_step
+
+
+def test_too_small_a_disk_is_refused_before_anything_is_downloaded(
+    pip: PretendedPip, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 10**12 - 10**9, 10**9))
+    with pytest.raises(envs.EnvError, match=r"1\.0 GB free .*3\.5 GB needed"):
+        envs.ensure("0.5.13", quiet)
+    assert pip.commands == []
+
+
+def test_a_home_that_cannot_be_written_is_an_error_with_a_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pip: PretendedPip
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "file" / "below"))
+    with pytest.raises(envs.EnvError, match="cannot write") as caught:
+        envs.ensure("0.5.13", quiet)
+    assert "EAGLECHECK_HOME" in caught.value.next_step
+
+
+def test_a_pip_that_installs_nothing_is_not_believed(pip: PretendedPip) -> None:
+    pip.fail = lambda command: closure.Finished(code=0) if "--target" in command else None
+    with pytest.raises(envs.EnvError, match=r"pip reported success but left no SGLang 0\.5\.13"):
+        envs.ensure("0.5.13", quiet)
+    assert not envs.state("0.5.13").ready
+
+
+@pytest.mark.parametrize(
+    ("version", "says", "nearest"),
+    [
+        ("0.5.9", "not yet supported here: it was built for torch 2.9.1", "0.5.11"),
+        ("0.5.10.post1", "not yet supported here: it was built for torch 2.9.1", "0.5.11"),
+        ("0.5.12", "0.5.12.post1 replaced it", "0.5.12.post1"),
+        ("0.5.16", "not yet supported here", "0.5.17"),
+        ("0.5.99", "unknown SGLang release '0.5.99'", "0.5.23"),
+        ("newest", "unknown SGLang release 'newest'", ""),
+        ("0.5.13x", "unknown SGLang release '0.5.13x'", "0.5.13"),
+        ("../../etc", "unknown SGLang release", ""),
+    ],
+)
+def test_an_unsupported_release_lists_what_is_allowed(pip: PretendedPip, version: str, says: str, nearest: str) -> None:
+    with pytest.raises(envs.UnknownReleaseError) as caught:
+        envs.ensure(version, quiet)
+    assert says in caught.value.what
+    assert ", ".join(envs.SUPPORTED) in caught.value.allowed
+    assert f"nearest: {nearest}" in caught.value.allowed
+    assert "eaglecheck engines list" in str(caught.value)
+    assert pip.commands == []
+
+
+def test_a_release_may_be_written_with_a_v(pip: PretendedPip) -> None:
+    assert envs.ensure("v0.5.12.post1", quiet).version == "0.5.12.post1"
+
+
+def test_installed_releases_are_listed_in_release_order_finished_or_not(home: Path, pip: PretendedPip) -> None:
+    for version in ("0.5.23", "0.5.12.post1", "0.5.11"):
+        envs.ensure(version, quiet)
+    (home / "engines" / "0.5.17").mkdir()
+    listed = [(engine.version, engine.ready) for engine in envs.list_installed()]
+    assert listed == [("0.5.11", True), ("0.5.12.post1", True), ("0.5.17", False), ("0.5.23", True)]
+
+
+def test_an_empty_home_lists_nothing_and_is_not_created(home: Path) -> None:
+    assert envs.list_installed() == ()
+    assert not home.exists()
+
+
+def test_the_sglang_of_this_interpreter_is_used_as_it_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "site" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('must not be imported')")
+    info = package.with_name("sglang-0.5.21.dist-info")
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sglang\nVersion: 0.5.21\n")
+    monkeypatch.undo()
+    monkeypatch.setenv("EAGLECHECK_HOME", str(home))
+    monkeypatch.syspath_prepend(str(package.parent))
+    here = envs.current()
+    assert here is not None
+    assert (here.version, here.python, here.pythonpath, here.ready) == ("0.5.21", Path(sys.executable), (), True)
+    assert envs.ensure("0.5.21", quiet) == here  # not in SUPPORTED, but it is what this environment has
+
+
+def test_a_folder_that_happens_to_be_called_sglang_is_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = importlib.machinery.ModuleSpec("sglang", None, is_package=True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: folder)
+    assert envs.current() is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"EAGLECHECK_HOME": "/somewhere", "XDG_CACHE_HOME": "/cache"}, "/somewhere"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/eaglecheck"),
+        ({"EAGLECHECK_HOME": "", "XDG_CACHE_HOME": "", "HOME": "/people/ada"}, "/people/ada/.cache/eaglecheck"),
+        ({"EAGLECHECK_HOME": "~/ec", "HOME": "/people/ada"}, "/people/ada/ec"),
+    ],
+)
+def test_home_follows_the_usual_variables(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
+    for name in ("EAGLECHECK_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert closure.home() == Path(place)
+
+
+def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> None:
+    lines = [
+        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
+        "  Downloading https://index.example/packages/ab/triton-3.7.1-cp311.whl (197.7 MB)",
+        "  Downloading six-1.17.0-py2.py3-none-any.whl (11 kB)",
+        "  Downloading small-1.0.whl (9.9 MB)",
+        *(f"line {number}" for number in range(40)),
+    ]
+    program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
+    told: list[str] = []
+    with closure.installing("x", quiet) as lock:
+        done = closure.run([sys.executable, "-c", program], lock=lock, progress=told.append)
+    assert told == [
+        "downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
+        "downloading triton-3.7.1-cp311.whl (197.7 MB)",
+    ]
+    assert done.code == 3
+    assert len(done.tail) == closure.TAIL_LINES
+    assert done.tail[-1] == "line 39"
+
+
+def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Path) -> None:
+    def interrupt(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    command = ["sh", "-c", 'echo "  Downloading big (99 MB)"; exec sleep 60']
+    started = time.monotonic()
+    with closure.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
+        closure.run(command, lock=lock, progress=interrupt)
+    assert time.monotonic() - started < 10
+
+
+def test_the_marker_says_what_was_installed(home: Path, pip: PretendedPip) -> None:
+    envs.ensure("0.5.13", quiet)
+    marker = json.loads((home / "engines" / "0.5.13" / closure.MARKER).read_text())
+    assert marker["version"] == "0.5.13"
+    assert marker["closure"] == closure.key()
+    assert marker["python"] == closure.python_tag()
+    assert len(marker["record"]) == 64
+
+
+@pytest.mark.parametrize(("versions", "code"), [((), 0), (("0.5.13",), 0), (("0.5.9",), 2)])
+def test_the_exit_code_of_the_module_follows_the_table(pip: PretendedPip, versions: tuple[str, ...], code: int) -> None:
+    assert envs.main(versions) == code
+
+
+def test_a_failed_installation_is_our_own_fault_to_the_caller(
+    pip: PretendedPip, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip.fail = lambda command: closure.Finished(code=1)
+    assert envs.main(["0.5.13"]) == 4
+    assert "could not make a virtual environment" in capsys.readouterr().err

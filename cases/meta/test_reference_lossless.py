@@ -1,0 +1,131 @@
+"""Losslessness: what a verify commits is the greedy text, whatever the draft proposed."""
+
+import random
+
+import pytest
+import torch
+
+from cases.checkpoints import Recipe, make, make_recipe
+from harness.types import RequestSpec, SpecConfig
+from reference.chain import Forced, draft
+from reference.model import DraftHead, Target
+from reference.session import ReferenceSession
+from reference.tree import build_tree, with_depths
+from reference.turns import Reading, verify_hidden
+from reference.verify import greedy_walk
+
+torch.set_num_threads(1)
+
+SPECS = [SpecConfig(k=3, t=1, n=4), SpecConfig(k=1, t=1, n=2), SpecConfig(k=3, t=3, n=8), SpecConfig(k=2, t=4, n=5)]
+SPEC_IDS = [f"k{spec.k}t{spec.t}n{spec.n}" for spec in SPECS]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
+    return DraftHead.load(pair.draft, Target.load(pair.target))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    recipe = Recipe(name="small", seed=9, vocab=12, hidden=16, intermediate=16, head_dim=8, layers=2)
+    pair = make_recipe(recipe, tmp_path_factory.mktemp("pairs"))
+    return DraftHead.load(pair.draft, Target.load(pair.target))
+
+
+def _request(rng):
+    prompt = tuple(rng.randrange(510) for _ in range(rng.randint(1, 40)))
+    return RequestSpec(rid="r0", prompt=prompt, max_new_tokens=rng.randint(1, 24))
+
+
+def test_thousands_of_random_verifies_are_lossless(small):
+    """Rounds at every place of a greedy text, with the head's own trees: the walk commits the text, all of it."""
+    rng, vocab, cases, lengths = random.Random(4), small.target.config.vocab, 0, set()
+    session = ReferenceSession(small.target, small, SPECS[0])
+    with torch.inference_mode():
+        for _ in range(60):
+            k, t = rng.randint(1, 5), rng.randint(1, 4)
+            n = k + 1 if t == 1 else rng.randint(2, 1 + t + (k - 1) * t * t)
+            prompt = [rng.randrange(vocab) for _ in range(rng.randint(1, 6))]
+            text = session.generate(prompt, 48)
+            reading = Reading.of(small, prompt + text)
+            starts = list(range(len(prompt), len(prompt) + len(text) - 7))
+            chains = draft(small, reading.trunk(), [(c, Forced()) for c in starts], k=k, t=t)
+            trees = [
+                (c, build_tree(int(reading.tokens[c]), chain.candidates, n))
+                for c, chain in zip(starts, chains, strict=True)
+            ]
+            for (c, tree), hidden in zip(trees, verify_hidden(small.target, reading.tokens, trees), strict=True):
+                choices = small.target.logits(hidden).argmax(-1).tolist()
+                walk = greedy_walk(tree.tokens, tree.parents, choices)
+                assert list(walk.tokens) == reading.tokens[c + 1 : c + 1 + len(walk.tokens)].tolist()
+                cases += 1
+                lengths.add(len(walk.tokens))
+    assert cases > 2000
+    assert lengths >= {1, 2, 3, 4, 5}, "a lossless walk that accepts nothing would prove little"
+
+
+def test_thousands_of_random_trees_are_lossless_under_any_target():
+    """A made-up target (the next token is a hash of the whole text) and random trees, half of them made to agree."""
+    rng, lengths = random.Random(5), set()
+
+    def target(text):
+        return hash((17, *text)) % 3
+
+    for _ in range(5000):
+        prompt = [rng.randrange(3) for _ in range(rng.randint(1, 5))]
+        tokens, parents, texts = [prompt[-1]], [-1], [prompt]
+        for _ in range(rng.randint(1, 11)):
+            parent = rng.randrange(len(tokens))
+            token = target(texts[parent]) if rng.random() < 0.5 else rng.randrange(3)
+            if (parent, token) in zip(parents, tokens, strict=True):
+                continue  # a draft row never proposes one token twice
+            tokens.append(token)
+            parents.append(parent)
+            texts.append([*texts[parent], token])
+        walk = greedy_walk(tokens, parents, [target(text) for text in texts])
+        text = list(prompt)
+        for token in walk.tokens:
+            assert token == target(text)
+            text.append(token)
+        lengths.add(len(walk.tokens))
+    assert lengths >= {1, 2, 3, 4}
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
+def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec):
+    session = ReferenceSession(tiny.target, tiny, spec)
+    rng = random.Random(6)
+    for index in range(5):
+        plain = _request(rng)
+        text = session.generate(plain.prompt, plain.max_new_tokens)
+        trace = session.speculate(plain, chunk=rng.choice([None, 1, 5, 16]))
+        assert list(trace.ends[0].output_ids) == text
+        assert trace.ends[0].reason == "length"
+        stop = text[rng.randrange(len(text))]
+        stopping = plain.model_copy(update={"stop_ids": (stop,)})
+        expected = session.generate(plain.prompt, plain.max_new_tokens, (stop,))
+        assert expected == text[: text.index(stop) + 1]
+        end = session.speculate(stopping).ends[0]
+        assert (end.reason, list(end.output_ids)) == ("stop", expected), index
+
+
+def test_margins_are_the_distance_to_the_next_best_token(tiny):
+    session = ReferenceSession(tiny.target, tiny, SPECS[0])
+    made = session.generate_with_margins([5, 6, 7], 6)
+    text = [5, 6, 7, *made.tokens]
+    for index, margin in enumerate(made.margins):
+        logits = tiny.target.logits(tiny.target.forward(torch.tensor(text[: 3 + index])))[-1]
+        others = torch.cat((logits[: made.tokens[index]], logits[made.tokens[index] + 1 :]))
+        assert margin == pytest.approx(float(logits[made.tokens[index]] - others.max()), abs=1e-5)
+        assert margin > 0
+
+
+def test_a_batch_of_trees_answers_as_each_path_alone(small):
+    text = torch.randint(12, (10,), generator=torch.Generator().manual_seed(1))
+    tree = with_depths((int(text[4]), 3, 8, 1, 2), (-1, 0, 0, 2, 3))
+    other = with_depths((int(text[7]), 5), (-1, 0))
+    first, second = verify_hidden(small.target, text, [(4, tree), (7, other)])
+    for hidden, committed, tokens in [(first[1], 4, [3]), (first[4], 4, [8, 1, 2]), (second[1], 7, [5])]:
+        alone = small.target.forward(torch.cat((text[: committed + 1], torch.tensor(tokens))))[-1]
+        assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)

@@ -1,0 +1,180 @@
+"""The reference models against Hugging Face transformers, which share no code with them."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from cases.checkpoints import RECIPES, make
+from reference.model import CheckpointError, DraftHead, Target, causal
+
+torch.set_num_threads(1)
+
+#: The limit the issue sets for float32 logits and hidden states.
+CLOSE = 1e-5
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("pairs")
+
+
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def pair(request, root):
+    return make(request.param, root)
+
+
+def tokens_of(length, vocab, seed=0):
+    return torch.randint(vocab, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+def assert_like_hf(target, hf, tokens):
+    with torch.no_grad():
+        theirs = hf(tokens[None], output_hidden_states=True)
+    states = target.hidden_states(tokens)
+    assert len(states) == len(theirs.hidden_states)
+    for index, (mine, other) in enumerate(zip(states, theirs.hidden_states, strict=True)):
+        assert torch.allclose(mine, other[0], rtol=0, atol=CLOSE), f"hidden state {index} differs from HF"
+    assert torch.allclose(target.logits(states[-1]), theirs.logits[0], rtol=0, atol=CLOSE), "logits differ from HF"
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 200])
+def test_target_logits_and_every_hidden_state_equal_hf(pair, length):
+    hf = AutoModelForCausalLM.from_pretrained(pair.target, attn_implementation="eager")
+    target = Target.load(pair.target)
+    assert_like_hf(target, hf, tokens_of(length, target.config.vocab, seed=length))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"tie_word_embeddings": True},
+        {"num_key_value_heads": 1, "rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+        {"num_key_value_heads": 4, "head_dim": 8, "rms_norm_eps": 1e-3},
+    ],
+    ids=["tied", "one-kv-head", "wide-eps"],
+)
+def test_target_reads_any_plain_llama_that_hf_saves(tmp_path, options):
+    torch.manual_seed(3)
+    shape = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    hf = LlamaForCausalLM(LlamaConfig(**shape, num_attention_heads=4, initializer_range=0.3, **options)).eval()
+    for name, weight in hf.named_parameters():
+        if "norm" in name:  # HF starts them at one, which would hide a norm that ignores its weight
+            torch.nn.init.uniform_(weight, 0.5, 1.5)
+    hf.save_pretrained(tmp_path)
+    assert_like_hf(Target.load(tmp_path), hf, tokens_of(20, 50))
+
+
+def test_draft_head_equals_an_hf_decoder_layer_without_its_input_norm(pair):
+    target = Target.load(pair.target)
+    head = DraftHead.load(pair.draft, target)
+    config = LlamaConfig.from_pretrained(pair.draft, attn_implementation="eager")
+    layer = LlamaDecoderLayer(config, layer_idx=0)
+    weights = {
+        name.removeprefix("layers.0."): value
+        for name, value in _tensors(pair.draft).items()
+        if name.startswith("layers.0.")
+    }
+    missing, unexpected = layer.load_state_dict(weights, strict=False)
+    assert (missing, unexpected) == (["input_layernorm.weight"], [])
+    layer.input_layernorm = torch.nn.Identity()
+    tokens, hidden = tokens_of(40, target.config.vocab), torch.randn(40, target.config.hidden)
+    fc = _tensors(pair.draft)
+    x = torch.cat((target.embed[tokens], hidden), dim=-1) @ fc["fc.weight"].T + fc["fc.bias"]
+    positions = torch.arange(40)
+    bias = torch.zeros(40, 40).masked_fill(~causal(40), float("-inf"))[None, None]
+    with torch.no_grad():
+        theirs = layer(
+            x[None], attention_mask=bias, position_embeddings=LlamaRotaryEmbedding(config)(x, positions[None])
+        )
+    mine = head.forward(tokens, hidden, positions, causal(40))
+    assert torch.allclose(mine, theirs[0], rtol=0, atol=CLOSE), "the draft head differs from fc + HF layer"
+    assert torch.equal(head.logits(mine), target.logits(mine)), "the draft must speak through the target's head"
+
+
+def _tensors(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+def test_float64_agrees_with_float32_far_below_a_margin(pair):
+    single, double = Target.load(pair.target), Target.load(pair.target, torch.float64)
+    tokens = tokens_of(100, single.config.vocab)
+    a, b = single.logits(single.forward(tokens)), double.logits(double.forward(tokens))
+    assert b.dtype == torch.float64
+    assert torch.allclose(a.double(), b, rtol=0, atol=1e-4)
+
+
+def test_a_row_sees_nothing_after_it(pair):
+    target = Target.load(pair.target, torch.float64)
+    tokens = tokens_of(30, target.config.vocab)
+    whole, prefix = target.forward(tokens), target.forward(tokens[:11])
+    assert torch.allclose(whole[:11], prefix, rtol=0, atol=1e-12)
+
+
+def test_only_relative_positions_matter_and_they_do(pair):
+    target = Target.load(pair.target, torch.float64)
+    tokens, positions = tokens_of(30, target.config.vocab), torch.arange(30)
+    plain = target.forward(tokens)
+    assert torch.allclose(target.forward(tokens, positions + 5), plain, rtol=0, atol=1e-10)
+    moved = positions + (positions >= 29)
+    assert (target.forward(tokens, moved) - plain)[29].abs().max() > 1e-2
+
+
+def copy_pair(pair, place):
+    shutil.copytree(pair.root, place)
+    return place / "target", place / "draft"
+
+
+def edit_config(folder, **changes):
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MixtralForCausalLM"]}, ["architectures", "Mixtral", "LlamaForCausalLM"]),
+        ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_type", "yarn", "default"]),
+        ({"attention_bias": True}, ["attention_bias", "True", "False"]),
+        ({"hidden_size": 32, "head_dim": 32}, ["embed_tokens", "(512, ", "expected (512, 32)"]),
+        ({"num_hidden_layers": 9}, ["no tensor", "layers.3", "expected shape"]),
+    ],
+)
+def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair, tmp_path, changes, words):
+    target, _ = copy_pair(pair, tmp_path / "copy")
+    edit_config(target, **changes)
+    with pytest.raises(CheckpointError) as caught:
+        Target.load(target)
+    assert all(word in str(caught.value) for word in [str(target), *words]), str(caught.value)
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
+def test_a_draft_of_another_size_is_not_a_pair(pair, tmp_path, field):
+    _, draft = copy_pair(pair, tmp_path / "copy")
+    edit_config(draft, **{field: 17})
+    with pytest.raises(CheckpointError, match=r"17; expected the target's \d+: not a pair"):
+        DraftHead.load(draft, Target.load(pair.target))
+
+
+def test_target_and_draft_cannot_be_swapped(pair):
+    with pytest.raises(CheckpointError, match="LlamaForCausalLMEagle"):
+        Target.load(pair.draft)
+    with pytest.raises(CheckpointError, match="architectures"):
+        DraftHead.load(pair.target, Target.load(pair.target))
+
+
+def test_missing_and_damaged_files_are_named(pair, tmp_path):
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        Target.load(tmp_path / "nowhere")
+    target, _ = copy_pair(pair, tmp_path / "copy")
+    (target / "model.safetensors").write_bytes(b"not a tensor file")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        Target.load(target)
+    (target / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=r"no .*safetensors file"):
+        Target.load(target)

@@ -1,0 +1,350 @@
+"""Replay and free running: faithful to the row contract, free of cascades, and unbreakable by a bad trace."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cases.checkpoints import make
+from harness.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
+from harness.types import Op, RequestSpec, Scenario, SpecConfig
+from reference.model import DraftHead, Target
+from reference.session import ReferenceSession
+
+torch.set_num_threads(1)
+
+SPECS = [SpecConfig(k=3, t=1, n=4), SpecConfig(k=1, t=1, n=2), SpecConfig(k=3, t=3, n=8), SpecConfig(k=2, t=4, n=5)]
+SPEC_IDS = [f"k{spec.k}t{spec.t}n{spec.n}" for spec in SPECS]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
+    return DraftHead.load(pair.draft, Target.load(pair.target))
+
+
+def request_of(rng, vocab=510, *, rid="r0", longest=40, new=12, **more):
+    prompt = tuple(rng.randrange(vocab) for _ in range(rng.randint(1, longest)))
+    return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, **more)
+
+
+def scenario_of(spec, *requests):
+    submit = Op(kind="submit", rids=tuple(request.rid for request in requests))
+    return Scenario(name="hand-made", spec=spec, requests=requests, script=(submit, Op(kind="drain", count=200)))
+
+
+def run(head, spec, seed=0, **more):
+    """A session, one request, and its free-running trace, which stands in for an engine's."""
+    session = ReferenceSession(head.target, head, spec)
+    request = request_of(random.Random(seed), **more)
+    return session, request, session.speculate(request, chunk=7)
+
+
+def by_key(trace):
+    keys = [trace.rows.key(i) for i in range(len(trace.rows))]
+    assert len(set(keys)) == len(keys), "a key must not repeat"
+    return dict(zip(keys, range(len(keys)), strict=True))
+
+
+def edited(trace, keep=lambda rows, i: True, change=lambda rows, i, values: None):
+    """A copy of a trace with rows left out or changed in place."""
+    rows, builder = trace.rows, RowBuilder()
+    for i in range(len(rows)):
+        if keep(rows, i):
+            columns = (rows.ints, rows.strings, rows.floats, rows.lists)
+            values = {name: column[i] for group in columns for name, column in group.items()}
+            change(rows, i, values)
+            builder.add(**values)
+    return replace(trace, rows=builder.build())
+
+
+def assert_same_rows(mine, other, *, but=()):
+    """Every key on both sides, every integer equal, every float close."""
+    a, b = by_key(mine), by_key(other)
+    assert a.keys() == b.keys()
+    for key in a:
+        i, j = a[key], b[key]
+        for name in INT_COLUMNS:
+            if name.startswith("hidden_"):
+                assert_same_hidden(mine, other, name, i, j)
+            elif name not in but:
+                assert mine.rows.ints[name][i] == other.rows.ints[name][j], (key, name)
+        for name in FLOAT_COLUMNS:
+            np.testing.assert_allclose(mine.rows.floats[name][i], other.rows.floats[name][j], atol=1e-4)
+        for name in LIST_COLUMNS:
+            np.testing.assert_allclose(mine.rows.lists[name][i], other.rows.lists[name][j], atol=1e-4, err_msg=name)
+
+
+def assert_same_hidden(mine, other, name, i, j):
+    phase = mine.rows.strings["phase"][i]
+    x, y = int(mine.rows.ints[name][i]), int(other.rows.ints[name][j])
+    assert (x < 0) == (y < 0)
+    if x >= 0:
+        a, b = mine.tensors[f"{name}.{phase}"][x], other.tensors[f"{name}.{phase}"][y]
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
+def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
+    _, request, trace = run(tiny, spec, seed=1, longest=30)
+    first_chosen = [i for i in range(len(trace.rows)) if trace.rows.strings["phase"][i] == "PREFILL"][-1]
+    full = [*request.prompt, int(trace.rows.lists["chosen_ids"][first_chosen][0])]
+    by = by_key(trace)
+    full += [int(trace.rows.ints["input_id"][i]) for key, i in by.items() if key.phase == "ACCEPT"]
+    seen = set()
+    for key, i in by.items():
+        row = {name: int(column[i]) for name, column in trace.rows.ints.items()}
+        seen.add(key.phase)
+        assert row["cache_slot"] == -1
+        if key.phase == "PREFILL":
+            assert (row["position"], row["input_id"]) == (key.committed + key.slot, full[key.committed + key.slot])
+        elif key.phase in ("DRAFT_PREFILL", "EXTEND"):
+            assert row["position"] == key.committed + key.slot
+            assert row["input_id"] == full[row["position"] + 1]
+        elif key.phase == "DRAFT":
+            assert row["position"] == key.committed + key.step
+            assert len(trace.rows.lists["chosen_ids"][i]) == len(trace.rows.lists["chosen_probs"][i]) == spec.t
+        elif key.phase == "VERIFY" and key.slot == 0:
+            assert (row["position"], row["parent"]) == (key.committed, -1)
+            assert row["input_id"] == full[key.committed]
+        elif key.phase == "ACCEPT":
+            assert row["position"] == -1
+            assert row["input_id"] == full[key.committed + 1 + key.slot]
+    assert seen == {"PREFILL", "DRAFT_PREFILL", "VERIFY", "ACCEPT", "EXTEND"} | ({"DRAFT"} if spec.k > 1 else set())
+    for record in (record for record in trace.rounds if record.mode == "DECODE"):
+        counts = dict.fromkeys(("DRAFT", "VERIFY", "ACCEPT", "EXTEND"), 0)
+        for key in by:
+            if key.committed == record.starts[0] and key.phase in counts:
+                counts[key.phase] += 1
+        expected = (spec.t * (spec.k - 1), spec.n, record.lens[0], record.lens[0])
+        assert tuple(counts.values()) == expected
+
+
+def test_hidden_states_link_the_phases(tiny):
+    """What the target said of a token is what the draft is handed for it, in a chunk and after a verify."""
+    _, _, trace = run(tiny, SPECS[2], seed=2)
+    by = by_key(trace)
+
+    def hidden(name, i):
+        return trace.tensors[f"{name}.{trace.rows.strings['phase'][i]}"][trace.rows.ints[name][i]]
+
+    for key, i in by.items():
+        if key.phase == "DRAFT_PREFILL":
+            source = by[replace(key, phase="PREFILL")]
+        elif key.phase == "EXTEND":
+            node = int(trace.rows.ints["parent"][by[replace(key, phase="ACCEPT")]])
+            source = by[replace(key, phase="VERIFY", slot=node)]
+        else:
+            continue
+        np.testing.assert_allclose(hidden("hidden_in", i), hidden("hidden_out", source), atol=1e-5)
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=SPEC_IDS)
+def test_replaying_its_own_speculation_gives_the_same_rows(tiny, spec):
+    for seed in range(3):
+        session, request, trace = run(tiny, spec, seed=seed)
+        replayed = session.replay(scenario_of(spec, request), trace)
+        assert_same_rows(replayed, trace)
+        assert replayed.events == ()
+        assert replayed.side == "reference"
+
+
+def test_replay_reads_no_positions_hidden_states_logits_or_slots(tiny):
+    spec = SPECS[2]
+    session, request, trace = run(tiny, spec)
+
+    def spoil(rows, i, values):
+        values |= {"position": 77, "cache_slot": 5, "hidden_in": 3, "hidden_out": 2, "lse": 1.0, "committed": 0}
+        values |= {"top_ids": [1], "top_logits": [9.0], "chosen_probs": [0.5]}
+
+    spoiled = replace(edited(trace, change=spoil), tensors={})
+    assert_same_rows(session.replay(scenario_of(spec, request), spoiled), trace)
+
+
+def test_one_odd_proposal_is_one_difference_and_no_cascade(tiny):
+    """An engine that proposes a second-best token once, and goes on from it, differs in that row's choice alone."""
+    spec, odd = SPECS[0], 3
+    session, request, trace = run(tiny, spec, seed=3, new=20)
+    c = [record.starts[0] for record in trace.rounds if record.mode == "DECODE"][1]
+
+    def propose(rows, i, values):
+        phase, step = values["phase"], values["step"]
+        if values["committed"] == c and phase == "DRAFT" and step == 0:
+            values["chosen_ids"] = [odd]
+        if values["committed"] == c and ((phase, step) == ("DRAFT", 1) or (phase, values["slot"]) == ("VERIFY", 2)):
+            values["input_id"] = odd
+
+    engine = edited(trace, change=propose)
+    replayed = session.replay(scenario_of(spec, request), engine)
+    theirs, mine = by_key(engine), by_key(replayed)
+    different = {
+        (key.phase, key.step, name)
+        for key in theirs.keys() & mine.keys()
+        for name in ("input_id", "position", "parent")
+        if engine.rows.ints[name][theirs[key]] != replayed.rows.ints[name][mine[key]]
+    }
+    assert different == set(), "inputs follow from what was proposed"
+    chosen = {
+        (key.committed, key.phase, key.step)
+        for key in theirs.keys() & mine.keys()
+        if key.phase == "DRAFT"
+        and list(engine.rows.lists["chosen_ids"][theirs[key]]) != list(replayed.rows.lists["chosen_ids"][mine[key]])
+    }
+    assert (c, "DRAFT", 0) in chosen
+    assert all(entry[0] == c for entry in chosen), "no other round is touched"
+
+
+def merged(*traces):
+    """Traces of different requests as one engine would have recorded them, rounds made distinct."""
+    builder, rounds, ends, tensors = RowBuilder(), [], [], {}
+    for trace in traces:
+        base, shift = len(rounds), {name: len(tensors.get(name, ())) for name in trace.tensors}
+        for i in range(len(trace.rows)):
+            groups = (trace.rows.ints, trace.rows.strings, trace.rows.floats, trace.rows.lists)
+            values = {name: column[i] for group in groups for name, column in group.items()}
+            for name in ("hidden_in", "hidden_out"):
+                if values[name] >= 0:
+                    values[name] += shift[f"{name}.{values['phase']}"]
+            builder.add(**values | {"round": values["round"] + base, "tick": values["tick"] + base})
+        for name, tensor in trace.tensors.items():
+            tensors[name] = np.concatenate([tensors[name], tensor]) if name in tensors else tensor
+        rounds += [replace(record, index=record.index + base, tick=record.tick + base) for record in trace.rounds]
+        ends += trace.ends
+    return Trace(
+        side="engine",
+        scenario_id="x",
+        header={},
+        rows=builder.build(),
+        rounds=tuple(rounds),
+        ends=tuple(ends),
+        tensors=tensors,
+    )
+
+
+def two_requests(head, spec):
+    session, rng = ReferenceSession(head.target, head, spec), random.Random(8)
+    requests = [request_of(rng, rid=rid) for rid in ("a", "b")]
+    engine = merged(*(session.speculate(request, chunk=9) for request in requests))
+    return session, scenario_of(spec, *requests), engine
+
+
+def test_requests_are_replayed_each_as_if_alone(tiny):
+    session, scenario, engine = two_requests(tiny, SPECS[2])
+    assert_same_rows(session.replay(scenario, engine), engine)
+
+
+def test_a_request_with_unknown_tokens_stops_and_the_others_go_on(tiny):
+    session, scenario, engine = two_requests(tiny, SPECS[0])
+    decodes = [record for record in engine.rounds if record.mode == "DECODE" and record.rids == ("a",)]
+    lost = decodes[1]
+    broken = edited(
+        engine,
+        keep=lambda rows, i: not (rows.strings["phase"][i] == "ACCEPT" and rows.ints["round"][i] == lost.index),
+    )
+    replayed = session.replay(scenario, broken)
+    (event,) = replayed.events
+    assert event.name == "reference_stopped"
+    assert (event.data["rid"], event.data["round"]) == ("a", lost.index)
+    assert "committed" in event.data["why"]
+    full, kept = by_key(engine), by_key(replayed)
+    assert {key for key in kept if key.rid == "b"} == {key for key in full if key.rid == "b"}
+    rounds = {int(replayed.rows.ints["round"][i]) for key, i in kept.items() if key.rid == "a"}
+    assert max(rounds) == lost.index, "what the round itself needs is still derived"
+    phases = {key.phase for key in kept if key.committed == lost.starts[0] and key.rid == "a"}
+    assert phases >= {"DRAFT", "VERIFY", "ACCEPT"}
+    assert not any(key.phase == "EXTEND" and key.committed == lost.starts[0] and key.rid == "a" for key in kept)
+
+
+def test_no_damage_to_a_trace_breaks_the_reference(tiny):
+    session, scenario, engine = two_requests(tiny, SPECS[2])
+    rng = random.Random(11)
+    fields = ("input_id", "parent", "slot", "step", "round")
+    for _ in range(40):
+        share = rng.choice([0.02, 0.2, 0.9])
+
+        def spoil(rows, i, values, share=share):
+            if rng.random() < share:
+                values[rng.choice(fields)] = rng.choice([-7, -1, 0, 1, 5, 600, 10**9])
+            if rng.random() < share:
+                values["chosen_ids"] = [rng.choice([-3, 4, 4, 9999]) for _ in range(rng.randint(0, 4))]
+
+        broken = edited(engine, keep=lambda rows, i, share=share: rng.random() > share / 4, change=spoil)
+        rounds = list(broken.rounds)
+        for index in range(len(rounds)):
+            if rng.random() < share / 4:
+                rounds[index] = replace(
+                    rounds[index],
+                    starts=(rng.randint(-2, 60),),
+                    lens=(rng.randint(-2, 60),),
+                    final=(rng.random() < 0.5,),
+                    mode=rng.choice(["PREFILL", "DECODE", "IDLE", "PREBUILT"]),
+                )
+        session.replay(scenario, replace(broken, rounds=tuple(rounds)))
+
+
+def test_a_retracted_request_starts_again_from_everything_it_has(tiny):
+    spec = SPECS[0]
+    session, request, before = run(tiny, spec, seed=4, new=20)
+    decodes = [record for record in before.rounds if record.mode == "DECODE"]
+    cut = decodes[2]
+    known = decodes[3].starts[0] + 1
+    text = [*request.prompt, *before.ends[0].output_ids][:known]
+    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
+    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
+    again = request.model_copy(update={"prompt": tuple(text), "max_new_tokens": 20 - (known - len(request.prompt))})
+    second = session.speculate(again, chunk=6)
+    second = edited(second, change=lambda rows, i, values: values.update(epoch=1))
+    second = replace(second, rounds=tuple(replace(record, epochs=(1,)) for record in second.rounds))
+    engine = merged(first, second)
+    replayed = session.replay(scenario_of(spec, request), engine)
+    assert replayed.events == ()
+    assert_same_rows(replayed, engine)
+
+
+def test_a_cached_prefix_is_not_expected_again(tiny):
+    spec = SPECS[0]
+    session, request, trace = run(tiny, spec, seed=5, longest=40)
+    assert len(request.prompt) > 14
+    cached = edited(trace, keep=lambda rows, i: rows.ints["round"][i] >= 2)
+    cached = replace(cached, rounds=trace.rounds[2:])
+    assert cached.rounds[0].starts == (14,)
+    assert_same_rows(session.replay(scenario_of(spec, request), cached), cached)
+
+
+def test_proposals_nobody_needs_are_expected_only_where_the_engine_made_them(tiny):
+    spec = SPECS[0]
+    session, request, trace = run(tiny, spec, seed=6)
+    last = trace.rounds[-1].index
+    short = edited(
+        trace, keep=lambda rows, i: not (rows.strings["phase"][i] == "EXTEND" and rows.ints["round"][i] == last)
+    )
+    assert_same_rows(session.replay(scenario_of(spec, request), short), short)
+    running = replace(short, ends=())
+    replayed = session.replay(scenario_of(spec, request), running)
+    missing = by_key(replayed).keys() - by_key(running).keys()
+    assert {key.phase for key in missing} == {"EXTEND"}, "a request that goes on does need them"
+
+
+def test_tensor_parallel_ranks_are_one_round(tiny):
+    spec = SPECS[0]
+    session, request, trace = run(tiny, spec, seed=7)
+    twice = tuple(replace(record, tp_rank=rank) for record in trace.rounds for rank in (1, 0))
+    assert_same_rows(session.replay(scenario_of(spec, request), replace(trace, rounds=twice)), trace)
+
+
+def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
+    spec = SPECS[0]
+    session, request, trace = run(tiny, spec, seed=5, longest=40)
+    ended = (RequestEnd(rid=request.rid, tick=1, reason="abort", output_ids=()),)
+    cut = edited(trace, keep=lambda rows, i: rows.ints["round"][i] < 2)
+    cut = replace(cut, rounds=trace.rounds[:2], ends=ended)
+    replayed = session.replay(scenario_of(spec, request), cut)
+    assert_same_rows(replayed, cut)
+    assert replayed.events == ()
+
+
+def test_an_algorithm_that_is_not_built_is_refused(tiny):
+    with pytest.raises(ValueError, match="'EAGLE3'; the reference builds only 'EAGLE'"):
+        ReferenceSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))

@@ -1,0 +1,109 @@
+"""Whether a verdict has anything behind it: the handshake, the situations asked for, the values really compared.
+
+Nothing here can fail a scenario; it can only keep a PASS from being empty. "Nothing to compare" is never a pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cases.situations import SITUATIONS, coverage
+from harness.checks.evidence import Evidence
+from harness.types import Phase
+
+#: Subject of a replaced operation -> counters that then prove nothing about the engine.
+SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
+
+#: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
+OWN_KERNEL = "flag"
+
+ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
+WHEN_DECODING = ("parents", "accepts")
+WITH_REFERENCE = ("hidden_rows", "logits", "proposals")
+
+
+def check_handshake(evidence: Evidence) -> list[str]:
+    """Reasons for UNKNOWN in the trace header.
+
+    header['hooks_missing'] lists wrap points the probe did not find; those also in 'hooks_optional' do not count.
+    """
+    header = evidence.engine.header
+    if not header.get("release"):
+        return ["no handshake: the engine trace header names no release"]
+    missing = sorted(set(header.get("hooks_missing") or ()) - set(header.get("hooks_optional") or ()))
+    reasons = [f"the probe found no place for {', '.join(missing)} in release {header['release']}"] if missing else []
+    if evidence.engine.scenario_id != evidence.scenario.id:
+        reasons.append(f"trace of scenario {evidence.engine.scenario_id}, judged as {evidence.scenario.id}")
+    return reasons
+
+
+def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
+    """(counters that do not count, what to say) for operations that a stand-in replaced."""
+    exempt: set[str] = set()
+    notes = []
+    for entry in evidence.engine.header.get("replaced") or ():
+        subject = str(entry.get("subject", ""))
+        if subject in SUBJECTS and entry.get("by") != OWN_KERNEL:
+            exempt.update(SUBJECTS[subject])
+            notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {entry.get('by', '?')})")
+    return frozenset(exempt), notes
+
+
+def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], list[str]]:
+    """(situation -> times it happened, reasons for UNKNOWN)."""
+    seen = coverage(evidence.scenario, evidence.engine)
+    reasons = []
+    for name in evidence.scenario.wants:
+        if name not in SITUATIONS:
+            reasons.append(f"asked for {name}, which is no known situation")
+        elif not seen.get(name):
+            reasons.append(f"asked for {name}, never happened: {SITUATIONS[name].meaning}")
+    return seen, reasons
+
+
+def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozenset[str]) -> list[str]:
+    """Reasons for UNKNOWN where something that must have been compared was not."""
+    return [
+        *(f"nothing compared: {name}" for name in _due(evidence) if name not in exempt and not compared.get(name)),
+        *_empty_phases(evidence),
+        *_silent_requests(evidence),
+    ]
+
+
+def _modes(evidence: Evidence) -> set[str]:
+    return {record.mode for record in evidence.engine.rounds if record.rids}
+
+
+def _due(evidence: Evidence) -> Iterator[str]:
+    yield from ALWAYS
+    if "DECODE" in _modes(evidence):
+        yield from WHEN_DECODING
+    if evidence.reference is not None:
+        yield from WITH_REFERENCE
+
+
+def _empty_phases(evidence: Evidence) -> Iterator[str]:
+    """Phases that ran by the batch records but left no aligned row."""
+    modes = _modes(evidence)
+    due = [Phase.PREFILL, Phase.DRAFT_PREFILL] if "PREFILL" in modes else []
+    if any(record.mode == "DECODE" and any(record.lens) for record in evidence.engine.rounds):
+        due += [Phase.DRAFT] if evidence.scenario.spec.k > 1 else []
+        due += [Phase.VERIFY, Phase.ACCEPT]
+    if not due:
+        yield "nothing to compare: no batch with a request"
+    rows = evidence.engine.rows.strings["phase"]
+    present = set(rows[evidence.aligned.engine] if evidence.aligned is not None else rows)
+    for phase in due:
+        if phase not in present:
+            yield f"nothing to compare: no {phase} row" + (" on both sides" if evidence.aligned is not None else "")
+
+
+def _silent_requests(evidence: Evidence) -> Iterator[str]:
+    """Requests that were never answered, or answered with nothing."""
+    ends = {end.rid: end for end in evidence.engine.ends}
+    for request in evidence.scenario.requests:
+        end = ends.get(request.rid)
+        if end is None:
+            yield f"request {request.rid} never ended"
+        elif not end.output_ids and end.reason != "abort":
+            yield f"request {request.rid} produced no tokens"

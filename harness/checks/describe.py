@@ -1,0 +1,146 @@
+"""One divergence as a person reads it: what, where, observed against expected, what it means.
+
+This module must not decide anything, and must not know where a run is stored.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness.checks.findings import Finding
+from harness.types import Divergence, Kind, Phase, Policy, Scenario
+
+SUBJECT: dict[str, str] = {
+    Phase.PREFILL: "target prefill",
+    Phase.DRAFT_PREFILL: "draft prefill",
+    Phase.DRAFT: "draft",
+    Phase.VERIFY: "verify",
+    Phase.ACCEPT: "accept",
+    Phase.EXTEND: "draft extend",
+    Phase.IDLE: "idle",
+    Phase.PREBUILT: "prebuilt batch",
+}
+
+WHAT: dict[Kind, str] = {
+    Kind.TOKEN: "token differs",
+    Kind.POSITION: "position differs",
+    Kind.PARENT: "parent differs",
+    Kind.ACCEPT: "walk differs",
+    Kind.EXTEND_INPUT: "input is not the next token",
+    Kind.CACHE_SLOT: "cache slot is wrong",
+    Kind.NUMERIC: "values differ",
+    Kind.SHAPE: "shape differs",
+    Kind.MISSING_ROW: "row is missing",
+    Kind.EXTRA_ROW: "row is one too many",
+    Kind.LOCKSTEP: "forwards differ between ranks",
+    Kind.LEAK: "pool level differs",
+    Kind.CRASH: "engine crashed",
+    Kind.HANG: "engine hangs",
+    Kind.NONDETERMINISM: "two runs differ",
+}
+
+#: Plain words for hints that a stranger would not understand.
+RELATION: dict[str, str] = {
+    "one-ahead": "one ahead",
+    "one-behind": "one behind",
+    "chunk-tail": "last row of a non-final chunk; the next prompt token was already known",
+    "chunk-tail-target-guess": (
+        "last row of a non-final chunk: the target's own guess for that place, although the prompt token was known"
+    ),
+    "final-tail": "last row of the final chunk",
+    "not-rotated": "the row's own token: the input was not rotated",
+    "rotated-twice": "the token after the next: rotated twice",
+    "hidden_in-previous-row": "equals the reference's previous row",
+    "hidden_in-next-row": "equals the reference's next row",
+    "hidden_in-zeros": "all zeros",
+    "choice-runner-up": "the reference's neighbouring choice, but not within a tie",
+    "choice-outside-top": "not among the reference's recorded top logits",
+    "owned-by-another": "the slot belongs to another live request",
+    "shared-with-another": "two requests of one batch write this slot",
+    "own-slot-again": "the request overwrites its own committed row",
+    "draft-slot-differs": "draft and target write different slots for one position",
+    "too-many": "more than the walk or batch allows",
+    "too-few": "fewer than the walk allows",
+    "idle-width": "an idle rank carries states of another width",
+    "lost": "slots were never given back",
+    "freed-twice": "more came back than went out",
+}
+
+
+def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | None = None) -> str:
+    """Several lines, no trailing newline. With its finding, also how often and what explains it."""
+    lines = [f"{_title(divergence)}: {_where(divergence, scenario)}", f"  {_values(divergence)}"]
+    if divergence.policy is Policy.TIE and divergence.margin is not None:
+        lines.append(f"  reference margin between the two: {divergence.margin:.3g}")
+    if finding is not None:
+        lines += _elsewhere(divergence, finding)
+    if divergence.cause:
+        lines.append(f"  follows from {divergence.cause}")
+    return "\n".join(lines)
+
+
+def _title(divergence: Divergence) -> str:
+    if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):
+        return WHAT[divergence.kind]
+    return f"{SUBJECT.get(divergence.key.phase, divergence.key.phase)} {WHAT[divergence.kind]}"
+
+
+def _where(divergence: Divergence, scenario: Scenario) -> str:
+    key = divergence.key
+    words = [f"request {key.rid} on DP rank {key.dp_rank}" if key.rid else f"DP rank {key.dp_rank}"]
+    if key.committed >= 0:
+        words.append(f"committed length {key.committed}")
+    if key.epoch:
+        words.append(f"after retraction {key.epoch}")
+    if divergence.round >= 0:
+        words.append(f"round {divergence.round}")
+    if key.rid and key.committed >= 0:
+        words.append(_place(divergence, scenario))
+    return ", ".join(words)
+
+
+def _place(divergence: Divergence, scenario: Scenario) -> str:
+    key = divergence.key
+    if key.phase == Phase.DRAFT:
+        beam = f", beam {key.slot} of {scenario.spec.t}" if scenario.spec.t > 1 else ""
+        return f"draft step {key.step} of {scenario.spec.k - 1}{beam}"
+    if key.phase == Phase.VERIFY:
+        return f"tree node {key.slot} of {scenario.spec.n}"
+    if key.phase == Phase.ACCEPT:
+        return f"committed token {key.slot}"
+    return f"row {key.slot}"
+
+
+def _values(divergence: Divergence) -> str:
+    if divergence.kind is Kind.NUMERIC and isinstance(divergence.observed, dict):
+        return _numeric(divergence.observed, divergence.expected, divergence.hint)
+    relation = RELATION.get(divergence.hint, divergence.hint.replace("-", " "))
+    truth = "reference" if divergence.check in ("chain", "verify", "extend", "losslessness", "align") else "expected"
+    text = f"engine {divergence.observed}, {truth} {divergence.expected}"
+    return f"{text} ({relation})" if relation else text
+
+
+def _numeric(observed: dict[str, Any], expected: Any, hint: str) -> str:
+    """The vocabulary of torch.testing.assert_close."""
+    total = int(observed.get("of", 0))
+    wrong = int(observed.get("mismatched", 0))
+    share = f"{100 * wrong / total:.1f} %" if total else "?"
+    limit = expected.get("limit_abs") if isinstance(expected, dict) else expected
+    relation = RELATION.get(hint, hint.replace("-", " "))
+    return (
+        f"mismatched elements: {wrong} / {total} ({share}); {relation}\n"
+        f"  greatest absolute difference: {observed.get('greatest_abs')} at index {observed.get('at')} "
+        f"(up to {limit} allowed)\n"
+        f"  greatest relative difference: {observed.get('greatest_rel')} of the row's greatest value"
+    )
+
+
+def _elsewhere(divergence: Divergence, finding: Finding) -> list[str]:
+    lines = []
+    if finding.count > 1:
+        first = finding.first
+        here = first.key == divergence.key and first.round == divergence.round
+        place = "this is the first" if here else f"the first is round {first.round}, step {first.key.step}"
+        lines.append(f"  {finding.count - 1} more in this run; {place}; requests {', '.join(finding.rids)}")
+    lines.append(f"  signature {finding.signature}")
+    return lines

@@ -1,0 +1,139 @@
+"""What a check may look at: the scenario, both traces, their alignment, and the engine rows indexed by meaning.
+
+This module must not judge. It answers "which rows", "which token stands at index i" and "when", nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.align import Aligned, align
+from harness.batches import Part, Share, parts_of
+from harness.trace import Rows, Trace
+from harness.types import Divergence, Kind, Phase, Scenario
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One side's rows as plain lists (fast to index one by one) and grouped.
+
+    groups: share -> phase -> row numbers, sorted by (step, slot).
+    """
+
+    rows: Rows
+    rid: list[str]
+    phase: list[str]
+    ints: dict[str, list[int]]
+    groups: dict[Share, dict[str, list[int]]]
+
+    def of(self, share: Share, phase: Phase) -> list[int]:
+        """Row numbers of one share and phase, by (step, slot); empty if there are none."""
+        return self.groups.get(share, {}).get(phase, [])
+
+    def each(self, *phases: Phase) -> Iterator[tuple[Share, list[int]]]:
+        """Every (share, row numbers) of the given phases."""
+        for share, by_phase in self.groups.items():
+            for phase in phases:
+                if phase in by_phase:
+                    yield share, by_phase[phase]
+
+    def chosen(self, index: int) -> list[int]:
+        """What the side chose from row `index`."""
+        return [int(token) for token in self.rows.lists["chosen_ids"][index]]
+
+
+def tabulate(rows: Rows) -> Table:
+    """Index the rows of one side."""
+    ints = {name: column.tolist() for name, column in rows.ints.items()}
+    rid, phase = [str(r) for r in rows.strings["rid"]], [str(p) for p in rows.strings["phase"]]
+    groups: dict[Share, dict[str, list[int]]] = {}
+    shares = zip(ints["dp_rank"], rid, ints["epoch"], ints["committed"], strict=True)
+    for index, (share, name) in enumerate(zip(shares, phase, strict=True)):
+        groups.setdefault(share, {}).setdefault(name, []).append(index)
+    steps, slots = ints["step"], ints["slot"]
+    for by_phase in groups.values():
+        for indices in by_phase.values():
+            indices.sort(key=lambda index: (steps[index], slots[index]))
+    return Table(rows=rows, rid=rid, phase=phase, ints=ints, groups=groups)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """Everything the checks of one scenario read.
+
+    full: rid -> index -> token: prompt, then output, then tokens committed past the end of the output.
+    parts: (rid, epoch) -> the request's parts in order. last: rid -> its last part in any batch.
+    ended: rids with a RequestEnd. ticks: (dp_rank, round) -> tick.
+    """
+
+    scenario: Scenario
+    engine: Trace
+    reference: Trace | None
+    aligned: Aligned | None
+    table: Table
+    full: dict[str, dict[int, int]]
+    parts: dict[tuple[str, int], list[Part]]
+    last: dict[str, Part]
+    ended: frozenset[str]
+    ticks: dict[tuple[int, int], int]
+
+    def divergence(
+        self,
+        index: int,
+        *,
+        kind: Kind,
+        check: str,
+        expected: object,
+        observed: object,
+        hint: str = "",
+    ) -> Divergence:
+        """An EXACT divergence at engine row `index`."""
+        return Divergence(
+            kind=kind,
+            check=check,
+            key=self.table.rows.key(index),
+            round=self.table.ints["round"][index],
+            expected=expected,
+            observed=observed,
+            hint=hint,
+        )
+
+
+def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Evidence:
+    """Index both traces once, for all checks."""
+    table = tabulate(engine.rows)
+    parts = parts_of(engine)
+    return Evidence(
+        scenario=scenario,
+        engine=engine,
+        reference=reference,
+        aligned=None if reference is None else align(engine.rows, reference.rows),
+        table=table,
+        full=_full_sequences(scenario, engine, table, parts),
+        parts=parts,
+        last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
+        ended=frozenset(end.rid for end in engine.ends),
+        ticks={(record.dp_rank, record.index): record.tick for record in engine.rounds},
+    )
+
+
+def _full_sequences(
+    scenario: Scenario, engine: Trace, table: Table, parts: dict[tuple[str, int], list[Part]]
+) -> dict[str, dict[int, int]]:
+    """rid -> index -> token, from the prompt, the reported output, and what only the rows tell."""
+    full: dict[str, dict[int, int]] = {request.rid: dict(enumerate(request.prompt)) for request in scenario.requests}
+    for end in engine.ends:
+        if end.rid in full:
+            first = len(scenario.request(end.rid).prompt)
+            full[end.rid].update(enumerate(end.output_ids, first))
+    for share, indices in table.each(Phase.ACCEPT):
+        for index in indices:
+            where = share[3] + 1 + table.ints["slot"][index]
+            full.setdefault(share[1], {}).setdefault(where, table.ints["input_id"][index])
+    for part in (part for listed in parts.values() for part in listed if part.final and part.record.mode == "PREFILL"):
+        chunk = table.of(part.share, Phase.PREFILL)
+        if chunk and table.chosen(chunk[-1]):
+            where = part.start + part.length
+            full.setdefault(part.rid, {}).setdefault(where, table.chosen(chunk[-1])[0])
+    return full

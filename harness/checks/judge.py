@@ -1,0 +1,125 @@
+"""Composes all checks into one verdict, coverage included. FAIL > UNKNOWN > PASS.
+
+This module must not compare rows. Importing it imports every family, which registers its checks.
+"""
+
+from __future__ import annotations
+
+from harness.align import unpaired
+from harness.checks import (
+    chain,
+    extend,
+    inputs,
+    ledger,
+    losslessness,
+    positions,
+    rounds,
+    slots,
+    verify,
+)
+from harness.checks.coverage import check_handshake, compared_enough, not_exercised, situations_wanted
+from harness.checks.evidence import Evidence, gather
+from harness.checks.findings import group, kinds, settle
+from harness.checks.registry import CHECKS, CheckResult, Tie, register, run_check
+from harness.checks.rounds import ends_here
+from harness.checks.verify import truncated
+from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
+from harness.trace import Trace
+from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
+
+FAMILIES = (positions, inputs, rounds, slots, ledger, chain, verify, extend, losslessness)
+
+
+@register(
+    name="align",
+    kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW),
+    reads=("engine", "reference"),
+    protects="both sides ran the same forwards for the same requests: a row on one side only is a finding",
+)
+def check_alignment(evidence: Evidence) -> CheckResult:
+    """MISSING_ROW and EXTRA_ROW between the sides."""
+    assert evidence.aligned is not None
+    assert evidence.reference is not None
+    pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
+    found = [
+        divergence
+        for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
+        if not _unneeded(evidence, divergence, pruned)
+    ]
+    return CheckResult(divergences=found)
+
+
+def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[tuple[int, str, int, int]]) -> bool:
+    """What older workers leave out for a request that has just ended: its draft extend, the rest of its walk."""
+    key = divergence.key
+    share = (key.dp_rank, key.rid, key.epoch, key.committed)
+    if divergence.kind is not Kind.MISSING_ROW or share not in pruned:
+        return False
+    if key.phase == Phase.EXTEND:
+        return not evidence.table.of(share, Phase.EXTEND)
+    accepted = len(evidence.table.of(share, Phase.ACCEPT))
+    return key.phase == Phase.ACCEPT and truncated(evidence, share) and 0 < accepted <= key.slot
+
+
+def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
+    """Judge one scenario: the verdict, and every divergence in order of time with its cause."""
+    try:
+        evidence = gather(scenario, engine, reference)
+    except Exception as error:  # reported, never dropped
+        reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
+        return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
+    result = CheckResult(unknown=check_handshake(evidence))
+    # Checks without a reference first: where two name the same row, theirs is the plainer reason.
+    for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
+        result.add(run_check(check, evidence))
+    result.divergences += _tie_rate(result, scenario)
+    hits = frozenset(who for who, parts in evidence.parts.items() if parts[0].start > 0)
+    divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
+    return _verdict(evidence, result, divergences), divergences
+
+
+def _tie_rate(result: CheckResult, scenario: Scenario) -> list[Divergence]:
+    """One TOKEN when ties are too many to be chance."""
+    budget = budget_for(scenario.engine.dtype)
+    if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget):
+        return []
+    first: Tie = result.ties[0]
+    return [
+        Divergence(
+            kind=Kind.TOKEN,
+            check="ties",
+            key=first.key,
+            round=first.round,
+            expected=f"at most {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
+            observed=f"{len(result.ties)} of {result.choices}",
+            policy=Policy.TIE,
+            margin=first.margin,
+            hint="tie-rate",
+        )
+    ]
+
+
+def _covered(evidence: Evidence) -> tuple[dict[str, int], list[str]]:
+    try:
+        return situations_wanted(evidence)
+    except Exception as error:  # reported, never dropped
+        return {}, [f"coverage crashed: {type(error).__name__}: {error}"]
+
+
+def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
+    exempt, notes = not_exercised(evidence)
+    compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
+    coverage, unmet = _covered(evidence)
+    unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
+    findings = group(divergences)
+    failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
+    outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
+    return Verdict(
+        outcome=outcome,
+        reasons=(*failed, *unknown, *notes, *result.notes),
+        coverage=coverage,
+        compared=compared,
+        ties=len(result.ties),
+        kinds=kinds(findings),
+        root_kinds=kinds(findings, roots_only=True),
+    )

@@ -1,0 +1,121 @@
+"""The books: forwards entered by each rank, slots free at start and end, crashes and hangs.
+
+No weights, no reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.checks.evidence import Evidence
+from harness.checks.registry import CheckResult, register
+from harness.trace import Event
+from harness.types import Divergence, Key, Kind, Phase
+
+#: Forwards that every rank of a DP group must enter together, since each contains collectives.
+COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+
+
+@register(
+    name="ledger",
+    kinds=(Kind.LOCKSTEP, Kind.LEAK, Kind.CRASH, Kind.HANG),
+    reads=("scenario", "engine"),
+    protects="ranks stay in step, idle ones too; the pool gets back every slot; nothing dies or stops",
+)
+def check_ledger(evidence: Evidence) -> CheckResult:
+    """LOCKSTEP, LEAK, CRASH, HANG."""
+    result = CheckResult()
+    result.divergences += _stops(evidence)
+    if evidence.scenario.engine.dp > 1:
+        result.divergences += _lockstep(evidence)
+    result.divergences += _leaks(evidence)
+    if not result.divergences:
+        result.unknown += _unbalanced_books(evidence)
+    return result
+
+
+def _at(dp_rank: int, phase: str, *, rid: str = "") -> Key:
+    return Key(dp_rank=dp_rank, rid=rid, epoch=0, committed=-1, phase=phase, step=0, slot=0)
+
+
+def _stops(evidence: Evidence) -> Iterator[Divergence]:
+    """CRASH and HANG events."""
+    for event in evidence.engine.events:
+        if event.name not in ("crash", "hang"):
+            continue
+        data = event.data
+        yield Divergence(
+            kind=Kind.CRASH if event.name == "crash" else Kind.HANG,
+            check="ledger",
+            key=_at(event.dp_rank, str(data.get("phase") or "IDLE"), rid=str(data.get("rid", ""))),
+            round=int(data.get("round", -1)),
+            expected="the batch completes",
+            observed=str(data.get("error") or event.name),
+            hint=_site(str(data.get("site", ""))),
+        )
+
+
+def _site(site: str) -> str:
+    """module:function of a crash site; the line would change with every release."""
+    return ":".join(site.split(":")[:2])
+
+
+def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
+    """LOCKSTEP where ranks entered different numbers of one forward in one tick."""
+    ranks = sorted({(record.dp_rank, record.tp_rank) for record in evidence.engine.rounds})
+    ticks: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
+    numbers: dict[tuple[int, tuple[int, int]], int] = {}
+    for record in evidence.engine.rounds:
+        rank = (record.dp_rank, record.tp_rank)
+        entered = ticks.setdefault(record.tick, {}).setdefault(rank, {})
+        numbers.setdefault((record.tick, rank), record.index)
+        for phase, count in record.forwards.items():
+            entered[phase] = entered.get(phase, 0) + count
+    for tick, by_rank in sorted(ticks.items()):
+        number = min(numbers[tick, rank] for rank in by_rank)
+        for phase in COLLECTIVE:
+            counts = {rank: by_rank.get(rank, {}).get(phase, 0) for rank in ranks}
+            most = max(counts.values())
+            for rank, count in counts.items():
+                if count != most:
+                    yield Divergence(
+                        kind=Kind.LOCKSTEP,
+                        check="ledger",
+                        key=_at(rank[0], phase),
+                        round=numbers.get((tick, rank), number),
+                        expected=most,
+                        observed=count,
+                        hint="absent" if rank not in by_rank else "fewer-forwards",
+                    )
+
+
+def _pool(events: tuple[Event, ...], when: str) -> dict[int, int]:
+    """dp_rank -> slots free or evictable; the first 'start', the last 'end'."""
+    found: dict[int, int] = {}
+    for event in events:
+        if event.name == "pool" and event.data.get("when") == when and (when == "end" or event.dp_rank not in found):
+            found[event.dp_rank] = int(event.data["free"]) + int(event.data.get("evictable", 0))
+    return found
+
+
+def _leaks(evidence: Evidence) -> Iterator[Divergence]:
+    """LEAK where the pool does not hold at the end what it held at the start."""
+    start, end = _pool(evidence.engine.events, "start"), _pool(evidence.engine.events, "end")
+    last = max((record.index for record in evidence.engine.rounds), default=-1)
+    for dp_rank in sorted(set(start) & set(end)):
+        if end[dp_rank] != start[dp_rank]:
+            yield Divergence(
+                kind=Kind.LEAK,
+                check="ledger",
+                key=_at(dp_rank, "IDLE"),
+                round=last,
+                expected=start[dp_rank],
+                observed=end[dp_rank],
+                hint="lost" if end[dp_rank] < start[dp_rank] else "freed-twice",
+            )
+
+
+def _unbalanced_books(evidence: Evidence) -> Iterator[str]:
+    start, end = _pool(evidence.engine.events, "start"), _pool(evidence.engine.events, "end")
+    if not start or set(start) != set(end):
+        yield "pool levels at start and end are not both recorded, so a leak could not show"

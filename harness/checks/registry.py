@@ -1,0 +1,128 @@
+"""What a check is, and the list of all of them.
+
+A check is a pure function of `Evidence`. This module must not judge: it registers, and turns a crash inside a check
+into a reason for UNKNOWN so that one broken check never hides another's findings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from harness.checks.evidence import Evidence
+from harness.types import Divergence, Key, Kind
+
+#: What verdicts count. A check may add only to these.
+COMPARED = (
+    "positions",
+    "tokens",
+    "proposals",
+    "accepts",
+    "extend_inputs",
+    "cache_slots",
+    "parents",
+    "hidden_rows",
+    "logits",
+)
+
+#: What a check may read.
+SOURCES = ("scenario", "engine", "reference")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A token choice accepted although it differs: the reference margin was below the limit."""
+
+    check: str
+    key: Key
+    round: int
+    expected: int
+    observed: int
+    margin: float
+    limit: float
+
+
+@dataclass(slots=True, kw_only=True)
+class CheckResult:
+    """What one check found. compared: how many values of each sort it really looked at."""
+
+    divergences: list[Divergence] = field(default_factory=list)
+    compared: dict[str, int] = field(default_factory=dict)
+    ties: list[Tie] = field(default_factory=list)
+    #: token choices that could have been ties
+    choices: int = 0
+    #: each makes the verdict UNKNOWN
+    unknown: list[str] = field(default_factory=list)
+    #: said in the verdict, without changing it
+    notes: list[str] = field(default_factory=list)
+
+    def count(self, name: str, amount: int) -> None:
+        """Add to a compared counter; nothing is added for nothing, so a counter that exists is above zero."""
+        if name not in COMPARED:
+            raise KeyError(f"unknown counter {name!r}; allowed: {', '.join(COMPARED)}")
+        if amount:
+            self.compared[name] = self.compared.get(name, 0) + amount
+
+    def add(self, other: CheckResult) -> None:
+        """Take over everything `other` says."""
+        self.divergences += other.divergences
+        self.ties += other.ties
+        self.choices += other.choices
+        self.unknown += other.unknown
+        self.notes += other.notes
+        for name, amount in other.compared.items():
+            self.count(name, amount)
+
+
+Judge = Callable[[Evidence], CheckResult]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A registered check: name, kinds it may raise, sources it reads, what it protects, and the function."""
+
+    name: str
+    kinds: frozenset[Kind]
+    reads: tuple[str, ...]
+    protects: str
+    judge: Judge
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether it can say nothing without a reference trace."""
+        return "reference" in self.reads
+
+
+#: Every check by name.
+CHECKS: dict[str, Check] = {}
+
+
+def register(*, name: str, kinds: tuple[Kind, ...], reads: tuple[str, ...], protects: str) -> Callable[[Judge], Judge]:
+    """Decorator: put a check on the list. Refuses doubles and half descriptions."""
+    if name in CHECKS:
+        raise ValueError(f"check {name!r} is registered twice")
+    if not name.isidentifier() or not kinds or len(protects) < 20:
+        raise ValueError(f"check {name!r} needs an identifier, at least one kind, and a sentence on what it protects")
+    foreign = sorted(set(reads) - set(SOURCES))
+    if foreign or not reads:
+        raise ValueError(f"check {name!r} reads {foreign or 'nothing'}; allowed: {', '.join(SOURCES)}")
+
+    def keep(judge: Judge) -> Judge:
+        CHECKS[name] = Check(name=name, kinds=frozenset(kinds), reads=reads, protects=protects, judge=judge)
+        return judge
+
+    return keep
+
+
+def run_check(check: Check, evidence: Evidence) -> CheckResult:
+    """Run one check; a crash or an undeclared kind becomes a reason for UNKNOWN."""
+    if check.needs_reference and evidence.reference is None:
+        return CheckResult(notes=[f"check {check.name!r} not run: there is no reference trace"])
+    try:
+        result = check.judge(evidence)
+    except Exception as error:  # reported, never dropped
+        return CheckResult(unknown=[f"check {check.name!r} crashed: {type(error).__name__}: {error}"])
+    undeclared = sorted({str(found.kind) for found in result.divergences} - {str(kind) for kind in check.kinds})
+    if undeclared:
+        result.unknown.append(f"check {check.name!r} raised kinds it does not declare: {', '.join(undeclared)}")
+    return result

@@ -1,0 +1,153 @@
+"""Who owns which KV slot, from rows alone.
+
+Only what must be alive is compared, so that legal reuse is never a finding: a slot a request keeps (prompt rows and
+committed rows) is its own from the batch that wrote it to the request's last batch; draft and tree slots are its own
+within their own phase of one batch. With the prefix cache on, rows whose text another request shares may be given
+back early (the cache keeps one copy), so those claim nothing afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.batches import Share
+from harness.checks.evidence import Evidence
+from harness.checks.registry import CheckResult, register
+from harness.types import Divergence, Kind, Phase
+
+#: Rows of these phases write KV that the request keeps.
+KEPT = (Phase.PREFILL, Phase.EXTEND)
+WRITING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    rid: str
+    epoch: int
+    position: int
+    until: int
+
+
+@register(
+    name="slots",
+    kinds=(Kind.CACHE_SLOT,),
+    reads=("scenario", "engine"),
+    protects="no live request's KV is overwritten, and draft and target write the same slot for the same position",
+)
+def check_slots(evidence: Evidence) -> CheckResult:
+    """CACHE_SLOT."""
+    result = CheckResult()
+    result.count("cache_slots", sum(slot >= 0 for slot in evidence.table.ints["cache_slot"]))
+    _same_slot_both_models(evidence, result)
+    _one_owner(evidence, result)
+    return result
+
+
+def _fault(evidence: Evidence, index: int, expected: object, hint: str) -> Divergence:
+    observed = evidence.table.ints["cache_slot"][index]
+    return evidence.divergence(
+        index, kind=Kind.CACHE_SLOT, check="slots", expected=expected, observed=observed, hint=hint
+    )
+
+
+def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
+    """Draft rows reuse the target's slot: prefill always, extend where the tree is a chain."""
+    table = evidence.table
+    pairs = [(Phase.PREFILL, Phase.DRAFT_PREFILL)]
+    if evidence.scenario.spec.t == 1:
+        pairs.append((Phase.VERIFY, Phase.EXTEND))
+    for target, draft in pairs:
+        for share, indices in table.each(draft):
+            slots = {table.ints["slot"][index]: table.ints["cache_slot"][index] for index in table.of(share, target)}
+            for index in indices:
+                expected = slots.get(table.ints["slot"][index], -1)
+                if (
+                    -1 not in (expected, table.ints["cache_slot"][index])
+                    and expected != (table.ints["cache_slot"][index])
+                ):
+                    result.divergences.append(_fault(evidence, index, expected, "draft-slot-differs"))
+
+
+def _one_owner(evidence: Evidence, result: CheckResult) -> None:
+    """Walk the batches of each rank in order, with the slots owned so far."""
+    shared = _shared_lengths(evidence) if evidence.scenario.engine.prefix_cache else {}
+    until = {who: parts[-1].record.index for who, parts in evidence.parts.items()}
+    owners: dict[tuple[int, int], _Owner] = {}
+    for number, shares in _batches(evidence):
+        for phase in WRITING:
+            result.divergences += _phase_faults(evidence, shares, phase, number, owners)
+        for share in shares:
+            _claim(evidence, share, owners, until, shared)
+
+
+def _batches(evidence: Evidence) -> Iterator[tuple[int, list[Share]]]:
+    """(round, shares in it), rank by rank, in order of rounds."""
+    batches: dict[tuple[int, int], dict[Share, None]] = {}
+    for parts in evidence.parts.values():
+        for part in parts:
+            batches.setdefault((part.record.dp_rank, part.record.index), {})[part.share] = None
+    for (_, number), shares in sorted(batches.items(), key=lambda item: item[0]):
+        yield number, list(shares)
+
+
+def _phase_faults(
+    evidence: Evidence, shares: list[Share], phase: Phase, number: int, owners: dict[tuple[int, int], _Owner]
+) -> Iterator[Divergence]:
+    table = evidence.table
+    written: dict[int, Share] = {}
+    for share in shares:
+        dp_rank, rid, epoch, committed = share
+        for index in table.of(share, phase):
+            slot = table.ints["cache_slot"][index]
+            if slot < 0 or table.ints["round"][index] != number:
+                continue
+            owner = owners.get((dp_rank, slot))
+            position = committed + (table.ints["step"] if phase is Phase.DRAFT else table.ints["slot"])[index]
+            if slot in written:
+                hint = "twice-in-request" if written[slot] == share else "shared-with-another"
+                yield _fault(evidence, index, "a slot of its own", hint)
+            elif owner is not None and owner.until >= number and (owner.rid, owner.epoch) != (rid, epoch):
+                yield _fault(evidence, index, f"not a slot that {owner.rid} keeps", "owned-by-another")
+            elif owner is not None and (owner.rid, owner.epoch) == (rid, epoch) and owner.position < position:
+                if owner.position < committed:
+                    yield _fault(evidence, index, f"not the slot kept for {owner.position}", "own-slot-again")
+            written[slot] = share
+
+
+def _claim(
+    evidence: Evidence,
+    share: Share,
+    owners: dict[tuple[int, int], _Owner],
+    until: dict[tuple[str, int], int],
+    shared: dict[str, int],
+) -> None:
+    """Record the slots a share keeps after its batch."""
+    dp_rank, rid, epoch, committed = share
+    for phase in KEPT:
+        for index in evidence.table.of(share, phase):
+            slot = evidence.table.ints["cache_slot"][index]
+            position = committed + evidence.table.ints["slot"][index]
+            may_be_given_back = bool(shared) and (position < shared.get(rid, 0) or epoch > 0)
+            if may_be_given_back:
+                owners.pop((dp_rank, slot), None)
+            elif slot >= 0:
+                owners[dp_rank, slot] = _Owner(rid, epoch, position, until[rid, epoch])
+
+
+def _shared_lengths(evidence: Evidence) -> dict[str, int]:
+    """rid -> how many leading tokens of its text some other request has too."""
+    texts = {rid: [full[index] for index in range(len(full)) if index in full] for rid, full in evidence.full.items()}
+    ordered = sorted(texts, key=lambda rid: texts[rid])
+    shared = dict.fromkeys(texts, 0)
+    for left, right in zip(ordered, ordered[1:], strict=False):
+        common = _common_length(texts[left], texts[right])
+        shared[left], shared[right] = max(shared[left], common), max(shared[right], common)
+    return shared
+
+
+def _common_length(left: list[int], right: list[int]) -> int:
+    for index, (one, other) in enumerate(zip(left, right, strict=False)):
+        if one != other:
+            return index
+    return min(len(left), len(right))

@@ -1,0 +1,146 @@
+"""Which SGLang names to hook in which release: the one place that changes when a release is added.
+
+Engine side: standard library only. It must hold data and look-ups, no behaviour.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps.
+Seam = tuple[str, str, str]
+
+_SPEC = "sglang.srt.speculative"
+_KERNELS = "sglang.kernels.ops"
+_OLD_ATTENTION = "sglang.srt.layers.attention.triton_ops"
+
+
+def parse(version: str) -> tuple[int, int, int, int]:
+    """'0.5.12.post1' -> (0, 5, 12, 1); development suffixes are dropped. ValueError if it is no version."""
+    match = re.match(r"(\d+)\.(\d+)\.(\d+)(?:\.post(\d+))?", version)
+    if match is None:
+        raise ValueError(f"not an SGLang version: {version!r} (expected something like 0.5.23)")
+    major, minor, patch, post = match.groups()
+    return int(major), int(minor), int(patch), int(post or 0)
+
+
+@dataclass(frozen=True)
+class Release:
+    """Hook targets of one range of releases.
+
+    gate: where the scheduler asks for requests. worker/draft: module and class of the EAGLE worker that drives a
+    round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
+    (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead.
+    """
+
+    first: str
+    gate: tuple[str, str]
+    worker_module: str
+    worker: str
+    draft: str
+    draft_prefill: str
+    draft_extend: str
+    sample: tuple[str, str] | None
+    seams: tuple[Seam, ...]
+    truncates_at_finish: bool
+
+    @property
+    def generation(self) -> str:
+        return "v1" if self.sample is None else "v2"
+
+
+_LLAMA = ("sglang.srt.models.llama", "cuda_noop", "synchronize,empty_cache")
+
+
+def _attention(decode_module: str, extend_module: str) -> tuple[Seam, ...]:
+    return (
+        (decode_module, "attention", "decode_attention_fwd"),
+        (extend_module, "attention", "extend_attention_fwd"),
+    )
+
+
+_ATTENTION_OLD = _attention(f"{_OLD_ATTENTION}.decode_attention", f"{_OLD_ATTENTION}.extend_attention")
+_ATTENTION_NEW = _attention(f"{_KERNELS}.attention.decode_attention", f"{_KERNELS}.attention.extend_attention")
+_OWN_TREE = ((f"{_SPEC}.eagle_utils", "tree", ""), (f"{_SPEC}.eagle_utils", "verify", ""))
+_SCHEDULER_GATE = ("sglang.srt.managers.scheduler", "Scheduler.recv_requests")
+_RECEIVER_GATE = (
+    "sglang.srt.managers.scheduler_components.request_receiver",
+    "SchedulerRequestReceiver.recv_requests",
+)
+
+_V1 = {
+    "gate": _SCHEDULER_GATE,
+    "worker_module": f"{_SPEC}.eagle_worker",
+    "worker": "EAGLEWorker",
+    "draft": "EAGLEWorker",
+    "draft_prefill": "forward_draft_extend",
+    "draft_extend": "forward_draft_extend_after_decode",
+    "sample": None,
+    "truncates_at_finish": True,
+}
+_V2 = {
+    "gate": _RECEIVER_GATE,
+    "worker_module": f"{_SPEC}.eagle_worker_v2",
+    "worker": "EAGLEWorkerV2",
+    "draft": "EagleDraftWorker",
+    "draft_prefill": "_draft_extend_for_prefill",
+    "draft_extend": "_draft_extend_for_decode",
+    "truncates_at_finish": False,
+}
+
+#: Newest first; a release belongs to the first row whose `first` is not newer than it.
+RELEASES: tuple[Release, ...] = (
+    Release(
+        first="0.5.23",
+        sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
+        seams=(
+            _LLAMA,
+            *_ATTENTION_NEW,
+            (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
+            (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
+        ),
+        **_V2,
+    ),
+    Release(
+        first="0.5.17",
+        sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
+        seams=(
+            _LLAMA,
+            *_ATTENTION_NEW,
+            (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
+            (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
+        ),
+        **_V2,
+    ),
+    Release(
+        first="0.5.13",
+        sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
+        seams=(
+            _LLAMA,
+            *_ATTENTION_OLD,
+            *_OWN_TREE,
+            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
+        ),
+        **_V2,
+    ),
+    Release(
+        first="0.5.11",
+        seams=(
+            _LLAMA,
+            *_ATTENTION_OLD,
+            *_OWN_TREE,
+            (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
+        ),
+        **_V1,
+    ),
+)
+
+
+def lookup(version: str) -> Release:
+    """The hook table of `version`; LookupError for releases older than the oldest row."""
+    wanted = parse(version)
+    for release in RELEASES:
+        if wanted >= parse(release.first):
+            return release
+    raise LookupError(f"SGLang {version} is older than {RELEASES[-1].first}, the oldest release with a hook table")

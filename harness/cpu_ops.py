@@ -1,0 +1,145 @@
+"""What SGLang needs to run on a CPU: our own stand-ins for kernels without a CPU build, and the flags that reach
+its own Triton kernels.
+
+Engine side: standard library, torch and SGLang only. Every entry is named in the trace header; a check whose
+subject is replaced by our code is "not exercised" there. Nothing here may decide *what* is computed: metadata,
+indices, positions and masks stay SGLang's.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from .cpu_attention import decode_attention, extend_attention
+from .cpu_tree import build_tree, verify_greedy
+from .hooks import ImportHooks
+
+#: Importable but never used on this path; SGLang imports them at module level.
+STUB_PACKAGES = ("torchvision", "vllm", "sgl_kernel")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One operation that is not the release's own on this device.
+
+    subject: what a check would have to be about to be affected ('tree', 'verify', 'attention', 'cache_locs', 'none').
+    by: 'stand-in' (our code computes it), 'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
+    'no-op', 'import stub'.
+    """
+
+    operation: str
+    by: str
+    subject: str
+    reason: str
+
+
+class _AnyMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class _Anything(metaclass=_AnyMeta):
+    """A name that can be imported, subclassed and constructed (SGLang does so at import time) and does nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+
+class _StubLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__version__ = "99.0"  # type: ignore[attr-defined]
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _Anything
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
+
+
+class _StubFinder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] in STUB_PACKAGES:
+            return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
+        return None
+
+
+class CpuOps:
+    """Registers every replacement and remembers which of them took effect in this process."""
+
+    def __init__(self, hooks: ImportHooks) -> None:
+        self._hooks = hooks
+        self.applied: list[Replacement] = []
+
+    def install(self, *, seams: Sequence[tuple[str, str, str]], attention: str) -> None:
+        """`seams`: (module, what, argument) rows of the release's compatibility table."""
+        sys.meta_path.append(_StubFinder())  # last: a real package always wins
+        for package in STUB_PACKAGES:
+            if importlib.machinery.PathFinder.find_spec(package) is None:
+                self._note(package, "import stub", "none", "imported at module level, never used on this path")
+        for module, what, argument in seams:
+            self._hooks.after(module, self._apply(what, argument, attention))
+
+    def describe(self) -> list[dict[str, str]]:
+        return [asdict(item) for item in self.applied]
+
+    def _note(self, operation: str, by: str, subject: str, reason: str) -> None:
+        self.applied.append(Replacement(operation, by, subject, reason))
+
+    def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
+        def act(module: types.ModuleType) -> None:
+            if what == "attention" and attention == "interpreted":
+                return
+            getattr(self, f"_seam_{what}")(module, argument)
+
+        return act
+
+    def _seam_flag(self, module: types.ModuleType, argument: str) -> None:
+        name, subject = argument.split("=")
+        setattr(module, name, True)
+        self._note(f"{module.__name__}.{name}", "flag", subject, "selects SGLang's own Triton kernel, interpreted")
+
+    def _seam_cuda_noop(self, module: types.ModuleType, argument: str) -> None:
+        for name in argument.split(","):
+            setattr(torch.cuda, name, lambda *_a, **_k: None)
+            self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
+
+    def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
+        torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign,assignment]
+        self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
+
+    def _seam_tree(self, module: types.ModuleType, argument: str) -> None:
+        module.sgl_build_tree_kernel_efficient = build_tree  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}.sgl_build_tree_kernel_efficient", "stand-in", "tree", "no CPU build")
+
+    def _seam_verify(self, module: types.ModuleType, argument: str) -> None:
+        module.verify_tree_greedy_func = verify_greedy  # type: ignore[attr-defined]
+        self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
+
+    def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
+        ours = {"decode_attention_fwd": decode_attention, "extend_attention_fwd": extend_attention}[argument]
+        signature = inspect.signature(getattr(module, argument))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return ours(bound.arguments)
+
+        setattr(module, argument, call)
+        self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")

@@ -1,0 +1,149 @@
+"""Performs one scenario's script on a booted engine, turn by turn, and returns the engine's Trace.
+
+It must not judge, and must return what was seen up to a crash or a hang, with an event that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.assemble import Assembler
+from harness.engine import Engine, EngineCrashed, EngineHung
+from harness.trace import Event, RequestEnd, Trace
+from harness.types import Op, RequestSpec, Scenario
+
+#: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
+SPARE_TURNS = 64
+
+OnTurn = Callable[[int, dict[str, Any]], None]
+
+
+class ScriptError(ValueError):
+    """The script asks for something this harness cannot do."""
+
+
+@dataclass(slots=True)
+class _Run:
+    engine: Engine
+    scenario: Scenario
+    on_turn: OnTurn
+    assembler: Assembler = field(default_factory=Assembler)
+    tick: int = 0
+    announced: list[str] = field(default_factory=list)
+    submitted: list[str] = field(default_factory=list)
+    idle: bool = False
+
+    def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
+        self.assembler.events.append(Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data))
+
+    def perform(self, op: Op) -> None:
+        action = getattr(self, f"_do_{op.kind}", None)
+        if action is None:
+            raise ScriptError(
+                f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
+                "allowed: submit, tick, abort, drain"
+            )
+        action(op)
+
+    def _do_submit(self, op: Op) -> None:
+        for rid in op.rids:
+            request = self.scenario.request(rid)
+            self.engine.submit(rid=rid, prompt=list(request.prompt), sampling=sampling_of(request))
+            self.announced.append(rid)
+            self.submitted.append(rid)
+            self.note("submit", dp_rank=request.dp_rank, rid=rid)
+
+    def _do_abort(self, op: Op) -> None:
+        for rid in op.rids:
+            self.engine.abort(rid)
+            self.announced.append(f"abort:{rid}")
+            self.note("abort", rid=rid)
+
+    def _do_tick(self, op: Op) -> None:
+        for _ in range(op.count):
+            self._turn()
+
+    def _do_drain(self, op: Op) -> None:
+        tokens = sum(len(request.prompt) + request.max_new_tokens for request in self.scenario.requests)
+        limit = self.tick + SPARE_TURNS + tokens
+        while self.announced or not self.idle:
+            if self.tick >= limit:
+                raise EngineHung({"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.tick} turns"})
+            self._turn()
+
+    def _turn(self) -> None:
+        expect, self.announced = self.announced, []
+        turns = self.engine.turn(expect=expect)
+        for turn in turns:
+            for message, arrays in turn.messages:
+                self.assembler.feed(message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank)
+            self.note("turn", dp_rank=turn.dp_rank, **turn.state)
+        self.idle = all(turn.state["idle"] for turn in turns)
+        self.on_turn(self.tick, turns[0].state)
+        self.tick += 1
+
+
+def drive(
+    engine: Engine, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = lambda _tick, _state: None
+) -> Trace:
+    """Run the script; a crash or hang ends it early and is an event of the trace ('crash', 'hang').
+
+    Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
+    """
+    run = _Run(engine=engine, scenario=scenario, on_turn=on_turn)
+    header = dict(engine.handshakes[0])
+    try:
+        for rank, began in zip(engine.handshakes, engine.begin(chunk=scenario.engine.chunk, record=record), strict=True):
+            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"])
+        for op in scenario.script:
+            run.perform(op)
+        _finish(run)
+    except EngineCrashed as error:
+        run.note("crash", **_crash_data(error.report))
+    except EngineHung as error:
+        run.note("hang", **error.report)
+    return run.assembler.build(scenario_id=scenario.id, header=header)
+
+
+def _finish(run: _Run) -> None:
+    for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
+        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"])
+    for end in run.engine.collect(run.submitted):
+        run.assembler.ends.append(
+            RequestEnd(
+                rid=end["rid"],
+                tick=run.tick,
+                reason=end["reason"],
+                output_ids=tuple(end["output_ids"]),
+                cached_tokens=end["cached_tokens"],
+            )
+        )
+
+
+def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "site": report.get("site", "unknown"),
+        "line": report.get("line", -1),
+        "error": report.get("error", ""),
+        "trace": report.get("trace", ""),
+        "phase": report.get("at_phase", "IDLE"),
+        "round": report.get("at_round", -1),
+        "step": report.get("at_step", 0),
+        "dp_rank_reported": report.get("dp_rank", 0),
+    }
+
+
+def sampling_of(request: RequestSpec) -> dict[str, Any]:
+    """SGLang sampling parameters of a request; `ignore_eos` because the tiny checkpoints mean nothing by it."""
+    parameters: dict[str, Any] = {
+        "temperature": request.temperature,
+        "max_new_tokens": request.max_new_tokens,
+        "ignore_eos": not request.stop_ids,
+    }
+    if request.stop_ids:
+        parameters["stop_token_ids"] = list(request.stop_ids)
+    if request.seed is not None:
+        parameters["sampling_seed"] = request.seed
+    return parameters

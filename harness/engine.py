@@ -1,0 +1,266 @@
+"""One engine process from the control side: boot, lockstep turns, deadlines, and the certainty that it ends with us.
+
+It must never import sglang, and must never decide whether what the engine did was right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness import wire
+
+_HOST = Path(__file__).with_name("engine_host.py")
+
+#: Deadlines in seconds. A turn is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
+BOOT_SECONDS = 300.0
+TURN_SECONDS = 120.0
+CLOSE_SECONDS = 5.0
+
+
+class EngineError(Exception):
+    """The engine cannot be used (would not start, wrong release): UNKNOWN, not a finding."""
+
+
+class EngineCrashed(Exception):
+    """A scheduler rank died; `report` has site, error, phase, round and rank."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        super().__init__(f"{report.get('error', 'engine died')} at {report.get('site', 'unknown site')}")
+        self.report = report
+
+
+class EngineHung(Exception):
+    """A turn passed its deadline; `report` names the rank and what it did last."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        super().__init__(f"no answer from rank {report['dp_rank']} within {report['seconds']:.0f} s")
+        self.report = report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything needed to boot one engine: interpreter, import path, and the boot record sent to the host."""
+
+    python: Path
+    pythonpath: tuple[Path, ...]
+    boot: dict[str, Any]
+    ranks: int = 1
+
+
+@dataclass(slots=True)
+class _Peer:
+    sock: socket.socket
+    hello: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What one rank reported about one loop turn."""
+
+    dp_rank: int
+    tp_rank: int
+    number: int
+    state: dict[str, Any]
+    messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
+
+
+@dataclass(slots=True)
+class Engine:
+    """A booted engine. Use `boot`, then `begin` / `submit` / `turn` / `collect` / `end`, and always `close`."""
+
+    launch: Launch
+    log: Path
+    process: subprocess.Popen[bytes] | None = None
+    ranks: list[_Peer] = field(default_factory=list)
+    boots_seconds: float = 0.0
+    _host: _Peer | None = None
+    _lifeline: list[socket.socket] = field(default_factory=list)
+    _turns: int = 0
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def handshakes(self) -> list[dict[str, Any]]:
+        """The probe handshake of every rank, by (dp_rank, tp_rank)."""
+        return [peer.hello for peer in self.ranks]
+
+    def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
+        """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise."""
+        start = time.monotonic()
+        self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-")
+        path = str(Path(self._folder.name, "control.sock"))
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(path)
+        listener.listen()
+        try:
+            self._spawn(path)
+            self._await_boot(listener, start + BOOT_SECONDS, progress)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            listener.close()
+        self.boots_seconds = time.monotonic() - start
+
+    def _spawn(self, path: str) -> None:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(str(part) for part in self.launch.pythonpath),
+            "PYTHONDONTWRITEBYTECODE": "",
+            "PYTHONUNBUFFERED": "1",
+        }
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [str(self.launch.python), "-P", str(_HOST), path],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=self.log.parent,
+                start_new_session=True,
+            )
+
+    def _await_boot(self, listener: socket.socket, deadline: float, progress: Callable[[str], None]) -> None:
+        booted = False
+        with selectors.DefaultSelector() as selector:
+            selector.register(listener, selectors.EVENT_READ)
+            while not (booted and len(self.ranks) == self.launch.ranks):
+                self._check_alive()
+                if time.monotonic() > deadline:
+                    raise EngineError(f"the engine did not boot within {BOOT_SECONDS:.0f} s; {self._log_tail()}")
+                for key, _ in selector.select(timeout=0.5):
+                    if key.fileobj is listener:
+                        peer = self._greet(listener)
+                        if peer is not None and peer.hello["role"] == "host":
+                            wire.send(peer.sock, self.launch.boot)
+                            selector.register(peer.sock, selectors.EVENT_READ)
+                    else:
+                        booted = self._host_says() or booted
+                progress(f"booting ({time.monotonic() - deadline + BOOT_SECONDS:.0f} s)")
+        self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
+
+    def _greet(self, listener: socket.socket) -> _Peer | None:
+        sock, _ = listener.accept()
+        hello, _arrays = wire.receive(sock)
+        peer = _Peer(sock, hello)
+        if hello["role"] == "scheduler":
+            self.ranks.append(peer)
+        elif hello["role"] == "host":
+            self._host = peer
+        else:
+            self._lifeline.append(sock)
+        return peer
+
+    def _host_says(self) -> bool:
+        assert self._host is not None
+        try:
+            message, _ = wire.receive(self._host.sock)
+        except wire.WireClosed:
+            raise EngineError(f"the engine ended while booting; {self._log_tail()}") from None
+        if message["op"] == "boot_failed":
+            raise EngineError(f"the engine would not start: {message['error']}; {self._log_tail()}")
+        return bool(message["op"] == "booted")
+
+    def _check_alive(self) -> None:
+        assert self.process is not None
+        code = self.process.poll()
+        if code is not None:
+            raise EngineError(f"the engine ended with code {code} while booting; {self._log_tail()}")
+
+    def _log_tail(self, lines: int = 6) -> str:
+        try:
+            text = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            text = []
+        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-lines:])
+
+    def begin(self, *, chunk: int | None, record: bool = True) -> list[dict[str, Any]]:
+        """Flush caches, set the chunk size and arm (or disarm) the recorders; one answer a rank."""
+        return [self._ask(peer, {"op": "begin", "chunk": chunk, "record": record}) for peer in self.ranks]
+
+    def end(self) -> list[dict[str, Any]]:
+        """Disarm the recorders and read the pool levels; one answer a rank."""
+        return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
+
+    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any]) -> None:
+        """Hand a request to the engine; it is delivered at the turn that expects it."""
+        self._ask_host({"op": "submit", "rid": rid, "prompt": prompt, "sampling": sampling})
+
+    def abort(self, rid: str) -> None:
+        self._ask_host({"op": "abort", "rid": rid})
+
+    def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
+        """The outputs of finished requests, in the order asked for."""
+        return list(self._ask_host({"op": "collect", "rids": list(rids)})["ends"])
+
+    def turn(self, *, expect: list[str]) -> list[Turn]:
+        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
+        self._turns += 1
+        for peer in self.ranks:
+            wire.send(peer.sock, {"op": "turn", "turn": self._turns, "expect": expect})
+        return [self._read_turn(peer) for peer in self.ranks]
+
+    def _read_turn(self, peer: _Peer) -> Turn:
+        report, arrays = self._receive(peer)
+        messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
+        for name, array in arrays.items():
+            index, _, label = name.partition(".")
+            messages[int(index)][1][label] = array
+        return Turn(
+            dp_rank=peer.hello["dp_rank"],
+            tp_rank=peer.hello["tp_rank"],
+            number=report["turn"],
+            state={key: report[key] for key in ("running", "waiting", "chunked", "idle")},
+            messages=messages,
+        )
+
+    def _ask(self, peer: _Peer, command: dict[str, Any]) -> dict[str, Any]:
+        wire.send(peer.sock, command)
+        answer, _ = self._receive(peer)
+        if answer["op"] == "error":
+            raise EngineError(f"the engine refused {command['op']!r}: {answer['what']}")
+        return answer
+
+    def _ask_host(self, command: dict[str, Any]) -> dict[str, Any]:
+        assert self._host is not None
+        return self._ask(self._host, command)
+
+    def _receive(self, peer: _Peer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        rank = {"dp_rank": peer.hello.get("dp_rank", 0), "tp_rank": peer.hello.get("tp_rank", 0)}
+        peer.sock.settimeout(TURN_SECONDS)
+        try:
+            message, arrays = wire.receive(peer.sock)
+        except TimeoutError:
+            raise EngineHung({**rank, "seconds": TURN_SECONDS}) from None
+        except wire.WireClosed:
+            raise EngineCrashed({**rank, "error": "the process ended without a word", "site": "unknown"}) from None
+        if message["op"] == "crashed":
+            raise EngineCrashed({**rank, **message})
+        return message, arrays
+
+    def close(self) -> None:
+        """End the engine's whole process group, by the id we started; safe to call twice."""
+        for sock in [peer.sock for peer in self.ranks] + self._lifeline + ([self._host.sock] if self._host else []):
+            sock.close()
+        self.ranks, self._lifeline, self._host = [], [], None
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(timeout=CLOSE_SECONDS)
+            self.process = None
+        if self._folder is not None:
+            self._folder.cleanup()
+            self._folder = None

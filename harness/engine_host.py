@@ -1,0 +1,233 @@
+"""The engine process: boots an unedited SGLang engine with gate and probe, and passes requests to it.
+
+Engine side: started by path inside SGLang's environment (`python -P engine_host.py SOCKET`); standard library, NumPy,
+torch and SGLang only. SGLang spawns its schedulers with this file as their main module, so its top level runs there
+before anything of SGLang is imported: that is where hooks are installed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import importlib.machinery
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import types
+from pathlib import Path
+from typing import Any
+
+_HERE = Path(__file__).resolve().parent
+
+
+def _own_package() -> None:
+    """Make our files importable as `eaglecheck_engine.*` without putting anything on SGLang's import path."""
+    package = types.ModuleType("eaglecheck_engine")
+    package.__path__ = [str(_HERE)]
+    package.__spec__ = importlib.machinery.ModuleSpec("eaglecheck_engine", None, is_package=True)
+    sys.modules["eaglecheck_engine"] = package
+
+
+_own_package()
+
+from eaglecheck_engine import compat, wire  # noqa: E402
+from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
+
+_PR_SET_PDEATHSIG = 1
+ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
+ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _connect(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.connect(path)
+    return sock
+
+
+def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
+    """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
+    if boot["device"] != "cpu":
+        return None
+    from eaglecheck_engine.cpu_ops import CpuOps
+
+    ops = CpuOps(hooks)
+    seams = compat.lookup(boot["release"]).seams
+    if boot["overlap"]:
+        seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
+    ops.install(seams=seams, attention=boot["cpu_attention"])
+    return ops
+
+
+def _in_child() -> None:
+    """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
+    _die_with_parent()
+    boot = json.loads(os.environ[ENV_BOOT])
+    hooks = ImportHooks()
+    hooks.install()
+    ops = _prepare_cpu(hooks, boot)
+    hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
+
+
+def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+    """Wrap `Scheduler.__init__` so that hooks go in after SGLang's own source patches (its revert switch)."""
+    from eaglecheck_engine.hooks import Ledger
+
+    def make(original: Any) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            _install_in(self, module, boot, ops)
+
+        return __init__
+
+    Ledger().wrap(module, "Scheduler.__init__", make)
+
+
+def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+    import sglang
+    import torch
+    from eaglecheck_engine.gate import Gate, pool_level
+    from eaglecheck_engine.probe import Probe
+    from eaglecheck_engine.recorder import Recorder
+
+    release = compat.lookup(boot["release"])
+    recorder = Recorder()
+    probe = Probe(recorder, release)
+    sock = _connect(os.environ[ENV_SOCKET])
+    gate = Gate(sock, recorder)
+    gate.scheduler = scheduler
+    owner = sys.modules[release.gate[0]]
+    probe.ledger.wrap(owner, release.gate[1], gate.wrap)
+    for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
+        probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+    if boot["probe"]:
+        probe.install()
+    wire.send(
+        sock,
+        {
+            "op": "hello",
+            "role": "scheduler",
+            "pid": os.getpid(),
+            "dp_rank": getattr(scheduler, "dp_rank", None) or 0,
+            "tp_rank": getattr(scheduler, "tp_rank", 0),
+            "release": sglang.__version__,
+            "torch": torch.__version__,
+            "worker": type(scheduler.model_worker).__name__,
+            "worker_generation": release.generation,
+            "truncates_at_finish": release.truncates_at_finish,
+            "hooks_found": probe.ledger.found,
+            "hooks_missing": probe.ledger.missing,
+            "replaced": ops.describe() if ops is not None else [],
+            "pool": pool_level(scheduler),
+        },
+    )
+
+
+def _watch(sock: socket.socket) -> None:
+    """End the whole process group when the control side goes away, even while the engine boots or hangs."""
+    poll = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    poll.connect(sock.getpeername())
+    wire.send(poll, {"op": "hello", "role": "lifeline", "pid": os.getpid()})
+    try:
+        wire.receive(poll)
+    except (wire.WireClosed, OSError):
+        pass
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
+    """The boot record as `sglang.Engine` keywords, less those this release does not know."""
+    from sglang.srt.server_args import ServerArgs
+
+    known: set[str] = set()
+    for base in ServerArgs.__mro__:
+        known |= set(getattr(base, "__annotations__", {}))
+    arguments = dict(boot["arguments"])
+    optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
+    return {**arguments, **optional}
+
+
+async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass requests to the engine; answer each with its outputs when it is asked for."""
+    tasks: dict[str, asyncio.Task[Any]] = {}
+    while True:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        command = json.loads(await reader.readexactly(length))
+        if command["op"] == "submit":
+            tasks[command["rid"]] = asyncio.create_task(_generate(engine, command))
+            answer: dict[str, Any] = {"op": "submitted"}
+        elif command["op"] == "abort":
+            engine.tokenizer_manager.abort_request(rid=command["rid"])
+            answer = {"op": "aborting"}
+        elif command["op"] == "collect":
+            ends = await asyncio.gather(*(tasks.pop(rid) for rid in command["rids"]))
+            answer = {"op": "collected", "ends": ends}
+        else:
+            answer = {"op": "error", "what": f"unknown command {command['op']!r}"}
+        writer.write(wire.encode(answer))
+        await writer.drain()
+
+
+async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
+    try:
+        result = await engine.async_generate(
+            input_ids=command["prompt"], sampling_params=command["sampling"], rid=command["rid"]
+        )
+    except Exception as error:  # an aborted or refused request is a result
+        return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
+    meta = result["meta_info"]
+    reason = meta.get("finish_reason") or {}
+    return {
+        "rid": command["rid"],
+        "reason": reason.get("type", "unknown"),
+        "output_ids": list(result["output_ids"]),
+        "cached_tokens": int(meta.get("cached_tokens", 0)),
+    }
+
+
+def main() -> None:
+    path = sys.argv[1]
+    sock = _connect(path)
+    wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
+    threading.Thread(target=_watch, args=(sock,), daemon=True).start()
+    boot, _ = wire.receive(sock)
+    os.environ.update(boot["environment"])
+    os.environ[ENV_SOCKET] = path
+    os.environ[ENV_BOOT] = json.dumps(boot)
+    hooks = ImportHooks()
+    hooks.install()
+    _prepare_cpu(hooks, boot)
+    try:
+        import sglang
+
+        if sglang.__version__ != boot["release"]:
+            raise RuntimeError(f"asked for SGLang {boot['release']}, this environment holds {sglang.__version__}")
+        engine = sglang.Engine(**_engine_arguments(boot))
+    except BaseException as error:
+        wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
+        raise
+    wire.send(sock, {"op": "booted"})
+    loop = getattr(engine, "loop", None) or asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+
+    async def run() -> None:
+        reader, writer = await asyncio.open_unix_connection(sock=sock)
+        await _serve(engine, reader, writer)
+
+    try:
+        loop.run_until_complete(run())
+    except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError):
+        pass  # the control side closed: the normal end
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main()
+elif __name__ == "__mp_main__":
+    _in_child()

@@ -1,0 +1,219 @@
+"""Engine environments: which SGLang releases can be had here, where they are, and installing one.
+
+A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see `harness.closure`);
+its own dependencies would name GPU builds and another torch for every release.
+
+This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from harness import closure
+from harness.closure import EnvError, Progress, home
+
+__all__ = [
+    "KNOWN_ELSEWHERE",
+    "NEWEST",
+    "SUPPORTED",
+    "EngineEnv",
+    "EnvError",
+    "UnknownReleaseError",
+    "current",
+    "ensure",
+    "home",
+    "list_installed",
+    "state",
+]
+
+SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17", "0.5.23")
+NEWEST = SUPPORTED[-1]
+KNOWN_ELSEWHERE = {
+    **dict.fromkeys(("0.5.9", "0.5.10", "0.5.10.post1"), "it was built for torch 2.9.1"),
+    "0.5.12": "0.5.12.post1 replaced it",
+    **dict.fromkeys(("0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.19"), "not in our tests"),
+    **dict.fromkeys(("0.5.20", "0.5.21", "0.5.22"), "not in our tests"),
+}
+ENGINE_GB = 0.5  # the largest wheel unpacks to 0.2 GB, and pip unpacks it beside its place first
+
+
+class UnknownReleaseError(EnvError):
+    """The caller named a release that this project cannot run here: a usage error, nothing was tried."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnv:
+    """Where one SGLang release is, or would be; `why` says what is missing when it is not `ready`."""
+
+    version: str
+    python: Path
+    pythonpath: tuple[Path, ...]
+    torch: str
+    ready: bool
+    why: str = ""
+
+
+def current() -> EngineEnv | None:
+    """The SGLang in this very interpreter (a GPU runner), used as it is; nothing is imported to find out."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:  # a folder that happens to be called sglang has no origin
+        return None
+    return EngineEnv(
+        version=_version_here("sglang"),
+        python=Path(sys.executable),
+        pythonpath=(),
+        torch=_version_here("torch"),
+        ready=True,
+    )
+
+
+def _version_here(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def ensure(version: str, progress: Progress) -> EngineEnv:
+    """A ready environment for `version`, installed first where needed.
+
+    UnknownReleaseError for a release we cannot run here, EnvError when installing fails. Both say what to type next.
+    """
+    here = current()
+    if here is not None and _same(here.version, version):
+        return here
+    version = _supported(version)
+    found = state(version)
+    if found.ready:
+        return found
+    closure.ensure(progress)
+    with closure.installing(f"engine-{version}", progress) as lock:
+        if not state(version).ready:
+            _install(version, lock=lock, progress=progress)
+    found = state(version)
+    if not found.ready:
+        raise EnvError(f"SGLang {version} was installed, but {found.why}", next_step="look:  eaglecheck doctor")
+    return found
+
+
+def state(version: str) -> EngineEnv:
+    """What is there of `version`, without installing anything."""
+    folder = _folder(version)
+    shared = closure.location()
+    marker = closure.read_marker(folder)
+    why = _missing(folder, marker) or ("" if closure.is_ready(shared) else "its shared environment is not built")
+    return EngineEnv(
+        version=version,
+        python=closure.interpreter(shared),
+        pythonpath=(folder / "site",),
+        torch=str((closure.read_marker(shared) or {}).get("torch", "unknown")),
+        ready=not why,
+        why=why,
+    )
+
+
+def _missing(folder: Path, marker: dict[str, Any] | None) -> str:
+    if not folder.is_dir():
+        return "not installed"
+    if marker is None:
+        return "an installation was interrupted"
+    if marker.get("python") != closure.python_tag():
+        return f"it was installed for Python {marker.get('python')}, this is {closure.python_tag()}"
+    if marker.get("closure") != closure.key():
+        return "it was installed for another list of dependencies"
+    return "" if (folder / "site" / "sglang" / "__init__.py").is_file() else "damaged: its sglang package is missing"
+
+
+def list_installed() -> tuple[EngineEnv, ...]:
+    """Every release with a folder, oldest first, finished or not."""
+    folders = (path.name for path in (home() / "engines").glob("*") if path.is_dir())
+    return tuple(state(name) for name in sorted(folders, key=_order))
+
+
+def _order(version: str) -> tuple[bool, Version]:
+    try:
+        return True, Version(version)
+    except InvalidVersion:
+        return False, Version("0")
+
+
+def _folder(version: str) -> Path:
+    return home() / "engines" / version
+
+
+def _install(version: str, *, lock: int, progress: Progress) -> None:
+    folder = _folder(version)
+    closure.start_afresh(folder, need_gb=ENGINE_GB, progress=progress)
+    progress(f"installing SGLang {version} (once)")
+    site = folder / "site"
+    site.mkdir(parents=True)
+    # Wheels only: a source build would want a Rust toolchain and end in a page of compiler errors.
+    wheel = ["--no-deps", "--only-binary=sglang", "--target", str(site), f"sglang=={version}"]
+    closure.install(closure.location(), wheel, what=f"SGLang {version}", lock=lock, progress=progress)
+    record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
+    if record is None:
+        raise EnvError(
+            f"pip reported success but left no SGLang {version} in {site}",
+            next_step="look at pip's own settings:  python -m pip config debug",
+        )
+    digest = hashlib.sha256(record.read_bytes()).hexdigest()
+    marker = {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": digest}
+    closure.write_marker(folder, marker)
+
+
+def _same(left: str, right: str) -> bool:
+    try:
+        return Version(left) == Version(right)
+    except InvalidVersion:
+        return left == right
+
+
+def _supported(version: str) -> str:
+    for known in SUPPORTED:
+        if _same(known, version):
+            return known
+    reason = next((why for known, why in KNOWN_ELSEWHERE.items() if _same(known, version)), "")
+    what = f"SGLang {version} is not yet supported here: {reason}" if reason else f"unknown SGLang release {version!r}"
+    raise UnknownReleaseError(
+        what,
+        allowed=f"supported: {', '.join(SUPPORTED)}; nearest: {_nearest(version)}",
+        next_step="see what there is:  eaglecheck engines list",
+    )
+
+
+def _nearest(version: str) -> str:
+    """By version order where it is a version (the next one up, else the newest), by spelling where it is not."""
+    try:
+        wanted = Version(version)
+    except InvalidVersion:
+        return next(iter(difflib.get_close_matches(version, SUPPORTED, n=1, cutoff=0.0)), NEWEST)
+    return next((known for known in SUPPORTED if Version(known) > wanted), NEWEST)
+
+
+def main(versions: Sequence[str]) -> int:
+    """`python -m harness.envs VERSION…`: what `make` calls before the tests. Exit codes as everywhere."""
+    try:
+        for version in versions:
+            ensure(version, lambda line: print(line, file=sys.stderr, flush=True))
+    except EnvError as error:
+        print(f"eaglecheck: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UnknownReleaseError) else 4
+    except KeyboardInterrupt:
+        print("eaglecheck: interrupted; type the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or (NEWEST,)))

@@ -1,0 +1,172 @@
+"""Lockstep: holds a scheduler's own event loop where it asks for requests, one turn per command.
+
+Engine side: standard library and SGLang's objects only. It must not replace the loop; it decides *when* the loop
+may take its next turn and which of the requests that really arrived over SGLang's sockets are delivered then.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from . import wire
+from .recorder import Recorder
+
+#: How long a request announced by the control side may take to arrive over SGLang's own sockets.
+ARRIVAL_SECONDS = 30.0
+
+
+class Gate:
+    """Blocks the loop between turns and answers the control side's commands."""
+
+    def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
+        self.scheduler: Any = None
+        self._sock = sock
+        self._recorder = recorder
+        self._turn: int | None = None
+        self._arrived: dict[str, Any] = {}
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement for the method with which the loop asks for requests."""
+
+        def recv_requests(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._next_turn(lambda: original(owner, *args, **kwargs))
+
+        return recv_requests
+
+    def watch_loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Report a crash of the event loop with its site before SGLang ends the process."""
+
+        def event_loop(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                self._report_crash(error)
+                raise
+
+        return event_loop
+
+    def _next_turn(self, poll: Callable[[], Any]) -> list[Any]:
+        if self._turn is not None:
+            self._report_turn()
+        while True:
+            try:
+                command, _ = wire.receive(self._sock)
+            except wire.WireClosed:
+                os._exit(0)  # the control side is gone: nothing is left to serve
+            if command["op"] == "turn":
+                self._turn = command["turn"]
+                return self._deliver(command["expect"], poll)
+            wire.send(self._sock, self._answer(command))
+
+    def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
+        """Wait until every announced request arrived, then hand them over in the announced order."""
+        deadline = time.monotonic() + ARRIVAL_SECONDS
+        others: list[Any] = []
+        while True:
+            for item in poll() or []:
+                name = announced_name(item)
+                if name in expect:
+                    self._arrived[name] = item
+                else:
+                    others.append(item)
+            if all(name in self._arrived for name in expect):
+                break
+            if time.monotonic() > deadline:
+                missing = [name for name in expect if name not in self._arrived]
+                raise TimeoutError(f"requests announced but never received: {', '.join(missing)}")
+            time.sleep(0.0005)
+        return others + [self._arrived.pop(name) for name in expect]
+
+    def _report_turn(self) -> None:
+        messages = self._recorder.take()
+        arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(messages) for name, array in held.items()}
+        report = {
+            "op": "turned",
+            "turn": self._turn,
+            "messages": [message for message, _ in messages],
+            **scheduler_state(self.scheduler),
+        }
+        self._turn = None
+        wire.send(self._sock, report, arrays)
+
+    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        op = command["op"]
+        try:
+            if op == "begin":
+                return {"op": "began", **self._begin(command)}
+            if op == "end":
+                self._recorder.active = False
+                return {"op": "ended", "pool": pool_level(self.scheduler)}
+        except Exception as error:  # reported to the control side, which decides
+            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}
+        return {"op": "error", "what": f"unknown command {op!r}"}
+
+    def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
+        scheduler = self.scheduler
+        flushed = scheduler.flush_cache()
+        chunk = command["chunk"]
+        scheduler.chunked_prefill_size = chunk
+        self._recorder.begin()
+        self._recorder.active = command["record"]
+        return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+
+    def _report_crash(self, error: BaseException) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        site = next((f for f in reversed(frames) if "/sglang/" in f.filename), frames[-1])
+        where = site.filename.split("/sglang/")[-1]
+        try:
+            wire.send(
+                self._sock,
+                {
+                    "op": "crashed",
+                    "site": f"{where}:{site.name}",
+                    "line": site.lineno,
+                    "error": f"{type(error).__name__}: {error}",
+                    "trace": "".join(traceback.format_exception(error))[-6000:],
+                    **{f"at_{key}": value for key, value in self._recorder.last.items()},
+                },
+            )
+        except (wire.WireClosed, OSError):
+            pass  # the control side is gone; SGLang still logs the traceback
+
+
+def announced_name(item: Any) -> str:
+    """How the control side names a message: its rid for a request, `abort:<rid>` for an abort, else its type."""
+    kind = type(item).__name__
+    rid = getattr(item, "rid", None)
+    if kind == "AbortReq":
+        return f"abort:{rid}"
+    return rid if isinstance(rid, str) else kind
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Who is running, waiting or half prefilled; idle if there is nobody."""
+    running = [req.rid for req in scheduler.running_batch.reqs]
+    waiting = [req.rid for req in scheduler.waiting_queue]
+    chunked = getattr(scheduler, "chunked_req", None)
+    last = scheduler.last_batch
+    in_last = [req.rid for req in last.reqs if not req.finished()] if last is not None else []
+    pending = getattr(scheduler, "result_queue", None)
+    return {
+        "running": running,
+        "waiting": waiting,
+        "chunked": None if chunked is None else chunked.rid,
+        "idle": not (running or waiting or chunked or in_last or pending),
+    }
+
+
+def pool_level(scheduler: Any) -> dict[str, int]:
+    """Token slots of the KV pool: free, held by the prefix cache, and all."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    evictable = scheduler.tree_cache.evictable_size()
+    return {
+        "free": int(allocator.available_size()),
+        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
+        "total": int(scheduler.max_total_num_tokens),
+    }

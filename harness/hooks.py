@@ -1,0 +1,87 @@
+"""Run a callback right after a module was imported, and wrap attributes while keeping a ledger of what was wrapped.
+
+Engine side: standard library only. It must not know which modules or functions are interesting.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True)
+class ImportHooks(importlib.abc.MetaPathFinder):
+    """Callbacks by module name; install once per process with `install`."""
+
+    callbacks: dict[str, list[Callable[[types.ModuleType], None]]] = field(default_factory=dict)
+
+    def after(self, module: str, callback: Callable[[types.ModuleType], None]) -> None:
+        """Call `callback(module)` when `module` has been executed; at once if that already happened."""
+        if module in sys.modules:
+            callback(sys.modules[module])
+        else:
+            self.callbacks.setdefault(module, []).append(callback)
+
+    def install(self) -> None:
+        sys.meta_path.insert(0, self)
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name not in self.callbacks:
+            return None
+        spec = self._ask_the_others(name, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            execute(module)
+            for callback in self.callbacks[name]:
+                callback(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _ask_the_others(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None
+    ) -> importlib.machinery.ModuleSpec | None:
+        for finder in sys.meta_path:
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was wrapped, by `module:Owner.attribute`; the handshake prints it."""
+
+    found: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+
+    def wrap(self, module: types.ModuleType, dotted: str, make: Callable[[Callable[..., Any]], Any]) -> bool:
+        """Replace `module.dotted` by `make(original)`; False (and noted as missing) if there is no such attribute.
+
+        A method inherited from a base class is wrapped on the named class only.
+        """
+        *owners, name = dotted.split(".")
+        owner: Any = module
+        for part in owners:
+            owner = getattr(owner, part, None)
+        original = getattr(owner, name, None) if owner is not None else None
+        label = f"{module.__name__}:{dotted}"
+        if original is None:
+            self.missing.append(label)
+            return False
+        setattr(owner, name, functools.wraps(original)(make(original)))
+        self.found.append(label)
+        return True

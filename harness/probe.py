@@ -1,0 +1,323 @@
+"""Hooks on the EAGLE worker and the model runners: turns what SGLang does into recorder calls.
+
+Engine side: standard library, torch and SGLang only. It must not change any value SGLang computes, and must not
+record a name it could not find as if it had been observed: what is missing is listed in the handshake.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .compat import Release
+from .hooks import Ledger
+from .recorder import Arrays, Recorder, floats, ints, summarize_logits
+
+Original = Callable[..., Any]
+
+
+class Probe:
+    """Installs every hook of one release in one scheduler process."""
+
+    def __init__(self, recorder: Recorder, release: Release) -> None:
+        self.recorder = recorder
+        self.release = release
+        self.ledger = Ledger()
+
+    def install(self) -> None:
+        """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
+        release = self.release
+        module = sys.modules[release.worker_module]
+        runner = sys.modules["sglang.srt.model_executor.model_runner"]
+        wrap = self.ledger.wrap
+        wrap(module, f"{release.worker}.forward_batch_generation", self._round)
+        wrap(module, f"{release.draft}.draft", self._draft)
+        wrap(module, f"{release.draft}.{release.draft_prefill}", self._draft_prefill)
+        wrap(module, f"{release.draft}.{release.draft_extend}", self._draft_extend)
+        wrap(module, "select_top_k_tokens", self._select)
+        if release.sample is None:
+            wrap(module, f"{release.worker}.verify", self._verify_v1)
+        else:
+            wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+        wrap(runner, "ModelRunner.forward", self._forward)
+
+    # -- rounds ------------------------------------------------------------------------------------------------
+
+    def _round(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.active:
+                return original(worker, batch, *args, **kwargs)
+            recorder.open_round(**read_batch(batch))
+            try:
+                return original(worker, batch, *args, **kwargs)
+            finally:
+                recorder.phase = None
+                recorder.close_round()
+
+        return forward_batch_generation
+
+    def _in_phase(self, phase: str, original: Original, after: Callable[..., None]) -> Original:
+        recorder = self.recorder
+
+        def call(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.round is None:
+                return original(worker, batch, *args, **kwargs)
+            recorder.phase, recorder.step = phase, 0
+            try:
+                result = original(worker, batch, *args, **kwargs)
+            finally:
+                recorder.phase = None
+            after(batch, args, result)
+            return result
+
+        return call
+
+    # -- drafting ----------------------------------------------------------------------------------------------
+
+    def _draft(self, original: Original) -> Original:
+        return self._in_phase("DRAFT", original, self._after_draft)
+
+    def _after_draft(self, batch: Any, args: tuple[Any, ...], verify_input: Any) -> None:
+        links = verify_input.retrieve_next_token
+        if links is None or links.numel() == 0:
+            return
+        self.recorder.tree(parents_of(ints(links), ints(verify_input.retrieve_next_sibling), links.shape[-1]))
+
+    def _draft_prefill(self, original: Original) -> Original:
+        return self._in_phase("DRAFT_PREFILL", original, self._after_draft_prefill)
+
+    def _after_draft_prefill(self, batch: Any, args: tuple[Any, ...], result: Any) -> None:
+        requests = range(len(self._rids()))
+        next_token_ids = args[1]
+        if next_token_ids is not None and requests:
+            ids = ints(next_token_ids).reshape(len(requests), -1)
+            self.recorder.chosen(
+                phase="PREFILL", step=0, requests=requests, ids=ids, probs=np.ones(ids.shape, np.float32)
+            )
+        self._proposals("DRAFT_PREFILL", result if result is not None else batch.spec_info, requests)
+
+    def _draft_extend(self, original: Original) -> Original:
+        return self._in_phase("EXTEND", original, self._after_draft_extend)
+
+    def _after_draft_extend(self, batch: Any, args: tuple[Any, ...], result: Any) -> None:
+        if self.release.generation == "v2":
+            draft_input = args[0].next_draft_input
+        else:
+            draft_input = result if result is not None else batch.spec_info
+        current = self.recorder.round
+        assert current is not None
+        self._proposals("EXTEND", draft_input, current.extend_rids)
+
+    def _proposals(self, phase: str, draft_input: Any, requests: Any) -> None:
+        if len(requests) == 0:
+            return
+        ids = draft_input.topk_index
+        self.recorder.chosen(
+            phase=phase, step=0, requests=requests, ids=ints(ids).reshape(ids.shape), probs=floats(draft_input.topk_p)
+        )
+
+    def _select(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def select_top_k_tokens(i: int, topk_p: Any, topk_index: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.phase == "DRAFT" and recorder.round is not None and i > 0 and topk_index.numel():
+                requests = range(len(recorder.round.rids))
+                ids = ints(topk_index).reshape(-1, topk_index.shape[-1])
+                recorder.chosen(
+                    phase="DRAFT", step=i - 1, requests=requests, ids=ids, probs=floats(topk_p).reshape(ids.shape)
+                )
+            return original(i, topk_p, topk_index, *args, **kwargs)
+
+        return select_top_k_tokens
+
+    # -- verify ------------------------------------------------------------------------------------------------
+
+    def _sample(self, original: Original) -> Original:
+        def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(verify_input, *args, **kwargs)
+            if self.recorder.round is not None and self.recorder.round.mode == "DECODE":
+                predict, accept_lens, accept_index = (ints(item) for item in result)
+                lens = accept_lens.tolist()
+                rows = accept_index.reshape(len(lens), -1)
+                flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
+                self._accepted(lens, flat, predict[flat], verify_input.draft_token_num)
+            return result
+
+        return sample
+
+    def _verify_v1(self, original: Original) -> Original:
+        def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            spec_info = args[0] if args else batch.spec_info
+            result = original(worker, batch, *args, **kwargs)
+            current = self.recorder.round
+            if current is not None and current.mode == "DECODE":
+                output = result[1]
+                lens = [1 + count for count in first_of(output, ACCEPTED_DRAFTS)]
+                nodes = ints(first_of(output, ACCEPTED_INDICES))
+                self._accepted(lens, nodes, ints(first_of(output, ACCEPTED_TOKENS)), spec_info.draft_token_num)
+                current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+            return result
+
+        return verify
+
+    def _accepted(self, lens: list[int], flat_nodes: np.ndarray, tokens: np.ndarray, width: int) -> None:
+        owner = np.repeat(np.arange(len(lens)), lens)
+        self.recorder.accept(lens=lens, nodes=flat_nodes - owner * width, tokens=tokens)
+        current = self.recorder.round
+        assert current is not None
+        current.extend_rids = list(range(len(lens)))
+
+    # -- model forwards ----------------------------------------------------------------------------------------
+
+    def _forward(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.round is None:
+                return original(runner, forward_batch, *args, **kwargs)
+            phase = self._phase_of(runner, forward_batch)
+            step = recorder.step if phase == "DRAFT" else 0
+            recorder.round.forwards[phase] = recorder.round.forwards.get(phase, 0) + 1
+            recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
+            before = read_inputs(forward_batch, is_draft=runner.is_draft_worker)
+            output = original(runner, forward_batch, *args, **kwargs)
+            if phase == "DRAFT":
+                recorder.step += 1
+            if recorder.round.rids:
+                self._emit(phase, step, before, output.logits_output)
+            return output
+
+        return forward
+
+    def _phase_of(self, runner: Any, forward_batch: Any) -> str:
+        if runner.is_draft_worker:
+            return self.recorder.phase or "DRAFT"
+        return "PREFILL" if self._round_mode() == "PREFILL" else "VERIFY"
+
+    def _emit(self, phase: str, step: int, before: Arrays, logits_output: Any) -> None:
+        current = self.recorder.round
+        assert current is not None
+        requests = list(range(len(current.rids)))
+        rows = len(before["input_ids"])
+        if phase in ("PREFILL", "DRAFT_PREFILL"):
+            lens = list(current.lens)
+        elif phase == "EXTEND":
+            requests = list(current.extend_rids)
+            lens = [current.accept_lens[i] for i in requests]
+        else:
+            lens = [rows // max(1, len(requests))] * len(requests)
+        keep = kept_rows(lens, rows, len(requests))
+        hidden, logits = logits_output.hidden_states, logits_output.next_token_logits
+        logit_rows, logit_index = output_rows(phase, lens, keep, 0 if logits is None else logits.shape[0])
+        hidden_rows, hidden_index = output_rows(phase, lens, keep, 0 if hidden is None else hidden.shape[0])
+        arrays = {name: array[keep] for name, array in before.items()}
+        if logit_rows:
+            arrays.update(summarize_logits(logits[logit_index]))
+        if hidden_rows:
+            arrays["hidden_out"] = floats(hidden[hidden_index])
+        self.recorder.forward(
+            phase=phase,
+            step=step,
+            requests=requests,
+            lens=lens,
+            arrays=arrays,
+            hidden_rows=hidden_rows,
+            logit_rows=logit_rows,
+        )
+
+    def _rids(self) -> list[str]:
+        return [] if self.recorder.round is None else self.recorder.round.rids
+
+    def _round_mode(self) -> str:
+        return "" if self.recorder.round is None else self.recorder.round.mode
+
+
+# Names that changed between releases, newest last; the first one present is read.
+PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
+EXTEND_LENS = ("extend_lens", "extend_seq_lens")
+ACCEPTED_DRAFTS = ("num_accepted_drafts_per_req_cpu", "num_correct_drafts_per_req_cpu")
+ACCEPTED_INDICES = ("accepted_indices", "accept_indices")
+ACCEPTED_TOKENS = ("verified_id", "accept_tokens")
+
+
+def first_of(owner: Any, names: tuple[str, ...]) -> Any:
+    """The first of `names` that `owner` has; AttributeError naming them all if there is none."""
+    for name in names:
+        value = getattr(owner, name, None)
+        if value is not None:
+            return value
+    raise AttributeError(f"{type(owner).__name__} has none of {', '.join(names)}")
+
+
+def read_batch(batch: Any) -> dict[str, Any]:
+    """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
+    mode = batch.forward_mode
+    reqs = list(batch.reqs or [])
+    if mode.is_idle() or not reqs:
+        return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
+    rids = [req.rid for req in reqs]
+    if not mode.is_extend():
+        starts = batch.seq_lens.tolist()
+        return {"mode": "DECODE", "rids": rids, "starts": starts, "lens": [0] * len(rids), "final": [True] * len(rids)}
+    starts = list(first_of(batch, PREFIX_LENS))
+    lens = list(first_of(batch, EXTEND_LENS))
+    ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
+    final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
+    return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}
+
+
+def read_inputs(forward_batch: Any, *, is_draft: bool) -> Arrays:
+    """Copies of what goes into a forward, before it runs (positions are advanced in place afterwards)."""
+    arrays = {
+        "input_ids": ints(forward_batch.input_ids),
+        "positions": ints(forward_batch.positions),
+        "cache_slots": ints(forward_batch.out_cache_loc),
+    }
+    hidden = getattr(forward_batch.spec_info, "hidden_states", None) if is_draft else None
+    if isinstance(hidden, torch.Tensor) and hidden.numel():
+        arrays["hidden_in"] = floats(hidden)
+    return arrays
+
+
+def kept_rows(lens: list[int], rows: int, requests: int) -> np.ndarray:
+    """Row numbers of a forward that belong to accepted tokens: a block of equal width a request, or packed rows."""
+    if sum(lens) == rows:
+        return np.arange(rows)
+    width = rows // requests
+    return np.concatenate([np.arange(i * width, i * width + length) for i, length in enumerate(lens)])
+
+
+def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) -> tuple[list[int], list[int]]:
+    """Which kept rows an output tensor of `produced` rows speaks of, and which of its rows to read for them.
+
+    Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
+    """
+    ends = np.cumsum(lens) - 1
+    if produced == 0:
+        return [], []
+    if produced == len(lens) and produced != len(keep):
+        return ends.tolist(), list(range(produced))
+    if phase == "EXTEND":
+        index = ends if produced == len(keep) else keep[ends]
+        return ends.tolist(), np.asarray(index).tolist()
+    return list(range(len(keep))), keep.tolist()
+
+
+def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:
+    """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes."""
+    children = next_token.reshape(-1, width)
+    siblings = next_sibling.reshape(-1, width)
+    parents = np.full(children.shape, -1, dtype=np.int64)
+    for b in range(children.shape[0]):
+        for node in range(width):
+            child = children[b, node]
+            while child != -1:
+                parents[b, child] = node
+                child = siblings[b, child]
+    return parents

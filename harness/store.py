@@ -1,0 +1,317 @@
+"""Run folders and specimen folders: what was run, what was seen, what was judged, in that order on disk.
+
+runs/<utc>-<short id>/ holds manifest.json (first), engine.jsonl (appended while running), one folder a scenario, and
+verdict.json (last, whole or not at all). A folder without verdict.json is incomplete by definition and says so.
+This module must not judge, and nothing here is pickle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from harness.records import (
+    STORE_VERSION,
+    FindingLine,
+    RunManifest,
+    RunVerdict,
+    ScenarioVerdict,
+    SpecimenManifest,
+    finding_line,
+)
+from harness.trace import Trace
+from harness.trace_io import plain, read_trace, trace_files, write_trace
+from harness.types import Divergence, Scenario, Verdict
+
+Model = TypeVar("Model", bound=BaseModel)
+
+MANIFEST, EVENTS, VERDICT = "manifest.json", "engine.jsonl", "verdict.json"
+SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
+LATEST = "latest"
+
+
+class StoreError(Exception):
+    """A folder that cannot be written or read; the text is meant for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredScenario:
+    """One judged scenario as it lies on disk. reference is None where none was kept."""
+
+    folder: Path
+    scenario: Scenario
+    engine: Trace
+    reference: Trace | None
+    findings: tuple[Divergence, ...]
+    verdict: ScenarioVerdict | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunWriter:
+    """Writes one run folder. `create` starts it, `attach` joins it (another worker), `finish` ends it."""
+
+    folder: Path
+
+    @classmethod
+    def create(cls, root: Path, *, manifest: Mapping[str, Any]) -> RunWriter:
+        """A new folder under `root`, with manifest.json in it and `latest` pointing at it.
+
+        manifest: the fields of RunManifest that the caller knows (argv, engine, ...).
+        """
+        now = datetime.now(UTC)
+        folder = root / f"{now:%Y%m%d-%H%M}-{secrets.token_hex(2)}"
+        with _disk(folder):
+            folder.mkdir(parents=True)
+        full = {"store_version": STORE_VERSION, "run_id": folder.name, "created": now.isoformat(timespec="seconds")}
+        _write_model(folder / MANIFEST, RunManifest.model_validate({**full, **plain(manifest)}))
+        _point_latest(root, folder)
+        return cls(folder=folder)
+
+    @classmethod
+    def attach(cls, folder: Path) -> RunWriter:
+        """Join a run that another process created and nobody has finished."""
+        _read_model(folder / MANIFEST, RunManifest)
+        if (folder / VERDICT).exists():
+            raise StoreError(f"run {folder} is finished: {VERDICT} is there\n  start a new one:  eaglecheck run")
+        return cls(folder=folder)
+
+    def append_event(self, event: Mapping[str, Any]) -> None:
+        """One line in engine.jsonl, visible to readers at once."""
+        line = json.dumps(plain(event), sort_keys=True, allow_nan=False) + "\n"
+        with _disk(self.folder), (self.folder / EVENTS).open("ab") as file:
+            file.write(line.encode())  # one write: lines of several workers do not mix
+
+    def save_scenario(
+        self,
+        scenario: Scenario,
+        *,
+        engine: Trace,
+        reference: Trace | None,
+        verdict: Verdict,
+        divergences: Iterable[Divergence],
+    ) -> Path:
+        """Everything about one scenario, its verdict.json last. Returns its folder."""
+        folder = self.folder / f"{scenario.name}-{scenario.id}"
+        with _disk(self.folder):
+            _write_case(folder, scenario, engine, reference, divergences)
+            _write_model(folder / VERDICT, ScenarioVerdict.of(scenario, verdict))
+        return folder
+
+    def finish(self, verdict: Verdict) -> Path:
+        """Write the run's verdict.json; after this the run is complete."""
+        scenarios = [_read_model(path, ScenarioVerdict) for path in sorted(self.folder.glob(f"*/{VERDICT}"))]
+        with _disk(self.folder):
+            _write_model(self.folder / VERDICT, RunVerdict.of(verdict, scenarios))
+        return self.folder / VERDICT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReader:
+    """Reads one run folder; StoreError for anything unfit. verdict is None only for an incomplete run."""
+
+    folder: Path
+    manifest: RunManifest
+    verdict: RunVerdict | None
+
+    @classmethod
+    def open(cls, folder: Path, *, allow_incomplete: bool = False) -> RunReader:
+        """The run in `folder` (the `latest` link will do)."""
+        if not folder.is_dir():
+            raise StoreError(f"no run folder at {folder}\n  {_known_runs(folder.parent)}")
+        folder = folder.resolve()
+        manifest = _read_model(folder / MANIFEST, RunManifest)
+        if not (folder / VERDICT).exists():
+            if not allow_incomplete:
+                raise StoreError(
+                    f"run {folder} is incomplete: it has no {VERDICT}, so it was cut off while running\n"
+                    f"  {len(list(folder.glob(f'*/{VERDICT}')))} scenarios were judged before that\n"
+                    f"  judge what is there:  eaglecheck recheck {folder}"
+                )
+            return cls(folder=folder, manifest=manifest, verdict=None)
+        return cls(folder=folder, manifest=manifest, verdict=_read_model(folder / VERDICT, RunVerdict))
+
+    def scenario_folders(self) -> list[Path]:
+        """The folders of all scenarios that left a scenario.json."""
+        return sorted(path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
+
+    def scenarios(self) -> Iterator[StoredScenario]:
+        """Every scenario, one at a time: traces can be large."""
+        return (read_case(folder) for folder in self.scenario_folders())
+
+    def events(self) -> list[dict[str, Any]]:
+        """The lines of engine.jsonl; a half line at the end of an incomplete run is left out, elsewhere it is an error."""
+        path = self.folder / EVENTS
+        if not path.exists():
+            return []
+        lines = path.read_bytes().split(b"\n")
+        cut_off = bool(lines[-1]) and self.verdict is None
+        return [
+            _json_object(path, number, line) for number, line in enumerate(lines[: -1 if cut_off else None], 1) if line
+        ]
+
+
+def read_case(folder: Path) -> StoredScenario:
+    """One scenario folder or specimen folder."""
+    scenario = _read_model(folder / SCENARIO, Scenario)
+    has_reference = trace_files(folder, "reference")["json"].exists()
+    return StoredScenario(
+        folder=folder,
+        scenario=scenario,
+        engine=read_trace(folder, "engine"),
+        reference=read_trace(folder, "reference") if has_reference else None,
+        findings=tuple(read_findings(folder / FINDINGS)),
+        verdict=_read_model(folder / VERDICT, ScenarioVerdict) if (folder / VERDICT).exists() else None,
+    )
+
+
+def read_findings(path: Path) -> Iterator[Divergence]:
+    """The divergences of findings.jsonl."""
+    try:
+        lines = path.read_bytes().splitlines()
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is missing: the folder is incomplete\n  {_again(path)}") from error
+    for number, line in enumerate(lines, 1):
+        yield _validated(path, FindingLine, _json_object(path, number, line), line=number).divergence()
+
+
+def write_specimen(
+    folder: Path,
+    scenario: Scenario,
+    *,
+    engine: Trace,
+    reference: Trace | None,
+    divergences: Iterable[Divergence],
+    signature: str,
+    replay: str,
+) -> Path:
+    """A small folder that reproduces one failure anywhere: scenario, traces, findings, manifest.
+
+    replay: the one command that runs it again. Returns the folder.
+    """
+    header = engine.header
+    manifest = SpecimenManifest(
+        store_version=STORE_VERSION,
+        scenario=scenario.name,
+        scenario_id=scenario.id,
+        release=str(header.get("release", "unknown")),
+        device=str(header.get("device", "unknown")),
+        header=plain(header),
+        signature=signature,
+        replay=replay,
+    )
+    with _disk(folder):
+        _write_case(folder, scenario, engine, reference, divergences)
+        _write_model(folder / MANIFEST, manifest)
+    return folder
+
+
+def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
+    """What `write_specimen` wrote."""
+    return _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+
+
+def _write_case(
+    folder: Path, scenario: Scenario, engine: Trace, reference: Trace | None, divergences: Iterable[Divergence]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    _write_model(folder / SCENARIO, scenario)
+    for trace in (engine, reference):
+        if trace is not None:
+            write_trace(folder, trace)
+    lines = [finding_line(found).model_dump_json() for found in divergences]
+    _write_whole(folder / FINDINGS, "".join(f"{line}\n" for line in lines).encode())
+
+
+def _write_model(path: Path, model: BaseModel) -> None:
+    _write_whole(path, (model.model_dump_json(indent=1) + "\n").encode())
+
+
+def _write_whole(path: Path, content: bytes) -> None:
+    """Whole or not at all, and on the disk before the name is: a verdict must survive a power cut."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
+    with _disk(path.parent):
+        with draft.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    """Turn a full disk into text that says what to do; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        raise StoreError(
+            f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
+            f"  what was written before is kept; the run counts as incomplete\n"
+            f"  see what is large:  du -sh {folder.parent}/* | sort -h"
+        ) from error
+
+
+def _point_latest(root: Path, folder: Path) -> None:
+    draft = root / f".{LATEST}-{folder.name}"
+    with _disk(root):
+        draft.symlink_to(folder.name)
+        os.replace(draft, root / LATEST)
+
+
+def _read_model(path: Path, model: type[Model]) -> Model:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError as error:
+        raise StoreError(
+            f"{path} is missing: not one of our folders, or an incomplete one\n  {_again(path)}"
+        ) from error
+    return _validated(path, model, _json_object(path, 1, content))
+
+
+def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError as error:
+        raise StoreError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
+    if not isinstance(found, dict):
+        raise StoreError(f"{path}, line {line}: a {type(found).__name__}, not an object\n  {_again(path)}")
+    return found
+
+
+def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line: int = 1) -> Model:
+    version = content.get("store_version")
+    if isinstance(version, int) and version > STORE_VERSION:
+        raise StoreError(
+            f"{path} has store version {version}; this eaglecheck reads up to {STORE_VERSION}\n  update eaglecheck"
+        )
+    try:
+        return model.model_validate_json(json.dumps(content))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        allowed = ", ".join(model.model_fields)
+        raise StoreError(
+            f"{path}, line {line}: {where}: {first['msg']}\n  allowed keys: {allowed}\n  {_again(path)}"
+        ) from error
+
+
+def _again(path: Path) -> str:
+    return f"the folder cannot be used as it is; run again, or look at it:  ls -l {path.parent}"
+
+
+def _known_runs(root: Path) -> str:
+    runs = sorted(path.parent.name for path in root.glob(f"*/{MANIFEST}") if not path.parent.is_symlink())
+    return f"runs in {root}: {', '.join(runs[-5:])}" if runs else f"there are no runs in {root}"

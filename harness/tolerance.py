@@ -1,0 +1,165 @@
+"""The three ways to compare, and every number that decides: EXACT, TIE, BUDGET. There is no fourth.
+
+EXACT   integers: positions, slots, inputs, parents, lengths. Equal or wrong; no budget rescues an integer.
+TIE     a token choice: another token is accepted only when the reference can hardly tell the two apart.
+BUDGET  floats: within a share of the row's largest value; a NaN on either side is a failure.
+
+This module must not know what a row means: it sees arrays and a dtype name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
+Wide = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """How far a float may be from the truth, for an engine that computes in one dtype.
+
+    A row passes when its greatest absolute error is at most `relative` times the greatest |truth| of that row plus
+    `floor`, AND, where a run in the engine's own dtype is at hand, at most `ratio` times that run's error plus `floor`.
+    """
+
+    dtype: str
+    relative: float
+    floor: float
+    ratio: float
+    #: what rounding alone does to a row, as a share of its greatest value; TIE is built on it
+    numerical_floor: float
+    #: share of token choices that may be ties before the ties themselves are a finding
+    tie_rate: float
+    reason: str
+
+
+#: A near tie is one closer than this many numerical floors: both candidates' logits carry an error of up to one
+#: floor on either side (2), and the reference sums in another order (2 more).
+TIE_MULTIPLE = 4.0
+
+#: This many ties are allowed in any scenario, whatever the rate: one tie among ten choices says nothing.
+TIES_ALWAYS_ALLOWED = 2
+
+BUDGETS: dict[str, Budget] = {
+    "float32": Budget(
+        dtype="float32",
+        relative=1e-4,  # 50 numerical floors: far above re-ordered sums, far below a neighbour's row (about 1)
+        floor=1e-5,  # rows whose true values are near zero, e.g. a probability of 1e-6
+        ratio=8.0,  # a second float32 run differs from the truth by the same order, not by ten times it
+        numerical_floor=16 * 2.0**-23,  # 16 ulp: sums of a few hundred products over a few layers
+        tie_rate=0.01,  # random tiny models tie about once in 10^4 choices
+        reason="sums in another order over a handful of layers",
+    ),
+    "float16": Budget(
+        dtype="float16",
+        relative=3e-2,  # about 30 roundings of 2^-10
+        floor=2e-3,  # one rounding of a value near 2
+        ratio=4.0,
+        numerical_floor=2 * 2.0**-10,  # every operator rounds its output once
+        tie_rate=0.05,
+        reason="each operator rounds its output to 11 bits",
+    ),
+    "bfloat16": Budget(
+        dtype="bfloat16",
+        relative=1e-1,  # about 13 roundings of 2^-7
+        floor=1.6e-2,  # one rounding of a value near 2
+        ratio=4.0,
+        numerical_floor=2 * 2.0**-7,  # every operator rounds its output once
+        tie_rate=0.15,
+        reason="each operator rounds its output to 8 bits",
+    ),
+}
+
+
+def budget_for(dtype: str) -> Budget:
+    """The budget of an engine dtype; KeyError text lists the known ones."""
+    if dtype not in BUDGETS:
+        raise KeyError(f"no budget for dtype {dtype!r}; known: {', '.join(BUDGETS)}")
+    return BUDGETS[dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowErrors:
+    """How m rows compare: each [m]. `passed` is the judgement; the rest says by how much and where."""
+
+    passed: Flags
+    greatest_abs: Wide
+    greatest_rel: Wide
+    column: Ints
+    mismatched: Ints
+    limit: Wide
+
+
+def judge_rows(
+    *, engine: Floats, truth: Floats, budget: Budget, own: Floats | None = None, scale: Wide | None = None
+) -> RowErrors:
+    """BUDGET over rows: engine, truth and own (a run in the engine's dtype) are [m, w]; scale [m] overrides max |truth|.
+
+    NaN or infinity on either side fails, also where both have it.
+    """
+    truth_wide = truth.astype(np.float64)
+    error = _errors(engine, truth_wide)
+    size = _row_max(np.abs(truth_wide)) if scale is None else scale
+    limit = budget.relative * size + budget.floor
+    if own is not None:
+        limit = np.minimum(limit, budget.ratio * _row_max(_errors(own, truth_wide)) + budget.floor)
+    limit = np.where(np.isfinite(limit), limit, 0.0)
+    greatest = _row_max(error)
+    return RowErrors(
+        passed=greatest <= limit,
+        greatest_abs=greatest,
+        greatest_rel=greatest / np.maximum(size, np.finfo(np.float64).tiny),
+        column=error.argmax(axis=1) if error.shape[1] else np.zeros(len(error), dtype=np.int64),
+        mismatched=(error > limit[:, None]).sum(axis=1),
+        limit=limit,
+    )
+
+
+def _errors(values: Floats, truth: Wide) -> Wide:
+    """|values - truth| [m, w], infinite wherever either side is not finite."""
+    wide = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(wide - truth)
+    return np.where(np.isfinite(wide) & np.isfinite(truth), error, np.inf)
+
+
+def _row_max(values: Wide) -> Wide:
+    """Greatest value of each row [m]; 0 for rows without columns."""
+    return values.max(axis=1, initial=0.0)
+
+
+def tie_limit(*, scale: float, budget: Budget) -> float:
+    """The margin under which two candidates are the same to a row whose greatest |logit| is `scale`.
+
+    A scale that is not finite allows nothing.
+    """
+    return TIE_MULTIPLE * budget.numerical_floor * scale if np.isfinite(scale) else 0.0
+
+
+def choice_margin(*, top_ids: Ints, top_logits: Floats, expected: int, observed: int) -> float:
+    """Reference logit of its own choice minus reference logit of the engine's choice.
+
+    Infinite when either is not among the row's recorded top logits. top_ids, top_logits: [up to 16].
+    """
+    if expected == observed:
+        return 0.0
+    logits = dict(zip(top_ids.tolist(), top_logits.tolist(), strict=False))
+    if expected not in logits or observed not in logits:
+        return float("inf")
+    return abs(logits[expected] - logits[observed])
+
+
+def is_tie(*, margin: float, scale: float, budget: Budget) -> bool:
+    """TIE: whether a different token is the same choice. A NaN margin is not."""
+    return margin < tie_limit(scale=scale, budget=budget)
+
+
+def too_many_ties(*, ties: int, choices: int, budget: Budget) -> bool:
+    """Whether the rate of ties is itself suspicious."""
+    return ties > max(TIES_ALWAYS_ALLOWED, budget.tie_rate * choices)

@@ -1,0 +1,250 @@
+"""The records every room shares: scenarios going in, rows and findings coming out.
+
+This module must not import torch, sglang or any other room: it is the vocabulary, not the behaviour.
+
+Symbols used in shapes: b live requests, k speculative steps, t topk, n draft tokens, e sum of extend lengths,
+h hidden width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+SCENARIO_SCHEMA = 1
+
+
+class Phase(StrEnum):
+    """Which forward or decision a row belongs to, in the order they happen to one request."""
+
+    PREFILL = "PREFILL"  # target over prompt rows (one chunk)
+    DRAFT_PREFILL = "DRAFT_PREFILL"  # draft over the same chunk, tokens rotated left by one
+    DRAFT = "DRAFT"  # draft forward `step` of a round
+    VERIFY = "VERIFY"  # target over the draft tree
+    ACCEPT = "ACCEPT"  # the walk: one row per committed token
+    EXTEND = "EXTEND"  # draft over the tokens the verify committed
+    IDLE = "IDLE"  # a rank without requests entering a stage
+    PREBUILT = "PREBUILT"  # decode-side batch whose prefill ran elsewhere
+
+
+class Kind(StrEnum):
+    """What is wrong. Stable: gates and known-failure files read these words."""
+
+    TOKEN = "TOKEN"
+    POSITION = "POSITION"
+    PARENT = "PARENT"
+    ACCEPT = "ACCEPT"
+    EXTEND_INPUT = "EXTEND_INPUT"
+    CACHE_SLOT = "CACHE_SLOT"
+    NUMERIC = "NUMERIC"
+    SHAPE = "SHAPE"
+    MISSING_ROW = "MISSING_ROW"
+    EXTRA_ROW = "EXTRA_ROW"
+    LOCKSTEP = "LOCKSTEP"
+    LEAK = "LEAK"
+    CRASH = "CRASH"
+    HANG = "HANG"
+    NONDETERMINISM = "NONDETERMINISM"
+
+
+class Outcome(StrEnum):
+    """Three-valued judgement; merged by priority FAIL > UNKNOWN > PASS."""
+
+    PASS = "PASS"
+    FAIL = "FAIL"
+    UNKNOWN = "UNKNOWN"
+
+
+class Policy(StrEnum):
+    """How a value was compared. There is no fourth."""
+
+    EXACT = "EXACT"
+    TIE = "TIE"
+    BUDGET = "BUDGET"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpecConfig(_Strict):
+    """Speculation knobs: k steps, t candidates a step, n nodes in the verified tree (root included)."""
+
+    algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE"
+    k: Annotated[int, Field(ge=1, le=16)] = 3
+    t: Annotated[int, Field(ge=1, le=16)] = 1
+    n: Annotated[int, Field(ge=2, le=256)] = 4
+
+    @model_validator(mode="after")
+    def _tree_is_possible(self) -> SpecConfig:
+        if self.t == 1 and self.n != self.k + 1:
+            raise ValueError(f"n must be k+1 = {self.k + 1} when t = 1, not {self.n}")
+        most = 1 + self.t + (self.k - 1) * self.t * self.t
+        if self.n > most:
+            raise ValueError(f"n = {self.n} exceeds the {most} nodes that k = {self.k}, t = {self.t} can propose")
+        return self
+
+
+class EngineConfig(_Strict):
+    """Engine knobs. The first group is fixed at boot; `chunk` may change between scenarios."""
+
+    dp: Annotated[int, Field(ge=1, le=8)] = 1
+    tp: Annotated[int, Field(ge=1, le=8)] = 1
+    page: Annotated[int, Field(ge=1)] = 1
+    overlap: bool = False
+    graphs: bool = False
+    backend: str = "triton"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    prefix_cache: bool = True
+    max_running: Annotated[int, Field(ge=1)] = 8
+    pool_tokens: Annotated[int, Field(ge=16)] = 4096
+    chunk: Annotated[int, Field(ge=1)] | None = None
+
+    def boot(self) -> dict[str, Any]:
+        """The part that needs a reboot to change, as JSON-ready data."""
+        return self.model_dump(exclude={"chunk"})
+
+
+class RequestSpec(_Strict):
+    """One request, by token ids alone; temperature 0 is greedy."""
+
+    rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
+    prompt: Annotated[tuple[int, ...], Field(min_length=1)]
+    max_new_tokens: Annotated[int, Field(ge=1)] = 16
+    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    seed: int | None = None
+    stop_ids: tuple[int, ...] = ()
+    dp_rank: Annotated[int, Field(ge=0)] = 0
+
+
+class Op(_Strict):
+    """One instruction of a scenario script.
+
+    submit   rids arrive at the next tick, in this order
+    tick     `count` turns of the scheduler loop
+    abort    rids are aborted at the next tick
+    retract  every running request goes back to the waiting queue
+    pause / resume, flush: what they say
+    fault    arm the mutant `name`
+    drain    turns until nothing is left; `count` bounds them
+    """
+
+    kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "fault", "drain"]
+    rids: tuple[str, ...] = ()
+    count: Annotated[int, Field(ge=1)] = 1
+    name: str | None = None
+
+
+class Scenario(_Strict):
+    """A batch program: pure data, the same scenario gives the same batches.
+
+    `id` is derived from the content (see `Scenario.id`), so it is stable across machines and years.
+    """
+
+    schema_version: Literal[1] = SCENARIO_SCHEMA
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
+    seed: int = 0
+    checkpoint: str = "eagle-tiny"
+    spec: SpecConfig = SpecConfig()
+    engine: EngineConfig = EngineConfig()
+    requests: Annotated[tuple[RequestSpec, ...], Field(min_length=1)]
+    script: Annotated[tuple[Op, ...], Field(min_length=1)]
+    wants: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> Scenario:
+        rids = [request.rid for request in self.requests]
+        if len(set(rids)) != len(rids):
+            raise ValueError(f"rid used twice: {sorted(r for r in set(rids) if rids.count(r) > 1)}")
+        for op in self.script:
+            unknown = sorted(set(op.rids) - set(rids))
+            if unknown:
+                raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}; allowed: {', '.join(rids)}")
+        submitted = [rid for op in self.script if op.kind == "submit" for rid in op.rids]
+        if sorted(submitted) != sorted(rids):
+            raise ValueError("every request must be submitted exactly once")
+        if self.script[-1].kind != "drain":
+            raise ValueError("the script must end with a drain op")
+        return self
+
+    @property
+    def id(self) -> str:
+        """Content hash (12 hex digits of SHA-256 over canonical JSON), independent of field order."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def boot_key(self) -> str:
+        """Scenarios with one boot key can share one engine process."""
+        parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def request(self, rid: str) -> RequestSpec:
+        """The request called `rid`; KeyError if there is none."""
+        for request in self.requests:
+            if request.rid == rid:
+                return request
+        raise KeyError(rid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, order=True)
+class Key:
+    """What two rows must share to be compared: meaning, never order of arrival."""
+
+    dp_rank: int
+    rid: str
+    epoch: int
+    committed: int
+    phase: str
+    step: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """One disagreement between engine and reference (or engine and invariant)."""
+
+    kind: Kind
+    check: str
+    key: Key
+    round: int
+    expected: Any
+    observed: Any
+    policy: Policy = Policy.EXACT
+    margin: float | None = None
+    hint: str = ""
+    first: bool = False
+    #: signature of the earlier divergence that explains this one; empty for a root
+    cause: str = ""
+
+    @property
+    def signature(self) -> str:
+        """Failure identity: the same defect in another request or round has the same signature."""
+        return f"{self.kind}:{self.check}:{self.key.phase}:{self.hint or 'any'}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Judgement of one scenario or one run."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...] = ()
+    coverage: dict[str, int] = field(default_factory=dict)
+    compared: dict[str, int] = field(default_factory=dict)
+    ties: int = 0
+    #: kinds of every divergence, and of those that nothing earlier explains
+    kinds: tuple[str, ...] = ()
+    root_kinds: tuple[str, ...] = ()
+
+    @staticmethod
+    def merge(outcomes: list[Outcome]) -> Outcome:
+        """FAIL > UNKNOWN > PASS; an empty list is UNKNOWN, since nothing to compare is never a pass."""
+        if Outcome.FAIL in outcomes:
+            return Outcome.FAIL
+        if not outcomes or Outcome.UNKNOWN in outcomes:
+            return Outcome.UNKNOWN
+        return Outcome.PASS

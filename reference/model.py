@@ -1,0 +1,246 @@
+"""The truth for one request: a Llama target and an EAGLE draft head, whole sequences, no KV cache.
+
+Written from the Llama paper (arXiv 2302.13971), RoPE (arXiv 2104.09864) and EAGLE (arXiv 2401.15077), to be checked
+against them in one sitting. Every row is recomputed from tokens each time; nothing here may remember a call. This
+module must not import sglang or transformers.
+
+Shapes: T rows, h hidden width, V vocabulary, H heads, G key/value heads, d head width, L layers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn.functional import embedding, linear, silu
+
+TARGET_ARCHITECTURE = "LlamaForCausalLM"
+DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read as what it should be: names the path, what was found and what was expected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """The part of an HF Llama config.json that changes the arithmetic."""
+
+    architecture: str
+    vocab: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    rope_theta: float
+    tied: bool
+
+    @staticmethod
+    def read(path: Path, *, architecture: str) -> Config:
+        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here."""
+        file = Path(path) / "config.json"
+        try:
+            raw: dict[str, Any] = json.loads(file.read_text())
+        except (OSError, ValueError) as error:
+            raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
+        found = raw.get("architectures")
+        if found != [architecture]:
+            raise CheckpointError(f"{file}: architectures is {found!r}; expected {[architecture]!r}")
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        rope_type = rope.get("rope_type", rope.get("type", "default"))
+        wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": "default"}
+        for key, only in wanted.items():
+            value = rope_type if key == "rope_type" else raw.get(key, only)
+            if value != only:
+                raise CheckpointError(f"{file}: {key} is {value!r}; this reference builds only {only!r}")
+        try:
+            return Config(
+                architecture=architecture,
+                vocab=raw["vocab_size"],
+                hidden=raw["hidden_size"],
+                intermediate=raw["intermediate_size"],
+                layers=raw["num_hidden_layers"],
+                heads=raw["num_attention_heads"],
+                kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
+                head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+                eps=raw["rms_norm_eps"],
+                rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
+                tied=raw.get("tie_word_embeddings", False),
+            )
+        except KeyError as error:
+            raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected an HF Llama config") from error
+
+
+class Weights:
+    """The tensors of a checkpoint folder, by name, converted to one dtype."""
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self.path = Path(path)
+        files = sorted(self.path.glob("*.safetensors"))
+        if not files:
+            raise CheckpointError(f"{self.path}: no *.safetensors file; expected at least one")
+        self._tensors: dict[str, Tensor] = {}
+        for file in files:
+            try:
+                loaded = load_file(file)
+            except SafetensorError as error:
+                raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
+            self._tensors |= {name: tensor.to(dtype) for name, tensor in loaded.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        """The tensor `name`, which must exist and have `shape`."""
+        if name not in self._tensors:
+            raise CheckpointError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
+        found = tuple(self._tensors[name].shape)
+        if found != shape:
+            raise CheckpointError(f"{self.path}: {name!r} has shape {found}; expected {shape}")
+        return self._tensors[name]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x [T,h] divided by its root mean square over h, times weight [h]; never narrower than float32 inside."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
+    """Rotate x [T,H,d] by positions [T]: pair (i, i + d/2) turns by position * theta^(-2i/d), as HF lays pairs out."""
+    d, wide = x.shape[-1], torch.promote_types(x.dtype, torch.float32)  # half precision cannot hold an angle
+    frequency = 1.0 / theta ** (torch.arange(0, d, 2, dtype=wide) / d)
+    angle = positions[:, None] * frequency
+    cos, sin = angle.cos()[:, None, :].to(x.dtype), angle.sin()[:, None, :].to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+
+
+def causal(rows: int) -> Tensor:
+    """bool [T,T]: row i sees rows 0..i."""
+    return torch.ones(rows, rows, dtype=torch.bool).tril()
+
+
+class Layer:
+    """One decoder layer: attention and gated MLP, each added to the residual stream."""
+
+    def __init__(self, weights: Weights, prefix: str, config: Config, *, input_norm: bool = True) -> None:
+        c, take = config, weights.take
+        wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
+        self.config = config
+        self.input_norm = take(f"{prefix}input_layernorm.weight", c.hidden) if input_norm else None
+        self.q = take(f"{prefix}self_attn.q_proj.weight", wide, c.hidden)
+        self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, c.hidden)
+        self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, c.hidden)
+        self.o = take(f"{prefix}self_attn.o_proj.weight", c.hidden, wide)
+        self.post_norm = take(f"{prefix}post_attention_layernorm.weight", c.hidden)
+        self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
+        self.up = take(f"{prefix}mlp.up_proj.weight", c.intermediate, c.hidden)
+        self.down = take(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate)
+
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """x [T,h], positions int64 [T], mask bool [T,T] (row sees column) -> [T,h]."""
+        x = x + self._attention(self._norm(x, self.input_norm), positions, mask)
+        y = self._norm(x, self.post_norm)
+        return x + linear(silu(linear(y, self.gate)) * linear(y, self.up), self.down)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else rms_norm(x, weight, self.config.eps)
+
+    def _attention(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        c, rows = self.config, x.shape[0]
+        q = rope(linear(x, self.q).view(rows, c.heads, c.head_dim), positions, c.rope_theta)
+        k = rope(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), positions, c.rope_theta)
+        v = linear(x, self.v).view(rows, c.kv_heads, c.head_dim)
+        group = c.heads // c.kv_heads  # query heads g*group .. share key/value head g
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * c.head_dim**-0.5
+        weight = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
+        return linear(torch.einsum("hij,jhd->ihd", weight, v).reshape(rows, -1), self.o)
+
+
+class Target:
+    """The Llama model whose greedy text is the only right text."""
+
+    def __init__(self, weights: Weights, config: Config) -> None:
+        self.config = config
+        self.embed = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
+        self.layers = [Layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
+        self.norm = weights.take("model.norm.weight", config.hidden)
+        tied = config.tied and "lm_head.weight" not in weights
+        self.head = self.embed if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
+
+    @staticmethod
+    def load(path: Path, dtype: torch.dtype = torch.float32) -> Target:
+        """Read an HF Llama folder; CheckpointError if it is not one."""
+        config = Config.read(path, architecture=TARGET_ARCHITECTURE)
+        return Target(Weights(path, dtype), config)
+
+    def hidden_states(
+        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """tokens int64 [T] -> L+1 tensors [T,h]: the embedding, each layer's output, the last one after the final norm.
+
+        positions int64 [T] defaults to 0..T-1, mask bool [T,T] to causal.
+        """
+        positions = torch.arange(len(tokens)) if positions is None else positions
+        mask = causal(len(tokens)) if mask is None else mask
+        states = [embedding(tokens, self.embed)]
+        for layer in self.layers:
+            states.append(layer.forward(states[-1], positions, mask))
+        return [*states[:-1], rms_norm(states[-1], self.norm, self.config.eps)]
+
+    def forward(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        """The last hidden state after the final norm, [T,h]: what EAGLE hands to its draft head."""
+        return self.hidden_states(tokens, positions, mask)[-1]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [...,h] -> [...,V]."""
+        return linear(hidden, self.head)
+
+
+class DraftHead:
+    """EAGLE's autoregression head: fc over (token embedding, feature), then a decoder layer; no final norm.
+
+    Embedding and lm_head are the target's. The first layer has no input norm (EAGLE section 3.1 and its released
+    weights). Row j holds the token at j+1 and the feature at j, and its output stands for the feature at j+1.
+    """
+
+    def __init__(self, weights: Weights, config: Config, target: Target) -> None:
+        h = config.hidden
+        self.config, self.target = config, target
+        self.fc = weights.take("fc.weight", h, 2 * h)
+        self.bias = weights.take("fc.bias", h) if "fc.bias" in weights else None
+        self.layers = [Layer(weights, f"layers.{i}.", config, input_norm=i > 0) for i in range(config.layers)]
+
+    @staticmethod
+    def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> DraftHead:
+        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`."""
+        config = Config.read(path, architecture=DRAFT_ARCHITECTURE)
+        for name in ("hidden", "vocab"):
+            found, expected = getattr(config, name), getattr(target.config, name)
+            if found != expected:
+                raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
+        if dtype != target.embed.dtype:
+            raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
+        return DraftHead(Weights(path, dtype), config, target)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h]."""
+        x = linear(torch.cat((embedding(tokens, self.target.embed), hidden), dim=-1), self.fc, self.bias)
+        for layer in self.layers:
+            x = layer.forward(x, positions, mask)
+        return x
+
+    def logits(self, g: Tensor) -> Tensor:
+        """g [...,h] -> [...,V], through the target's lm_head."""
+        return self.target.logits(g)

@@ -1,0 +1,241 @@
+"""One reference for many scenarios: replays what an engine did, or speculates and generates by itself.
+
+Conditioned by default: a replayed round starts from what the engine had committed and follows its proposals, so one
+wrong round is one finding. Every request is computed alone. This module must not judge, and must see an engine's
+trace only through `EngineView`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+
+from harness.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.types import Phase, RequestSpec, Scenario, SpecConfig
+from reference.engine_view import EngineView, Turn
+from reference.model import DraftHead, Target
+from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """Greedy text and, for each token, how far its logit was above the next best one."""
+
+    tokens: tuple[int, ...]
+    margins: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Story:
+    """What one request lived through between two restarts.
+
+    tokens: prompt and everything committed; turns: those that can be derived; committed: what each turn committed
+    (empty if unknown); why: what stopped the reference and where, or None.
+    """
+
+    tokens: list[int]
+    turns: list[tuple[Turn, tuple[int, ...]]]
+    why: tuple[Turn, str] | None
+
+
+class ReferenceSession:
+    """Target and draft head with the speculation settings they are asked about."""
+
+    def __init__(self, target: Target, head: DraftHead, spec: SpecConfig) -> None:
+        if spec.algorithm != "EAGLE":
+            raise ValueError(f"algorithm is {spec.algorithm!r}; the reference builds only 'EAGLE'")
+        self.target, self.head, self.spec = target, head, spec
+
+    def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
+        """Greedy text without speculation, one whole sequence a token; a stop id is kept and ends it."""
+        return list(self.generate_with_margins(prompt, max_new_tokens, stop_ids).tokens)
+
+    @torch.inference_mode()
+    def generate_with_margins(
+        self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()
+    ) -> Generated:
+        """As `generate`, with the margin of each choice, by which ties are recognised."""
+        tokens, margins = list(prompt), list[float]()
+        while len(margins) < max_new_tokens:
+            logits = self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
+            best, second = torch.sort(logits, descending=True, stable=True).values[:2].tolist()
+            tokens.append(int(logits.argmax()))
+            margins.append(best - second)
+            if tokens[-1] in stop_ids:
+                break
+        return Generated(tokens=tuple(tokens[len(prompt) :]), margins=tuple(margins))
+
+    @torch.inference_mode()
+    def replay(self, scenario: Scenario, engine: Trace) -> Trace:
+        """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
+
+        A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
+        """
+        view = EngineView(engine, self.spec, self.target.config.vocab)
+        writer, events = Writer(), list[Event]()
+        for request in scenario.requests:
+            for story in _stories(request, view):
+                self._replay(story, view, writer)
+                if story.why:
+                    events.append(_stopped(*story.why))
+                    break
+        rows, tensors = writer.build()
+        return Trace(
+            side="reference",
+            scenario_id=engine.scenario_id,
+            header=self._header("replay"),
+            rows=rows,
+            rounds=engine.rounds,
+            events=tuple(events),
+            tensors=tensors,
+        )
+
+    def _replay(self, story: _Story, view: EngineView, writer: Writer) -> None:
+        reading = Reading.of(self.head, story.tokens)
+        rounds: list[tuple[Where, Conditions]] = []
+        before: Turn | None = None
+        for turn, committed in story.turns:
+            where = _where(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
+            if turn.record.mode == "PREFILL":
+                prefill_rows(writer, where, self.target, reading, turn.length)
+                phase, length = Phase.DRAFT_PREFILL, turn.length
+            else:
+                rounds.append((where, view.conditions(turn, before)))
+                phase, length = Phase.EXTEND, len(committed)
+            if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
+                rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
+            before = turn
+        decode_rows(writer, self.head, reading, self.spec, rounds)
+
+    @torch.inference_mode()
+    def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
+        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends."""
+        writer, rounds = Writer(), list[RoundRecord]()
+        tokens, prompt = list(request.prompt), len(request.prompt)
+        first = self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()
+        tokens.append(int(first))
+        reading = Reading.of(self.head, tokens)
+        for start in range(0, prompt, chunk or prompt):
+            length = min(chunk or prompt, prompt - start)
+            record = _record(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
+            where = _where(record, rid=request.rid, epoch=0, committed=start)
+            prefill_rows(writer, where, self.target, reading, length)
+            rotated_rows(writer, where, Phase.DRAFT_PREFILL, self.head, reading, length=length, t=self.spec.t)
+            rounds.append(record)
+        while (output := _ended(request, tokens[prompt:])) is None:
+            index, c = len(rounds), len(tokens) - 1
+            where = _where(_record(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
+            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())])
+            tokens += walk.tokens
+            reading, length = Reading.of(self.head, tokens), len(walk.tokens)
+            rotated_rows(writer, where, Phase.EXTEND, self.head, reading, length=length, t=self.spec.t)
+            rounds.append(_record(request, index, "DECODE", c, length, k=self.spec.k))
+        rows, tensors = writer.build()
+        return Trace(
+            side="reference",
+            scenario_id=scenario_id,
+            header=self._header("speculate"),
+            rows=rows,
+            rounds=tuple(rounds),
+            ends=(RequestEnd(rid=request.rid, tick=len(rounds) - 1, reason=output[0], output_ids=output[1]),),
+            tensors=tensors,
+        )
+
+    def _header(self, mode: str) -> dict[str, Any]:
+        dtype = str(self.target.embed.dtype).removeprefix("torch.")
+        return {"reference": mode, "torch": torch.__version__, "dtype": dtype, "spec": self.spec.model_dump()}
+
+
+def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+    """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
+    stops = [index for index, token in enumerate(output) if token in request.stop_ids]
+    if stops and stops[0] < request.max_new_tokens:
+        return "stop", tuple(output[: stops[0] + 1])
+    if len(output) >= request.max_new_tokens:
+        return "length", tuple(output[: request.max_new_tokens])
+    return None
+
+
+def _stories(request: RequestSpec, view: EngineView) -> Iterator[_Story]:
+    """One story an epoch; after a restart the prompt is everything known so far."""
+    tokens = list(request.prompt)
+    for _, turns in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):
+        story = _follow(tokens, list(turns), view)
+        tokens = list(story.tokens)
+        yield story
+
+
+def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> _Story:
+    """Collect committed tokens turn by turn until they become unknown."""
+    tokens, derived = list(tokens), list[tuple[Turn, tuple[int, ...]]]()
+    for turn in turns:
+        began = view.has(turn, Phase.DRAFT) or view.has(turn, Phase.VERIFY)
+        if turn.record.mode == "DECODE" and turn.length == 0 and not began:
+            continue  # in the batch, but not in its forwards
+        why = _impossible(turn, len(tokens))
+        if why:
+            return _Story(tokens=tokens, turns=derived, why=(turn, why))
+        if turn.record.mode == "PREFILL":
+            committed = view.first_token(turn) if turn.final else ()
+            unknown = turn.final and not committed
+        else:
+            committed = view.accepted(turn)
+            unknown = not committed
+        derived.append((turn, committed))
+        if unknown:
+            return _Story(tokens=tokens, turns=derived, why=(turn, "the tokens it committed are not in the trace"))
+        tokens += committed
+    return _Story(tokens=tokens, turns=derived, why=None)
+
+
+def _impossible(turn: Turn, known: int) -> str | None:
+    """Why a request with `known` tokens cannot have had this turn, or None."""
+    end, mode = turn.start + turn.length, turn.record.mode
+    if mode == "PREFILL":
+        if turn.start < 0 or turn.length < 1 or (end != known if turn.final else end >= known):
+            return f"prefill rows {turn.start}..{end - 1} (final: {turn.final}) do not fit the {known} tokens it has"
+        return None
+    if mode == "DECODE":
+        return None if turn.start == known - 1 else f"committed length {turn.start}, but it has {known} tokens"
+    return f"rounds of mode {mode} cannot be replayed"
+
+
+def _stopped(turn: Turn, why: str) -> Event:
+    data = {"rid": turn.rid, "round": turn.record.index, "why": why}
+    return Event(name="reference_stopped", tick=turn.record.tick, dp_rank=turn.record.dp_rank, data=data)
+
+
+def _where(record: RoundRecord, *, rid: str, epoch: int, committed: int) -> Where:
+    return Where(
+        rid=rid,
+        epoch=epoch,
+        dp_rank=record.dp_rank,
+        round=record.index,
+        tick=record.tick,
+        committed=committed,
+    )
+
+
+def _record(
+    request: RequestSpec, index: int, mode: str, start: int, length: int, *, final: bool = False, k: int = 1
+) -> RoundRecord:
+    """A round with one request; one tick a round."""
+    prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: 1}
+    decode = {Phase.DRAFT: k - 1, Phase.VERIFY: 1, Phase.EXTEND: 1}
+    return RoundRecord(
+        index=index,
+        tick=index,
+        dp_rank=request.dp_rank,
+        tp_rank=0,
+        mode=mode,
+        rids=(request.rid,),
+        epochs=(0,),
+        starts=(start,),
+        lens=(length,),
+        final=(final,),
+        forwards={str(phase): count for phase, count in (prefill if mode == "PREFILL" else decode).items()},
+    )

@@ -1,0 +1,217 @@
+"""The rows one request contributes to one round: what each forward should be fed, and what it should say.
+
+This is the row contract written out once for replay and for free running. Everything follows from `Reading` (both
+models over one token sequence) and, when conditioned, from what the other side proposed. This module must not look
+at a trace or decide which rounds happen.
+
+Symbols: c committed length, k steps, t topk, n tree nodes, a accept length, T tokens, h hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.trace import TOP_LOGITS, RowBuilder, Rows
+from harness.types import Phase, SpecConfig
+from reference.chain import Chain, Forced, Trunk, best, draft
+from reference.extend import rotate
+from reference.model import DraftHead, Target, causal
+from reference.tree import Tree, branch_mask, build_tree
+from reference.verify import Walk, greedy_walk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Both models over one request's tokens int64 [T]: target hidden [T,h], draft output [T-1,h].
+
+    Both are causal, so rows of a shorter prefix are the same: one reading serves every round of a request.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    draft: Tensor
+
+    @staticmethod
+    def of(head: DraftHead, tokens: list[int]) -> Reading:
+        """Read `tokens` from scratch, each model once over the whole sequence."""
+        ids = torch.tensor(tokens)
+        hidden, rows = head.target.forward(ids), len(ids) - 1
+        rotated = rotate(ids, 0, rows)
+        g = head.forward(rotated.input_ids, hidden[:rows], rotated.positions, causal(rows))
+        return Reading(tokens=ids, hidden=hidden, draft=g)
+
+    def trunk(self) -> Trunk:
+        """The draft rows that rounds hang on."""
+        return Trunk(input_ids=self.tokens[1:], hidden=self.hidden[:-1], output=self.draft)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What another side did in a decode round: its proposals, its tree and its target choices [n] (None: unknown)."""
+
+    forced: Forced = field(default_factory=Forced)
+    tree: Tree | None = None
+    choices: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The part of a row's key that is shared by a request's rows in one round."""
+
+    rid: str
+    epoch: int
+    dp_rank: int
+    round: int
+    tick: int
+    committed: int
+
+
+class Writer:
+    """Collects rows and the hidden states they point to."""
+
+    def __init__(self) -> None:
+        self._rows = RowBuilder()
+        self._tensors: dict[str, list[Tensor]] = {}
+
+    def add(
+        self,
+        where: Where,
+        phase: Phase,
+        slot: int,
+        *,
+        logits: Tensor | None = None,
+        choose: int = 0,
+        scored: bool = False,
+        **values: Any,
+    ) -> None:
+        """One row; `hidden_in` and `hidden_out` in values are tensors [h].
+
+        logits [V] fill lse and the top logits; the best `choose` of them are what the row chooses, `scored` with
+        their probabilities.
+        """
+        for name in ("hidden_in", "hidden_out"):
+            if name in values:
+                stored = self._tensors.setdefault(f"{name}.{phase}", [])
+                stored.append(values[name])
+                values[name] = len(stored) - 1
+        if logits is not None:
+            top, lse = best(logits, max(choose, TOP_LOGITS)), logits.logsumexp(-1)
+            kept, chosen = top[:TOP_LOGITS], top[:choose]
+            values |= {
+                "lse": float(lse),
+                "top_ids": kept,
+                "top_logits": logits[kept].float().numpy(),
+                "chosen_ids": chosen,
+            }
+            if scored:
+                values["chosen_probs"] = (logits[chosen] - lse).exp().float().numpy()
+        self._rows.add(**asdict(where), phase=str(phase), slot=slot, **values)
+
+    def build(self) -> tuple[Rows, dict[str, np.ndarray]]:
+        """The rows, and float32 [rows,h] tensors by name."""
+        tensors = {name: torch.stack(rows).to(torch.float32).numpy() for name, rows in self._tensors.items()}
+        return self._rows.build(), tensors
+
+
+def prefill_rows(writer: Writer, where: Where, target: Target, reading: Reading, length: int) -> None:
+    """Target rows of the prompt chunk [committed, committed+length): the last one also says what comes next."""
+    for j in range(length):
+        row, values = where.committed + j, dict[str, Any]()
+        if j == length - 1:
+            values = {"logits": target.logits(reading.hidden[row]), "choose": 1}
+        token, hidden = int(reading.tokens[row]), reading.hidden[row]
+        writer.add(where, Phase.PREFILL, j, input_id=token, position=row, hidden_out=hidden, **values)
+
+
+def rotated_rows(
+    writer: Writer, where: Where, phase: Phase, head: DraftHead, reading: Reading, *, length: int, t: int
+) -> None:
+    """Draft rows committed .. committed+length-1, for a prompt chunk (DRAFT_PREFILL) or committed tokens (EXTEND).
+
+    The last row makes the first proposals of the next decode round. Rows whose token is not known are left out.
+    """
+    known = min(length, len(reading.tokens) - 1 - where.committed)
+    rotated = rotate(reading.tokens, where.committed, where.committed + known)
+    for j, (token, row) in enumerate(zip(rotated.input_ids.tolist(), rotated.positions.tolist(), strict=True)):
+        values: dict[str, Any] = {}
+        if j == length - 1:
+            g = reading.draft[row]
+            values = {"hidden_out": g, "logits": head.logits(g), "choose": t, "scored": True}
+        writer.add(where, phase, j, input_id=token, position=row, hidden_in=reading.hidden[row], **values)
+
+
+def decode_rows(
+    writer: Writer, head: DraftHead, reading: Reading, spec: SpecConfig, rounds: Sequence[tuple[Where, Conditions]]
+) -> list[Walk]:
+    """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
+
+    EXTEND rows need the tokens a round committed, so they are `rotated_rows` of a reading that has them.
+    """
+    starts = [where.committed for where, _ in rounds]
+    forced = [(where.committed, conditions.forced) for where, conditions in rounds]
+    chains = draft(head, reading.trunk(), forced, k=spec.k, t=spec.t)
+    expected = [build_tree(int(reading.tokens[c]), ch.candidates, spec.n) for c, ch in zip(starts, chains, strict=True)]
+    trees = [conditions.tree or tree for (_, conditions), tree in zip(rounds, expected, strict=True)]
+    hiddens = verify_hidden(head.target, reading.tokens, list(zip(starts, trees, strict=True)))
+    walks = []
+    for i, (where, conditions) in enumerate(rounds):
+        logits = head.target.logits(hiddens[i])
+        _draft_rows(writer, where, chains[i], spec.t)
+        _verify_rows(writer, where, expected[i], hiddens[i], logits)
+        walk = greedy_walk(trees[i].tokens, trees[i].parents, conditions.choices or [best(row, 1)[0] for row in logits])
+        for j, (node, token) in enumerate(zip(walk.nodes, walk.tokens, strict=True)):
+            writer.add(where, Phase.ACCEPT, j, input_id=token, parent=node)
+        walks.append(walk)
+    return walks
+
+
+def verify_hidden(target: Target, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[Tensor]:
+    """Target hidden [n,h] of each (committed length, tree) over tokens int64 [T], all in one whole-sequence forward."""
+    rows, sizes = len(tokens), [len(tree.tokens) for _, tree in trees]
+    hidden = target.forward(
+        torch.cat((tokens, *(torch.tensor(tree.tokens) for _, tree in trees))),
+        torch.cat((torch.arange(rows), *(torch.tensor(tree.positions(c)) for c, tree in trees))),
+        branch_mask(rows, [(c, tree.parents) for c, tree in trees]),
+    )
+    return list(hidden[rows:].split(sizes)) if trees else []
+
+
+def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
+    for i, step in enumerate(chain.steps):
+        for s in range(t):
+            writer.add(
+                where,
+                Phase.DRAFT,
+                s,
+                step=i,
+                input_id=step.expected_ids[s],
+                position=where.committed + i,
+                parent=step.expected_parents[s],
+                hidden_in=step.hidden_in[s],
+                hidden_out=step.hidden_out[s],
+                logits=step.logits[s],
+                choose=t,
+                scored=True,
+            )
+
+
+def _verify_rows(writer: Writer, where: Where, expected: Tree, hidden: Tensor, logits: Tensor) -> None:
+    """Inputs as `expected`; hidden [n,h] and logits [n,V] answer what was really verified."""
+    for s, position in enumerate(expected.positions(where.committed)):
+        writer.add(
+            where,
+            Phase.VERIFY,
+            s,
+            input_id=expected.tokens[s],
+            position=position,
+            parent=expected.parents[s],
+            hidden_out=hidden[s],
+            logits=logits[s],
+            choose=1,
+        )
