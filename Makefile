@@ -1,5 +1,6 @@
 # Set-up uses ordinary pip, so that this machine's own pip configuration is honoured.
-# A finished step leaves a stamp in .venv, keyed by what it was made from; an interrupted one is simply run again.
+# A finished step leaves a stamp in .venv, keyed by what it was made from. An interrupted one leaves .unfinished, and
+# then .venv is made anew: a package that pip was writing looks installed to the next pip.
 
 ENGINE ?= 0.5.23
 TEST_ENGINES := 0.5.11 0.5.12.post1 0.5.13 0.5.23
@@ -12,8 +13,8 @@ KEY := $(shell { echo "$(CURDIR) $(TORCH)"; cat pyproject.toml; } | sha256sum | 
 BASE := $(VENV)/.ready-$(KEY)
 DEV := $(VENV)/.ready-dev-$(KEY)
 
-# A removed or upgraded system Python leaves a dead .venv behind: its stamps count for nothing.
-ifeq ($(shell $(VENV)/bin/python -c 'print("alive")' 2>/dev/null),)
+# A removed or upgraded system Python leaves a dead .venv behind: its stamps count for nothing either.
+ifeq ($(shell [ ! -e $(VENV)/.unfinished ] && $(VENV)/bin/python -c 'print("alive")' 2>/dev/null),)
 $(shell rm -f $(VENV)/.ready-*)
 endif
 
@@ -54,13 +55,15 @@ $(BASE):
 	  echo "eaglecheck needs Python 3.11 or newer with venv; tried: $(CANDIDATES)" >&2; \
 	  echo "  python3 is: $$(python3 --version 2>&1 | head -1)" >&2; \
 	  echo "  install python3.11 and python3.11-venv, or name one:  make PYTHON=/path/to/python3.11 setup" >&2; exit 1; fi; \
-	$(VENV)/bin/python -m pip --version >/dev/null 2>&1 && grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate \
-	  || $$python -m venv --clear $(VENV)
+	[ ! -e $(VENV)/.unfinished ] && $(VENV)/bin/python -m pip --version >/dev/null 2>&1 \
+	  && grep -qsF "$(CURDIR)/$(VENV)" $(VENV)/bin/activate || $$python -m venv --clear $(VENV)
+	@touch $(VENV)/.unfinished
 	@echo "installing the control environment in $(VENV): $(TORCH) (CPU), pandas, pyarrow, hypothesis, pytest (~1 GB, once)"
 	@$(PIP) $(TORCH) -e .
-	@rm -f $(VENV)/.ready-*; touch $@
+	@rm -f $(VENV)/.ready-* $(VENV)/.unfinished; touch $@
 
 $(DEV): $(BASE)
 	@echo "adding the test tools to $(VENV): ruff, mypy, import-linter, syrupy, transformers (~150 MB, once)"
+	@touch $(VENV)/.unfinished
 	@$(PIP) $(TORCH) -e '.[dev]'
-	@touch $@
+	@rm -f $(VENV)/.unfinished; touch $@

@@ -44,6 +44,7 @@ class Release:
     sample: tuple[str, str] | None
     seams: tuple[Seam, ...]
     truncates_at_finish: bool
+    overlap: bool | None = None  # the scheduling this row is for; None: either
 
     @property
     def generation(self) -> str:
@@ -89,6 +90,13 @@ _V2 = {
     "truncates_at_finish": False,
 }
 
+_SEAMS_0_5_11 = (
+    _LLAMA,
+    *_ATTENTION_OLD,
+    *_OWN_TREE,
+    (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
+)
+
 #: Newest first; a release belongs to the first row whose `first` is not newer than it.
 RELEASES: tuple[Release, ...] = (
     Release(
@@ -124,23 +132,33 @@ RELEASES: tuple[Release, ...] = (
         ),
         **_V2,
     ),
+    # Up to 0.5.12.post1 the v2 worker exists only under overlap scheduling, which is the default there.
     Release(
         first="0.5.11",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_OLD,
-            *_OWN_TREE,
-            (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
-        ),
-        **_V1,
+        sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
+        seams=_SEAMS_0_5_11,
+        overlap=True,
+        **{**_V2, "gate": _SCHEDULER_GATE},
     ),
+    Release(first="0.5.11", seams=_SEAMS_0_5_11, overlap=False, **_V1),
 )
 
 
-def lookup(version: str) -> Release:
+def lookup(version: str, *, overlap: bool) -> Release:
     """The hook table of `version`; LookupError for releases older than the oldest row."""
     wanted = parse(version)
     for release in RELEASES:
-        if wanted >= parse(release.first):
+        if wanted >= parse(release.first) and release.overlap in (None, overlap):
             return release
     raise LookupError(f"SGLang {version} is older than {RELEASES[-1].first}, the oldest release with a hook table")
+
+
+def default_overlap(version: str, *, topk: int, device: str) -> bool:
+    """The scheduling a user of `version` gets without asking.
+
+    On a CPU, 0.5.13 and later run without overlap (0.5.17 and later force it off there); before, the default worker of
+    a chain (topk = 1) needs it, and trees force it off.
+    """
+    if parse(version) >= parse("0.5.13"):
+        return device != "cpu"
+    return topk == 1

@@ -58,7 +58,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     from eaglecheck_engine.cpu_ops import CpuOps
 
     ops = CpuOps(hooks)
-    seams = compat.lookup(boot["release"]).seams
+    seams = compat.lookup(boot["release"], overlap=boot["overlap"]).seams
     if boot["overlap"]:
         seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
     ops.install(seams=seams, attention=boot["cpu_attention"])
@@ -96,7 +96,7 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
 
-    release = compat.lookup(boot["release"])
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
     recorder = Recorder()
     probe = Probe(recorder, release)
     sock = _connect(os.environ[ENV_SOCKET])
@@ -120,6 +120,12 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
             "torch": torch.__version__,
             "worker": type(scheduler.model_worker).__name__,
             "worker_generation": release.generation,
+            "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
+            "device": boot["device"],
+            "backend": boot["arguments"]["attention_backend"],
+            "dtype": boot["arguments"]["dtype"],
+            "revert": boot["revert"],
+            "flags": boot["flags"],
             "truncates_at_finish": release.truncates_at_finish,
             "hooks_found": probe.ledger.found,
             "hooks_missing": probe.ledger.missing,

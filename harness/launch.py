@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
+from harness import compat
 from harness.engine import Launch
 from harness.envs import EngineEnv
 from harness.types import EngineConfig, SpecConfig
@@ -33,16 +34,22 @@ def build_launch(
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
     """
+    overlap = engine.overlap
+    if overlap is None:
+        overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
     boot: dict[str, Any] = {
         "release": env.version,
         "device": device,
         "probe": probe,
-        "overlap": engine.overlap,
+        "overlap": overlap,
         "cpu_attention": cpu_attention,
+        "revert": revert,
+        "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert),
         "arguments": _arguments(
             spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
-        ),
+        )
+        | {"disable_overlap_schedule": not overlap},
         # Only passed where the release still has them.
         "optional_arguments": {"disable_piecewise_cuda_graph": True},
     }
@@ -81,7 +88,6 @@ def _arguments(
         "grammar_backend": "none",
         "skip_tokenizer_init": True,
         "disable_cuda_graph": not engine.graphs,
-        "disable_overlap_schedule": not engine.overlap,
         "disable_radix_cache": not engine.prefix_cache,
         "page_size": engine.page,
         "max_running_requests": engine.max_running,

@@ -9,7 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from harness.trace_io import plain
 from harness.types import Divergence, Key, Kind, Outcome, Policy, Scenario, Verdict
 
-STORE_VERSION = 1
+#: Written to every file; a reader refuses what is newer.
+STORE_VERSION: Literal[1] = 1
 
 
 class _Strict(BaseModel):

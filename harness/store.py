@@ -150,7 +150,7 @@ class RunReader:
         return (read_case(folder) for folder in self.scenario_folders())
 
     def events(self) -> list[dict[str, Any]]:
-        """The lines of engine.jsonl; a half line at the end of an incomplete run is left out, elsewhere it is an error."""
+        """The lines of engine.jsonl; a half line ending an incomplete run is left out."""
         path = self.folder / EVENTS
         if not path.exists():
             return []

@@ -99,9 +99,9 @@ class RowErrors:
 def judge_rows(
     *, engine: Floats, truth: Floats, budget: Budget, own: Floats | None = None, scale: Wide | None = None
 ) -> RowErrors:
-    """BUDGET over rows: engine, truth and own (a run in the engine's dtype) are [m, w]; scale [m] overrides max |truth|.
+    """BUDGET over rows: engine, truth and own (a run in the engine's dtype) are [m, w].
 
-    NaN or infinity on either side fails, also where both have it.
+    scale [m] stands in for max |truth|. NaN or infinity on either side fails, also where both have it.
     """
     truth_wide = truth.astype(np.float64)
     error = _errors(engine, truth_wide)
@@ -131,7 +131,8 @@ def _errors(values: Floats, truth: Wide) -> Wide:
 
 def _row_max(values: Wide) -> Wide:
     """Greatest value of each row [m]; 0 for rows without columns."""
-    return values.max(axis=1, initial=0.0)
+    greatest: Wide = values.max(axis=1, initial=0.0)
+    return greatest
 
 
 def tie_limit(*, scale: float, budget: Budget) -> float:
@@ -152,7 +153,7 @@ def choice_margin(*, top_ids: Ints, top_logits: Floats, expected: int, observed:
     logits = dict(zip(top_ids.tolist(), top_logits.tolist(), strict=False))
     if expected not in logits or observed not in logits:
         return float("inf")
-    return abs(logits[expected] - logits[observed])
+    return abs(float(logits[expected]) - float(logits[observed]))
 
 
 def is_tie(*, margin: float, scale: float, budget: Budget) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +37,7 @@ SIDES = ("engine", "reference")
 VERSION_KEY = b"eaglecheck.trace"
 
 #: What each list column holds on disk.
-LIST_TYPES = {np.int64: pa.int64(), np.float32: pa.float32()}
+LIST_TYPES: dict[type, pa.DataType] = {np.int64: pa.int64(), np.float32: pa.float32()}
 
 
 class TraceError(Exception):
@@ -149,7 +150,7 @@ def _table(rows: Rows) -> pa.Table:
 def _list_array(values: list[np.ndarray], kind: type) -> pa.Array:
     offsets = np.zeros(len(values) + 1, dtype=np.int32)
     np.cumsum([len(value) for value in values], out=offsets[1:])
-    flat = np.concatenate(values).astype(kind) if values else np.zeros(0, dtype=kind)
+    flat: np.ndarray = np.concatenate(values).astype(kind) if values else np.zeros(0, dtype=kind)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, type=LIST_TYPES[kind]))
 
 
@@ -281,7 +282,7 @@ def _rows(table: pa.Table) -> Rows:
     for name, kind in LIST_COLUMNS.items():
         array = table.column(name).combine_chunks()
         offsets, flat = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False).astype(kind)
-        lists[name] = [flat[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+        lists[name] = [flat[start:end] for start, end in pairwise(offsets.tolist())]
     return Rows(
         ints={name: table.column(name).to_numpy().astype(np.int64) for name in INT_COLUMNS},
         strings={name: np.asarray(table.column(name).to_pylist(), dtype=object) for name in STRING_COLUMNS},

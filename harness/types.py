@@ -91,12 +91,15 @@ class SpecConfig(_Strict):
 
 
 class EngineConfig(_Strict):
-    """Engine knobs. The first group is fixed at boot; `chunk` may change between scenarios."""
+    """Engine knobs, all fixed at boot but `chunk`, which may change between scenarios.
+
+    overlap None: what the release does by default for this speculation on this device.
+    """
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
     tp: Annotated[int, Field(ge=1, le=8)] = 1
     page: Annotated[int, Field(ge=1)] = 1
-    overlap: bool = False
+    overlap: bool | None = None
     graphs: bool = False
     backend: str = "triton"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"

@@ -209,9 +209,9 @@ class Target:
 
 
 class DraftHead:
-    """EAGLE's autoregression head: fc over (token embedding, feature), then a decoder layer; no final norm.
+    """EAGLE's autoregression head: fc over (token embedding, feature), then one decoder layer; no final norm.
 
-    Embedding and lm_head are the target's. The first layer has no input norm (EAGLE section 3.1 and its released
+    Embedding and lm_head are the target's, and the layer has no input norm (EAGLE section 3.1 and its released
     weights). Row j holds the token at j+1 and the feature at j, and its output stands for the feature at j+1.
     """
 
@@ -220,7 +220,7 @@ class DraftHead:
         self.config, self.target = config, target
         self.fc = weights.take("fc.weight", h, 2 * h)
         self.bias = weights.take("fc.bias", h) if "fc.bias" in weights else None
-        self.layers = [Layer(weights, f"layers.{i}.", config, input_norm=i > 0) for i in range(config.layers)]
+        self.layer = Layer(weights, "layers.0.", config, input_norm=False)
 
     @staticmethod
     def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> DraftHead:
@@ -230,6 +230,8 @@ class DraftHead:
             found, expected = getattr(config, name), getattr(target.config, name)
             if found != expected:
                 raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
+        if config.layers != 1:
+            raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
         if dtype != target.embed.dtype:
             raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
         return DraftHead(Weights(path, dtype), config, target)
@@ -237,9 +239,7 @@ class DraftHead:
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h]."""
         x = linear(torch.cat((embedding(tokens, self.target.embed), hidden), dim=-1), self.fc, self.bias)
-        for layer in self.layers:
-            x = layer.forward(x, positions, mask)
-        return x
+        return self.layer.forward(x, positions, mask)
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h] -> [...,V], through the target's lm_head."""

@@ -161,6 +161,13 @@ def test_a_draft_of_another_size_is_not_a_pair(pair, tmp_path, field):
         DraftHead.load(draft, Target.load(pair.target))
 
 
+def test_a_draft_of_several_layers_is_refused(pair, tmp_path):
+    _, draft = copy_pair(pair, tmp_path / "copy")
+    edit_config(draft, num_hidden_layers=2)
+    with pytest.raises(CheckpointError, match="num_hidden_layers is 2; this reference builds only 1"):
+        DraftHead.load(draft, Target.load(pair.target))
+
+
 def test_target_and_draft_cannot_be_swapped(pair):
     with pytest.raises(CheckpointError, match="LlamaForCausalLMEagle"):
         Target.load(pair.draft)

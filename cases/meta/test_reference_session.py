@@ -196,6 +196,52 @@ def test_one_odd_proposal_is_one_difference_and_no_cascade(tiny):
     assert all(entry[0] == c for entry in chosen), "no other round is touched"
 
 
+def second_round(trace):
+    """The second decode round's committed length, and the last row of the round before, by slot."""
+    first, second = [record for record in trace.rounds if record.mode == "DECODE"][:2]
+    return second.starts[0], first.starts[0], first.lens[0] - 1
+
+
+def test_first_proposals_are_taken_from_the_round_before(tiny):
+    """What an engine proposed after its last verify is what its next round must feed and verify."""
+    spec, odd = SPECS[2], (3, 301, 77)
+    session, request, trace = run(tiny, spec, seed=3, new=20)
+    c, before, slot = second_round(trace)
+
+    def propose(rows, i, values):
+        if (values["phase"], values["committed"], values["slot"]) == ("EXTEND", before, slot):
+            values["chosen_ids"] = list(odd)
+
+    replayed = session.replay(scenario_of(spec, request), edited(trace, change=propose))
+    by = by_key(replayed)
+    (root,) = [key for key in by if key.committed == c and key.phase == "VERIFY" and key.slot == 0]
+    fed = {int(replayed.rows.ints["input_id"][by[replace(root, phase="DRAFT", slot=s)]]) for s in range(spec.t)}
+    assert fed == set(odd)
+    (last,) = [key for key in by if (key.phase, key.committed, key.slot) == ("EXTEND", before, slot)]
+    assert tuple(replayed.rows.lists["chosen_ids"][by[last]]) != odd, "the reference keeps its own opinion"
+
+
+def test_a_wrong_tree_node_is_named_and_its_answer_is_still_comparable(tiny):
+    """The node should have been another token, but target outputs answer what the engine really verified."""
+    spec, odd = SPECS[0], 3
+    session, request, trace = run(tiny, spec, seed=3, new=20)
+    c, _, _ = second_round(trace)
+
+    def misplace(rows, i, values):
+        if (values["phase"], values["committed"], values["slot"]) == ("VERIFY", c, 2):
+            values["input_id"] = odd
+
+    replayed = session.replay(scenario_of(spec, request), edited(trace, change=misplace))
+    right, mine = by_key(trace), by_key(replayed)
+    (key,) = [key for key in mine if (key.phase, key.committed, key.slot) == ("VERIFY", c, 2)]
+    assert replayed.rows.ints["input_id"][mine[key]] == trace.rows.ints["input_id"][right[key]] != odd
+    root, first = (int(trace.rows.ints["input_id"][right[replace(key, slot=s)]]) for s in (0, 1))
+    text = [*request.prompt, *trace.ends[0].output_ids][:c]
+    alone = tiny.target.forward(torch.tensor([*text, root, first, odd]))[-1]
+    row = replayed.rows.ints["hidden_out"][mine[key]]
+    np.testing.assert_allclose(replayed.tensors["hidden_out.VERIFY"][row], alone, atol=1e-4)
+
+
 def merged(*traces):
     """Traces of different requests as one engine would have recorded them, rounds made distinct."""
     builder, rounds, ends, tensors = RowBuilder(), [], [], {}

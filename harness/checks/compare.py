@@ -12,8 +12,8 @@ import numpy as np
 
 from harness.align import Ints
 from harness.checks.evidence import Evidence
-from harness.checks.registry import CheckResult, Tie
 from harness.checks.positions import offset_hint
+from harness.checks.registry import CheckResult, Tie
 from harness.tolerance import Budget, budget_for, choice_margin, tie_limit
 from harness.trace import Rows
 from harness.types import Divergence, Kind, Phase, Policy

@@ -7,7 +7,7 @@ is in the divergences, plus when each batch ran and which requests started from 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from harness.types import Divergence, Kind, Phase, Policy
 
@@ -113,67 +113,69 @@ def _time_order(ticks: Ticks) -> Callable[[Divergence], tuple[object, ...]]:
     return order
 
 
+@dataclass(slots=True)
+class _Roots:
+    """Roots seen so far, filed by how far they reach; only the earliest of each reach is kept."""
+
+    filed: dict[tuple[object, ...], tuple[int, Divergence]] = field(default_factory=dict)
+
+    def file(self, place: int, root: Divergence) -> None:
+        for reach in _reaches(root):
+            self.filed.setdefault(reach, (place, root))
+
+    def cause_of(self, found: Divergence, *, from_cache: bool) -> Divergence | None:
+        """The earliest root that explains `found`."""
+        near = [self.filed[reach] for reach in _explained_by(found, from_cache=from_cache) if reach in self.filed]
+        return min(near, key=lambda entry: entry[0])[1] if near else None
+
+
 def _with_causes(ordered: list[Divergence], prefix_hits: frozenset[tuple[str, int]]) -> list[Divergence]:
     """Give each divergence that something earlier explains the signature of the earliest root that does."""
-    roots: list[Divergence] = []
-    seen: set[tuple[object, ...]] = set()
-    done: list[Divergence] = []
-    for found in ordered:
-        cause = next((root for root in roots if _explains(root, found, prefix_hits)), None)
-        if cause is not None:
-            done.append(replace(found, cause=cause.signature))
-            continue
-        done.append(found)
-        reach = _reach(found)
-        if reach not in seen:  # a second root with the same reach explains nothing that the first does not
-            seen.add(reach)
-            roots.append(found)
+    roots, done = _Roots(), []
+    for place, found in enumerate(ordered):
+        cause = roots.cause_of(found, from_cache=(found.key.rid, found.key.epoch) in prefix_hits)
+        if cause is None:
+            roots.file(place, found)
+        done.append(found if cause is None else replace(found, cause=cause.signature))
     return done
 
 
-def _reach(root: Divergence) -> tuple[object, ...]:
-    """What decides which later divergences a root can explain."""
+def _reaches(root: Divergence) -> list[tuple[object, ...]]:
+    """Where a wrong value can travel from here.
+
+    stop: everything after it. rank: slots overwritten, so any value of the rank. target: states and KV of the target,
+    so any later value of the request. draft: KV of the draft, so later draft values. steps: only the draft steps of
+    this round, since the extend rewrites what they left. walk: the rows of this round's walk.
+    """
     key = root.key
-    if root.kind in (*STOPS, Kind.LOCKSTEP, Kind.CACHE_SLOT):
-        return (root.kind, key.dp_rank)
-    return (root.kind, key.rid, key.epoch, key.committed, key.phase)
-
-
-def _explains(root: Divergence, found: Divergence, prefix_hits: frozenset[tuple[str, int]]) -> bool:
-    """Whether `root`, which comes earlier, can be the reason for `found`."""
+    share = (key.dp_rank, key.rid, key.epoch, key.committed)
     if root.kind in STOPS:
-        return found.kind in (Kind.MISSING_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS)
+        return [("stop",)]
     if root.kind is Kind.LOCKSTEP:
-        return found.kind is Kind.HANG
+        return [("lockstep",)]
     if root.kind is Kind.CACHE_SLOT:
-        return root.key.dp_rank == found.key.dp_rank and _is_computed(found)
-    if _same_share(root, found) and found.kind in (Kind.EXTRA_ROW, Kind.MISSING_ROW):
-        return root.kind is Kind.ACCEPT and found.key.phase == Phase.ACCEPT
-    return _is_computed(found) and _reads_from(root, found, prefix_hits)
+        return [("rank", key.dp_rank)]
+    if key.phase in TARGET_PHASES:
+        walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
+        return [("target", key.rid, key.epoch), ("target of rank", key.dp_rank), *walk]
+    if key.phase in LASTING_DRAFT_PHASES:
+        return [("draft", key.rid, key.epoch), ("draft of rank", key.dp_rank)]
+    return [("steps", share)] if key.phase == Phase.DRAFT else []
 
 
-def _is_computed(found: Divergence) -> bool:
-    """Values and choices are computed from earlier ones; positions, inputs and slots are bookkeeping."""
-    return found.policy in (Policy.BUDGET, Policy.TIE)
-
-
-def _same_share(one: Divergence, other: Divergence) -> bool:
-    return (one.key.dp_rank, one.key.rid, one.key.epoch, one.key.committed) == (
-        *(other.key.dp_rank, other.key.rid, other.key.epoch),
-        other.key.committed,
-    )
-
-
-def _reads_from(root: Divergence, found: Divergence, prefix_hits: frozenset[tuple[str, int]]) -> bool:
-    """Whether the forward of `found` reads states or KV that the forward of `root` wrote."""
-    cause, effect = root.key, found.key
-    drafting = effect.phase in DRAFT_PHASES
-    if (cause.rid, cause.epoch) != (effect.rid, effect.epoch):
-        from_cache = (effect.rid, effect.epoch) in prefix_hits and cause.dp_rank == effect.dp_rank
-        lasting = cause.phase in TARGET_PHASES or (cause.phase in LASTING_DRAFT_PHASES and drafting)
-        return from_cache and lasting
-    if cause.phase in TARGET_PHASES:
-        return True
-    if cause.phase in LASTING_DRAFT_PHASES:
-        return drafting
-    return effect.phase == Phase.DRAFT and _same_share(root, found)
+def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, ...]]:
+    """The reaches that touch `found`. from_cache: its request started from KV that another had written."""
+    key = found.key
+    share = (key.dp_rank, key.rid, key.epoch, key.committed)
+    if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
+        walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
+        lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
+        return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
+    if found.policy is Policy.EXACT:
+        return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
+    reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.epoch)]
+    reaches += [("target of rank", key.dp_rank)] if from_cache else []
+    if key.phase in DRAFT_PHASES:
+        reaches += [("draft", key.rid, key.epoch)]
+        reaches += [("draft of rank", key.dp_rank)] if from_cache else []
+    return [*reaches, ("steps", share)] if key.phase == Phase.DRAFT else reaches

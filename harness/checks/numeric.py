@@ -19,6 +19,7 @@ from harness.trace import Rows
 from harness.types import Divergence, Kind, Policy
 
 Bools = npt.NDArray[np.bool_]
+Singles = npt.NDArray[np.float32]
 
 
 def compare_floats(pairs: Pairs) -> CheckResult:
@@ -45,9 +46,9 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     both = np.flatnonzero((at_mine >= 0) & (at_theirs >= 0))
     # Every row of a phase reads a state; which rows hand one on may differ between releases.
     absent = (at_mine < 0) & (at_theirs >= 0) & (side == "hidden_in") & (at_mine >= 0).any()
-    for place in np.flatnonzero(absent):
-        failed.add(int(place))
-        result.divergences.append(_shape(pairs, int(place), theirs.shape[1], 0, f"{side}-absent"))
+    for place in np.flatnonzero(absent).tolist():
+        failed.add(place)
+        result.divergences.append(_shape(pairs, place, theirs.shape[1], 0, f"{side}-absent"))
     if mine.shape[1] != theirs.shape[1]:
         for place in both.tolist():
             failed.add(place)
@@ -62,36 +63,25 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     )
     result.count("hidden_rows", len(both))
     wrong = np.flatnonzero(~errors.passed)
-    hints = _hidden_hints(pairs, both[wrong], at_mine, at_theirs, mine, theirs)
+    hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
     for row, hint in zip(wrong.tolist(), hints, strict=True):
         _report(pairs, int(both[row]), errors, row, f"{side}-{hint}", result, failed, width=mine.shape[1])
 
 
-def _hidden_hints(
-    pairs: Pairs, places: Ints, at_mine: Ints, at_theirs: Ints, mine: Floats, theirs: Floats
-) -> Iterator[str]:
-    """For each failing pair: nan, zeros, previous-row, next-row (of the reference) or off."""
-    for place in places.tolist():
-        row = mine[at_mine[place]]
-        if not np.isfinite(row).all():
-            yield "nan"
-        elif not row.any():
-            yield "zeros"
-        else:
-            yield _neighbour(pairs, int(at_theirs[place]), row, theirs)
-
-
-def _neighbour(pairs: Pairs, at: int, row: Floats, theirs: Floats) -> str:
+def _hidden_hints(pairs: Pairs, wrong: Floats, at_theirs: Ints, theirs: Floats) -> list[str]:
+    """For each failing row of wrong [m, w]: nan, zeros, previous-row, next-row (of the reference) or off."""
+    hints = np.full(len(wrong), "off", dtype=object)
     for step, name in ((-1, "previous-row"), (1, "next-row")):
-        if not 0 <= at + step < len(theirs):
-            continue
-        same = judge_rows(engine=row[None], truth=theirs[at + step][None], budget=pairs.budget)
-        if same.passed[0]:
-            return name
-    return "off"
+        beside = at_theirs + step
+        exists = (beside >= 0) & (beside < len(theirs))
+        truth = theirs[np.where(exists, beside, 0)]
+        hints[exists & judge_rows(engine=wrong, truth=truth, budget=pairs.budget).passed] = name
+    hints[~wrong.any(axis=1)] = "zeros"
+    hints[~np.isfinite(wrong).all(axis=1)] = "nan"
+    return [str(hint) for hint in hints]
 
 
-def _both(pairs: Pairs, column: str) -> Iterator[tuple[Ints, list[npt.NDArray[np.float32]], list[Ints]]]:
+def _both(pairs: Pairs, column: str) -> Iterator[tuple[Ints, list[Singles], list[Singles]]]:
     """Pairs grouped by list lengths, so that each group stacks: (places, [engine lists], [reference lists])."""
     mine, theirs = pairs.mine.lists[column], pairs.theirs.lists[column]
     groups: dict[tuple[int, int], list[int]] = {}

@@ -7,6 +7,7 @@ EXTRA_ROW, a start that does not follow from what came before is SHAPE.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from harness.batches import Part
 from harness.checks.evidence import Evidence
@@ -105,7 +106,7 @@ def missing(part: Part, phase: Phase, step: int, slot: int) -> Divergence:
 
 def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
     """SHAPE where a part does not start where the one before it ended, or a final flag is wrong."""
-    for before, after in zip(parts, parts[1:], strict=False):
+    for before, after in pairwise(parts):
         end = before.start + before.length
         if after.start != end:
             sort = "chunk" if after.record.mode == "PREFILL" else "committed"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from harness.batches import Share
 from harness.checks.evidence import Evidence
@@ -94,25 +95,32 @@ def _batches(evidence: Evidence) -> Iterator[tuple[int, list[Share]]]:
 def _phase_faults(
     evidence: Evidence, shares: list[Share], phase: Phase, number: int, owners: dict[tuple[int, int], _Owner]
 ) -> Iterator[Divergence]:
+    """Rows of one phase of one batch that write a slot which must be alive."""
     table = evidence.table
-    written: dict[int, Share] = {}
+    written: dict[int, tuple[Share, int, int]] = {}
     for share in shares:
-        dp_rank, rid, epoch, committed = share
         for index in table.of(share, phase):
             slot = table.ints["cache_slot"][index]
             if slot < 0 or table.ints["round"][index] != number:
                 continue
-            owner = owners.get((dp_rank, slot))
-            position = committed + (table.ints["step"] if phase is Phase.DRAFT else table.ints["slot"])[index]
-            if slot in written:
-                hint = "twice-in-request" if written[slot] == share else "shared-with-another"
+            place = (share, table.ints["step"][index], table.ints["slot"][index])
+            before = written.setdefault(slot, place)
+            if before != place:  # the same place twice is a repeated row, which `rounds` reports
+                hint = "twice-in-request" if before[0] == share else "shared-with-another"
                 yield _fault(evidence, index, "a slot of its own", hint)
-            elif owner is not None and owner.until >= number and (owner.rid, owner.epoch) != (rid, epoch):
-                yield _fault(evidence, index, f"not a slot that {owner.rid} keeps", "owned-by-another")
-            elif owner is not None and (owner.rid, owner.epoch) == (rid, epoch) and owner.position < position:
-                if owner.position < committed:
-                    yield _fault(evidence, index, f"not the slot kept for {owner.position}", "own-slot-again")
-            written[slot] = share
+                continue
+            owner = owners.get((share[0], slot))
+            if owner is not None and owner.until >= number:
+                yield from _taken(evidence, index, share, owner)
+
+
+def _taken(evidence: Evidence, index: int, share: Share, owner: _Owner) -> Iterator[Divergence]:
+    """A row of `share` writes a slot that `owner` keeps."""
+    _, rid, epoch, committed = share
+    if (owner.rid, owner.epoch) != (rid, epoch):
+        yield _fault(evidence, index, f"not a slot that {owner.rid} keeps", "owned-by-another")
+    elif owner.position < committed:
+        yield _fault(evidence, index, f"not the slot kept for position {owner.position}", "own-slot-again")
 
 
 def _claim(
@@ -140,7 +148,7 @@ def _shared_lengths(evidence: Evidence) -> dict[str, int]:
     texts = {rid: [full[index] for index in range(len(full)) if index in full] for rid, full in evidence.full.items()}
     ordered = sorted(texts, key=lambda rid: texts[rid])
     shared = dict.fromkeys(texts, 0)
-    for left, right in zip(ordered, ordered[1:], strict=False):
+    for left, right in pairwise(ordered):
         common = _common_length(texts[left], texts[right])
         shared[left], shared[right] = max(shared[left], common), max(shared[right], common)
     return shared
