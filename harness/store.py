@@ -300,11 +300,10 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
     try:
         return model.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()[:3]]
         allowed = ", ".join(model.model_fields)
         raise StoreError(
-            f"{path}, line {line}: {where}: {first['msg']}\n  allowed keys: {allowed}\n  {_again(path)}"
+            f"{path}, line {line}: {'; '.join(faults)}\n  allowed keys: {allowed}\n  {_again(path)}"
         ) from error
 
 

@@ -111,10 +111,12 @@ def judge_rows(
         limit = np.minimum(limit, budget.ratio * _row_max(_errors(own, truth_wide)) + budget.floor)
     limit = np.where(np.isfinite(limit), limit, 0.0)
     greatest = _row_max(error)
+    with np.errstate(invalid="ignore"):
+        greatest_rel = greatest / np.maximum(size, np.finfo(np.float64).tiny)
     return RowErrors(
         passed=greatest <= limit,
         greatest_abs=greatest,
-        greatest_rel=greatest / np.maximum(size, np.finfo(np.float64).tiny),
+        greatest_rel=greatest_rel,
         column=error.argmax(axis=1) if error.shape[1] else np.zeros(len(error), dtype=np.int64),
         mismatched=(error > limit[:, None]).sum(axis=1),
         limit=limit,

@@ -84,10 +84,10 @@ def logit_columns(choices: list[int], count: int) -> dict[str, Any]:
     """The columns of a row that has logits."""
     return {
         "top_ids": choices,
-        "top_logits": LOGITS,
+        "top_logits": LOGITS.copy(),
         "lse": LSE,
         "chosen_ids": choices[:count],
-        "chosen_probs": PROBS[:count],
+        "chosen_probs": PROBS[:count].copy(),
     }
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from cases.meta.test_envs import PretendedPip, quiet
+from cases.meta.pretended_pip import PretendedPip, quiet
 from harness import closure, doctor, envs
 
 usage = namedtuple("usage", "total used free")

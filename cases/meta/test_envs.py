@@ -2,74 +2,20 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import importlib.machinery
 import importlib.util
 import json
-import os
 import shutil
-import signal
-import subprocess
 import sys
 import threading
 import time
 from collections import namedtuple
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from cases.meta.pretended_pip import PretendedPip, quiet
 from harness import closure, envs
-
-SOURCE = b"# sglang"
-
-
-@dataclass
-class PretendedPip:
-    """Stands in for `closure.run`: leaves the files that venv and pip would leave, and keeps the commands."""
-
-    commands: list[str] = field(default_factory=list)
-    fail: Callable[[str], closure.Finished | None] = lambda command: None
-    seconds: float = 0.0
-
-    def __call__(self, command: Sequence[str], *, lock: int, progress: closure.Progress) -> closure.Finished:
-        os.fstat(lock)  # a closed lock would let a second installer in
-        text = " ".join(command)
-        self.commands.append(text)
-        time.sleep(self.seconds)
-        if (ended := self.fail(text)) is not None:
-            return ended
-        if "-m venv" in text:
-            python = closure.interpreter(Path(command[-1]))
-            python.parent.mkdir(parents=True)
-            python.touch()
-        elif "--target" in command:
-            self._wheel(Path(command[command.index("--target") + 1]), command[-1])
-        else:
-            self._torch(Path(command[0]).parents[1])
-        return closure.Finished(code=0)
-
-    @staticmethod
-    def _torch(folder: Path) -> None:
-        torch = closure.torch_folder(folder)
-        torch.mkdir(parents=True)
-        info = torch.with_name("torch-2.13.0+cpu.dist-info")
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0+cpu\n")
-
-    @staticmethod
-    def _wheel(site: Path, requirement: str) -> None:
-        package, info = site / "sglang", site / f"sglang-{requirement.split('==')[1]}.dist-info"
-        package.mkdir()
-        info.mkdir()
-        (package / "__init__.py").write_bytes(SOURCE)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(SOURCE).digest()).rstrip(b"=").decode()
-        (info / "RECORD").write_text(f"sglang/__init__.py,sha256={digest},{len(SOURCE)}\n")
-
-    def count(self, part: str) -> int:
-        return sum(part in command for command in self.commands)
 
 
 @pytest.fixture
@@ -85,10 +31,6 @@ def pip(home: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedPip:
     pretended = PretendedPip()
     monkeypatch.setattr(closure, "run", pretended)
     return pretended
-
-
-def quiet(_line: str) -> None:
-    """A progress callback for tests that do not look at it."""
 
 
 def test_a_fresh_home_gets_the_closure_once_and_each_release_beside_it(home: Path, pip: PretendedPip) -> None:
@@ -186,22 +128,6 @@ def test_another_list_of_dependencies_means_another_folder_and_names_the_old_one
     assert any(str(old) in line and "rm -r" in line for line in told)
 
 
-def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = closure.key()
-    commented = tmp_path / "closure.txt"
-    commented.write_text("# a remark\n" + closure.REQUIREMENTS.read_text())
-    monkeypatch.setattr(closure, "REQUIREMENTS", commented)
-    assert closure.key() == before
-
-
-def test_every_dependency_is_pinned() -> None:
-    lines = [line.split("#")[0].strip() for line in closure.REQUIREMENTS.read_text().splitlines()]
-    assert [line for line in lines if line and "==" not in line] == []
-    assert "torch==2.13.0" in lines
-
-
 def test_two_callers_at_once_install_once(pip: PretendedPip) -> None:
     pip.seconds = 0.05
     told: list[str] = []
@@ -214,25 +140,6 @@ def test_two_callers_at_once_install_once(pip: PretendedPip) -> None:
     assert [engine.ready for engine in results] == [True] * 4
     assert (pip.count("-m venv"), pip.count("--target")) == (1, 1)
     assert any(line.startswith("waiting: another process is installing closure-") for line in told)
-
-
-def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> None:
-    program = (
-        "from harness import closure\n"
-        "with closure.installing('x', print) as lock:\n"
-        "    closure.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
-        " progress=lambda line: print(line, flush=True))\n"
-    )
-    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
-    assert "pip-is-running" in parent.stdout.readline()
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    told: list[str] = []
-    with closure.installing("x", told.append):
-        pass
-    assert told == ["waiting: another process is installing x"]
 
 
 def test_a_failing_pip_shows_its_last_lines_and_the_command(pip: PretendedPip) -> None:
@@ -351,57 +258,6 @@ def test_a_folder_that_happens_to_be_called_sglang_is_no_engine(monkeypatch: pyt
     folder = importlib.machinery.ModuleSpec("sglang", None, is_package=True)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: folder)
     assert envs.current() is None
-
-
-@pytest.mark.parametrize(
-    ("variables", "place"),
-    [
-        ({"EAGLECHECK_HOME": "/somewhere", "XDG_CACHE_HOME": "/cache"}, "/somewhere"),
-        ({"XDG_CACHE_HOME": "/cache"}, "/cache/eaglecheck"),
-        ({"EAGLECHECK_HOME": "", "XDG_CACHE_HOME": "", "HOME": "/people/ada"}, "/people/ada/.cache/eaglecheck"),
-        ({"EAGLECHECK_HOME": "~/ec", "HOME": "/people/ada"}, "/people/ada/ec"),
-    ],
-)
-def test_home_follows_the_usual_variables(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
-) -> None:
-    for name in ("EAGLECHECK_HOME", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert closure.home() == Path(place)
-
-
-def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> None:
-    lines = [
-        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
-        "  Downloading https://index.example/packages/ab/triton-3.7.1-cp311.whl (197.7 MB)",
-        "  Downloading six-1.17.0-py2.py3-none-any.whl (11 kB)",
-        "  Downloading small-1.0.whl (9.9 MB)",
-        *(f"line {number}" for number in range(40)),
-    ]
-    program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
-    told: list[str] = []
-    with closure.installing("x", quiet) as lock:
-        done = closure.run([sys.executable, "-c", program], lock=lock, progress=told.append)
-    assert told == [
-        "downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
-        "downloading triton-3.7.1-cp311.whl (197.7 MB)",
-    ]
-    assert done.code == 3
-    assert len(done.tail) == closure.TAIL_LINES
-    assert done.tail[-1] == "line 39"
-
-
-def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Path) -> None:
-    def interrupt(_line: str) -> None:
-        raise KeyboardInterrupt
-
-    command = ["sh", "-c", 'echo "  Downloading big (99 MB)"; exec sleep 60']
-    started = time.monotonic()
-    with closure.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
-        closure.run(command, lock=lock, progress=interrupt)
-    assert time.monotonic() - started < 10
 
 
 def test_the_marker_says_what_was_installed(home: Path, pip: PretendedPip) -> None:

@@ -103,6 +103,9 @@ def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
         elif key.phase in ("DRAFT_PREFILL", "EXTEND"):
             assert row["position"] == key.committed + key.slot
             assert row["input_id"] == full[row["position"] + 1]
+            last = replace(key, slot=key.slot + 1) not in by
+            assert (row["hidden_out"] >= 0) == last, "only a forward's last row speaks"
+            assert len(trace.rows.lists["chosen_ids"][i]) == (spec.t if last else 0)
         elif key.phase == "DRAFT":
             assert row["position"] == key.committed + key.step
             assert len(trace.rows.lists["chosen_ids"][i]) == len(trace.rows.lists["chosen_probs"][i]) == spec.t
@@ -240,6 +243,23 @@ def test_a_wrong_tree_node_is_named_and_its_answer_is_still_comparable(tiny):
     alone = tiny.target.forward(torch.tensor([*text, root, first, odd]))[-1]
     row = replayed.rows.ints["hidden_out"][mine[key]]
     np.testing.assert_allclose(replayed.tensors["hidden_out.VERIFY"][row], alone, atol=1e-4)
+
+
+def test_the_walk_follows_the_engines_own_choices(tiny):
+    """A target choice that went the other way in a tie is judged in its VERIFY row and not again in the walk."""
+    spec, odd = SPECS[0], 3
+    session, request, trace = run(tiny, spec, seed=3, new=20)
+    c, _, _ = second_round(trace)
+
+    def choose(rows, i, values):
+        if (values["phase"], values["committed"], values["slot"]) == ("VERIFY", c, 0):
+            values["chosen_ids"] = [odd]
+
+    replayed = session.replay(scenario_of(spec, request), edited(trace, change=choose))
+    walked = [i for key, i in by_key(replayed).items() if (key.phase, key.committed) == ("ACCEPT", c)]
+    assert [int(replayed.rows.ints["input_id"][i]) for i in walked] == [odd]
+    (root,) = [i for key, i in by_key(replayed).items() if (key.phase, key.committed, key.slot) == ("VERIFY", c, 0)]
+    assert list(replayed.rows.lists["chosen_ids"][root]) != [odd]
 
 
 def merged(*traces):

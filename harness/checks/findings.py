@@ -93,10 +93,10 @@ def kinds(findings: Iterable[Finding], *, roots_only: bool = False) -> tuple[str
 
 
 def _without_doubles(divergences: Iterable[Divergence]) -> list[Divergence]:
-    """One divergence a (key, kind); the one reported earlier stays."""
-    kept: dict[tuple[object, Kind], Divergence] = {}
+    """One divergence a (key, kind); the one reported earlier stays. A key without a request needs its round too."""
+    kept: dict[tuple[object, Kind, int], Divergence] = {}
     for found in divergences:
-        kept.setdefault((found.key, found.kind), found)
+        kept.setdefault((found.key, found.kind, -1 if found.key.rid else found.round), found)
     return list(kept.values())
 
 

@@ -167,6 +167,11 @@ def _shape(pairs: Pairs, place: int, expected: int, observed: int, hint: str) ->
     )
 
 
+def _number(value: float) -> float | str:
+    """A divergence must come back from disk as it was, and JSON has no infinity."""
+    return float(value) if np.isfinite(value) else "not finite"
+
+
 def _report(
     pairs: Pairs,
     place: int,
@@ -183,8 +188,8 @@ def _report(
         return
     failed.add(place)
     observed = {
-        "greatest_abs": float(errors.greatest_abs[row]),
-        "greatest_rel": float(errors.greatest_rel[row]),
+        "greatest_abs": _number(errors.greatest_abs[row]),
+        "greatest_rel": _number(errors.greatest_rel[row]),
         "at": int(errors.column[row]),
         "mismatched": int(errors.mismatched[row]),
         "of": width,

@@ -1,0 +1,96 @@
+"""The pinned corpus: one minimal scenario a known bug, with the releases it lives in. Read from `corpus/*.json`.
+
+It must not run anything; it says what is expected, and a run that disagrees is an error of the entry or a finding.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.version import Version
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from harness.types import Scenario
+
+CORPUS = Path(__file__).with_name("corpus")
+
+
+class CaseError(ValueError):
+    """A case that does not exist or cannot be read."""
+
+
+class Case(BaseModel):
+    """One corpus entry.
+
+    bad_up_to: newest release with the bug; good_from: oldest release without it; revert: the number SGLang's own
+    switch takes to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    case_schema: Literal[1]
+    id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
+    title: str
+    source: str
+    bad_up_to: str
+    good_from: str
+    revert: int | None = None
+    kinds: tuple[str, ...]
+    scenario: Scenario
+
+    def expected(self, *, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
+        """What the window says about one release; 'unknown' between its ends."""
+        if Version(release) <= Version(self.bad_up_to):
+            return "FAIL"
+        if Version(release) < Version(self.good_from):
+            return "unknown"
+        return "FAIL" if revert is not None and revert == self.revert else "PASS"
+
+
+def names() -> list[str]:
+    """Every case id in the corpus, sorted."""
+    return sorted(path.stem for path in CORPUS.glob("*.json"))
+
+
+def load(name: str) -> Case:
+    """The case called `name`; CaseError names the nearest one and all there are."""
+    path = CORPUS / f"{name}.json"
+    if not path.is_file():
+        near = difflib.get_close_matches(name, names(), n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise CaseError(f"unknown case {name!r}{hint}\n  allowed: {', '.join(names())}")
+    try:
+        case = Case.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise CaseError(f"case file {path} is not valid: {where}: {first['msg']}") from error
+    if case.id != name:
+        raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
+    return case
+
+
+def read_scenario(path: Path) -> Scenario:
+    """A scenario from a JSON file of its own; CaseError for a missing, malformed or newer-version file."""
+    try:
+        text = path.read_text()
+        version = json.loads(text).get("schema_version", 1)
+    except OSError as error:
+        raise CaseError(f"cannot read scenario file {path}: {error.strerror}") from error
+    except (ValueError, AttributeError) as error:
+        raise CaseError(f"scenario file {path} is not a JSON object: {error}") from error
+    if version != 1:
+        raise CaseError(
+            f"scenario file {path} has schema_version {version!r}; this eaglecheck reads 1\n  update eaglecheck"
+        )
+    try:
+        return Scenario.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the scenario"
+        raise CaseError(
+            f"scenario file {path}: {where}: {first['msg']}\n  allowed keys: {', '.join(Scenario.model_fields)}"
+        ) from error

@@ -1,0 +1,324 @@
+"""Verdicts: what makes one UNKNOWN, what a crash inside a check does, and how findings read."""
+
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import handmade
+from harness.checks import CHECKS, Check, CheckResult, describe, group, judge
+from harness.checks import registry as registry_module
+from harness.checks.findings import settle
+from harness.checks.registry import register, run_check
+from harness.types import Divergence, Key, Kind, Outcome, Policy
+
+PROTECTS = "a sentence long enough to say what it protects"
+
+
+@pytest.fixture
+def made():
+    scenario = handmade.scenario()
+    return (scenario, *handmade.build(scenario))
+
+
+def unknown_reasons(scenario, engine, reference):
+    verdict, divergences = judge(scenario, engine, reference)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert divergences == []
+    return " | ".join(verdict.reasons)
+
+
+# coverage
+
+
+def test_wanted_situation_that_never_happened_is_unknown():
+    scenario = handmade.scenario(wants=("non_final_chunk", "idle_rank"))
+    reasons = unknown_reasons(scenario, *handmade.build(scenario))
+    assert "asked for idle_rank, never happened" in reasons
+    assert "non_final_chunk" not in reasons
+
+
+def test_unheard_of_situation_is_unknown():
+    scenario = handmade.scenario(wants=("full_moon",))
+    assert "full_moon, which is no known situation" in unknown_reasons(scenario, *handmade.build(scenario))
+
+
+def test_wanted_situation_that_happened_passes_and_is_counted():
+    scenario = handmade.scenario(wants=("non_final_chunk",))
+    verdict, _ = judge(scenario, *handmade.build(scenario))
+    assert verdict.outcome is Outcome.PASS
+    assert verdict.coverage["non_final_chunk"] == 3
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [({}, "no handshake"), ({"release": "9", "hooks_missing": ["m:f"]}, "found no place for m:f in release 9")],
+)
+def test_without_a_handshake_there_is_no_verdict(made, header, reason):
+    scenario, engine, reference = made
+    assert reason in unknown_reasons(scenario, replace(engine, header=header), reference)
+
+
+def test_hook_that_is_optional_may_be_missing(made):
+    scenario, engine, reference = made
+    header = {"release": "9", "hooks_missing": ["m:f"], "hooks_optional": ["m:f"]}
+    assert judge(scenario, replace(engine, header=header), reference)[0].outcome is Outcome.PASS
+
+
+def test_trace_of_another_scenario_is_unknown(made):
+    scenario, engine, reference = made
+    assert "judged as" in unknown_reasons(scenario, replace(engine, scenario_id="0" * 12), reference)
+
+
+def test_empty_trace_is_unknown_never_pass(made):
+    scenario, engine, reference = made
+    nothing = handmade.take_rows(engine.rows, [])
+    empty = replace(engine, rows=nothing, rounds=(), ends=())
+    reasons = unknown_reasons(scenario, empty, replace(reference, rows=nothing))
+    assert "nothing to compare: no batch with a request" in reasons
+    assert "request r0 never ended" in reasons
+
+
+def test_request_without_output_is_unknown(made):
+    scenario, engine, _ = made
+    silent = replace(engine.ends[0], output_ids=(), reason="stop")
+    verdict, _ = judge(scenario, replace(engine, ends=(silent, *engine.ends[1:])), None)
+    assert f"request {silent.rid} produced no tokens" in verdict.reasons
+
+
+def test_column_that_was_never_recorded_is_unknown(made):
+    scenario, engine, reference = made
+    engine.rows.ints["cache_slot"][:] = -1
+    assert "nothing compared: cache_slots" in unknown_reasons(scenario, engine, reference)
+    without_states = replace(made[1], tensors={})
+    assert "nothing compared: hidden_rows" in unknown_reasons(scenario, without_states, reference)
+
+
+@pytest.mark.parametrize(("subject", "counter"), [("tree", "parents"), ("verify", "accepts")])
+def test_stand_in_is_not_exercised_and_not_counted(made, subject, counter):
+    scenario, engine, reference = made
+    replaced = [{"operation": "m.f", "by": "stand-in", "subject": subject, "reason": "no CPU build"}]
+    verdict, _ = judge(scenario, replace(engine, header={**engine.header, "replaced": replaced}), reference)
+    assert verdict.outcome is Outcome.PASS
+    assert counter not in verdict.compared
+    assert f"not exercised: {subject} (m.f replaced by stand-in)" in verdict.reasons
+
+
+def test_own_kernel_reached_by_a_flag_is_exercised(made):
+    scenario, engine, reference = made
+    replaced = [{"operation": "m._is_xpu", "by": "flag", "subject": "tree", "reason": ""}]
+    verdict, _ = judge(scenario, replace(engine, header={**engine.header, "replaced": replaced}), reference)
+    assert "parents" in verdict.compared
+    assert verdict.reasons == ()
+
+
+def test_stand_in_does_not_hide_a_failure(made):
+    scenario, engine, reference = made
+    engine.rows.ints["parent"][handmade.find(engine, phase="VERIFY", slot=2)] = 99
+    replaced = [{"operation": "m.f", "by": "stand-in", "subject": "tree"}]
+    header = {**engine.header, "replaced": replaced}
+    assert judge(scenario, replace(engine, header=header), reference)[0].outcome is Outcome.FAIL
+
+
+def test_trace_that_contradicts_itself_is_unknown(made):
+    scenario, engine, reference = made
+    rounds = (replace(engine.rounds[0], final=()), *engine.rounds[1:])
+    assert "cannot be indexed" in unknown_reasons(scenario, replace(engine, rounds=rounds), reference)
+
+
+# registry
+
+
+@pytest.fixture
+def lone_registry(monkeypatch):
+    monkeypatch.setattr(registry_module, "CHECKS", {})
+
+
+def test_every_check_says_what_it_protects():
+    assert len(CHECKS) >= 10
+    for check in CHECKS.values():
+        assert check.kinds
+        assert check.protects[0].islower()
+        assert not check.protects.endswith(".")
+
+
+def test_every_kind_but_nondeterminism_is_some_checks_business():
+    assert set(Kind) - set().union(*(check.kinds for check in CHECKS.values())) == {Kind.NONDETERMINISM}
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"name": "two words"}, "identifier"),
+        ({"kinds": ()}, "at least one kind"),
+        ({"protects": "much"}, "a sentence"),
+        ({"reads": ("weather",)}, "weather"),
+        ({"reads": ()}, "nothing"),
+    ],
+)
+def test_half_described_checks_are_refused(lone_registry, change, error):
+    good = {"name": "good", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
+    with pytest.raises(ValueError, match=error):
+        register(**{**good, **change})
+
+
+def test_names_are_unique(lone_registry):
+    about = {"name": "once", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
+    register(**about)(lambda evidence: CheckResult())
+    with pytest.raises(ValueError, match="twice"):
+        register(**about)
+
+
+def test_crash_inside_a_check_is_unknown_and_hides_nothing(made, monkeypatch):
+    scenario, engine, reference = made
+
+    def dies(evidence):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setitem(CHECKS, "chain", replace(CHECKS["chain"], judge=dies))
+    reasons = unknown_reasons(scenario, engine, reference)
+    assert "check 'chain' crashed: RuntimeError: out of luck" in reasons
+    engine.rows.ints["position"][handmade.find(engine, phase="EXTEND")] += 1
+    assert judge(scenario, engine, reference)[0].outcome is Outcome.FAIL
+
+
+def test_kind_that_a_check_does_not_declare_is_unknown():
+    key = Key(dp_rank=0, rid="r", epoch=0, committed=0, phase="DRAFT", step=0, slot=0)
+    found = Divergence(kind=Kind.LEAK, check="odd", key=key, round=0, expected=0, observed=1)
+    check = Check(
+        name="odd",
+        kinds=frozenset({Kind.TOKEN}),
+        reads=("engine",),
+        protects=PROTECTS,
+        judge=lambda evidence: CheckResult(divergences=[found]),
+    )
+    assert "LEAK" in run_check(check, None).unknown[0]
+
+
+def test_counters_are_a_closed_list():
+    with pytest.raises(KeyError, match="unknown counter 'vibes'"):
+        CheckResult().count("vibes", 1)
+
+
+# findings
+
+
+def divergence(**changes):
+    key = {"dp_rank": 0, "rid": "r0", "epoch": 0, "committed": 5, "phase": "DRAFT", "step": 0, "slot": 0}
+    key = Key(**{**key, **{name: changes.pop(name) for name in list(changes) if name in key}})
+    fields = {
+        "kind": Kind.POSITION,
+        "check": "positions",
+        "round": 1,
+        "expected": 5,
+        "observed": 6,
+        "hint": "one-ahead",
+    }
+    return Divergence(key=key, **{**fields, **changes})
+
+
+def soft(**changes):
+    return divergence(kind=Kind.NUMERIC, check="chain", hint="off", policy=Policy.BUDGET, **changes)
+
+
+def test_the_same_failure_in_many_places_is_one_finding_with_a_count():
+    many = [divergence(rid=f"r{number % 3}", committed=number, round=number) for number in range(500)]
+    (finding,) = group(settle(many, ticks={}))
+    assert (finding.count, finding.rids, finding.first.round) == (500, ("r0", "r1", "r2"), 0)
+
+
+def test_the_first_divergence_is_the_earliest_by_tick_not_by_round_number():
+    late, early = divergence(dp_rank=0, round=1), divergence(dp_rank=1, round=7)
+    settled = settle([late, early], ticks={(0, 1): 9, (1, 7): 3})
+    assert [(found.key.dp_rank, found.first) for found in settled] == [(1, True), (0, False)]
+
+
+def test_phases_of_one_round_come_in_the_order_they_run():
+    phases = ["EXTEND", "VERIFY", "DRAFT", "ACCEPT"]
+    settled = settle([divergence(phase=phase) for phase in phases], ticks={})
+    assert [found.key.phase for found in settled] == ["DRAFT", "VERIFY", "ACCEPT", "EXTEND"]
+
+
+def test_finding_is_a_consequence_only_if_all_of_it_is():
+    cause = divergence(phase="EXTEND", committed=1)
+    explained, alone = soft(round=2), soft(round=2, rid="r9")
+    both = group(settle([cause, explained, alone], ticks={}))
+    assert all(finding.is_root for finding in both)
+    one = group(settle([cause, explained], ticks={}))
+    assert [finding.consequence_of for finding in one] == [None, cause.signature]
+
+
+def test_draft_step_explains_only_its_own_round():
+    settled = settle([divergence(round=1), soft(round=1, step=1), soft(round=2, committed=7)], ticks={})
+    assert [bool(found.cause) for found in settled] == [False, True, False]
+
+
+def test_overwritten_slot_explains_any_later_value_of_its_rank():
+    slot = divergence(kind=Kind.CACHE_SLOT, check="slots", phase="VERIFY", hint="owned-by-another")
+    settled = settle([slot, soft(rid="r7", round=3), soft(rid="r7", dp_rank=1, round=3)], ticks={})
+    assert [bool(found.cause) for found in settled] == [False, True, False]
+
+
+def test_cached_prefix_carries_an_error_to_the_next_request():
+    cause, effect = divergence(phase="DRAFT_PREFILL"), soft(rid="r7", round=3)
+    assert not settle([cause, effect], ticks={})[1].cause
+    assert settle([cause, effect], ticks={}, prefix_hits=frozenset({("r7", 0)}))[1].cause == cause.signature
+
+
+def test_exact_divergences_never_follow_from_anything():
+    settled = settle([divergence(phase="PREFILL"), divergence(phase="EXTEND", round=4)], ticks={})
+    assert not any(found.cause for found in settled)
+
+
+# describe
+
+
+def test_position_text_says_what_where_and_how_far(made):
+    scenario, engine, reference = made
+    engine.rows.ints["position"][engine.rows.strings["phase"] == "DRAFT"] += 1
+    _, divergences = judge(scenario, engine, reference)
+    (finding,) = group(divergences)
+    assert describe(divergences[1], scenario, finding=finding).splitlines() == [
+        "draft position differs: request r0 on DP rank 0, committed length 7, round 4, draft step 1 of 2",
+        "  engine 9, expected 8 (one ahead)",
+        "  25 more in this run; the first is round 4, step 0; requests r0, r1, r2",
+        "  signature POSITION:positions:DRAFT:one-ahead",
+    ]
+
+
+def test_numeric_text_uses_the_words_of_assert_close(made):
+    scenario, engine, reference = made
+    engine = handmade.copy_trace(engine)
+    engine.tensors["hidden_in.EXTEND"][2, 3] += 1
+    (found,) = judge(scenario, engine, reference)[1]
+    text = describe(found, scenario)
+    assert "mismatched elements: 1 / 8 (12.5 %)" in text
+    assert "greatest absolute difference: " in text
+    assert " at index 3 (up to " in text
+
+
+def test_every_kind_can_be_described(made):
+    scenario = made[0]
+    for kind in Kind:
+        text = describe(divergence(kind=kind, hint="some-hint"), scenario)
+        assert "request r0" in text
+        assert len(text.splitlines()) >= 2
+    assert "DP rank 1" in describe(divergence(kind=Kind.LEAK, rid="", committed=-1, dp_rank=1), scenario)
+
+
+def test_text_of_a_consequence_names_its_cause(made):
+    found = replace(soft(), cause="POSITION:positions:DRAFT:one-ahead")
+    assert "follows from POSITION:positions:DRAFT:one-ahead" in describe(found, made[0])
+
+
+def test_judging_two_thousand_rows_is_quick():
+    import time
+
+    scenario = handmade.scenario(prompts=(7,) * 12, max_new_tokens=34)
+    engine, reference = handmade.build(scenario)
+    assert len(engine.rows) > 2000
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        judge(scenario, engine, reference)
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.15, f"{min(seconds):.3f} s; about 0.03 s on an idle core"

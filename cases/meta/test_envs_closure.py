@@ -1,0 +1,106 @@
+"""What every installation stands on: the pinned list, the home folder, the lock and running a command."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cases.meta.pretended_pip import quiet
+from harness import closure
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    return closure.home()
+
+
+def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = closure.key()
+    commented = tmp_path / "closure.txt"
+    commented.write_text("# a remark\n" + closure.REQUIREMENTS.read_text())
+    monkeypatch.setattr(closure, "REQUIREMENTS", commented)
+    assert closure.key() == before
+
+
+def test_every_dependency_is_pinned() -> None:
+    lines = [line.split("#")[0].strip() for line in closure.REQUIREMENTS.read_text().splitlines()]
+    assert [line for line in lines if line and "==" not in line] == []
+    assert "torch==2.13.0" in lines
+
+
+def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> None:
+    program = (
+        "from harness import closure\n"
+        "with closure.installing('x', print) as lock:\n"
+        "    closure.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
+        " progress=lambda line: print(line, flush=True))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    assert "pip-is-running" in parent.stdout.readline()
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+    parent.stdout.close()
+    told: list[str] = []
+    with closure.installing("x", told.append):
+        pass
+    assert told == ["waiting: another process is installing x"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "place"),
+    [
+        ({"EAGLECHECK_HOME": "/somewhere", "XDG_CACHE_HOME": "/cache"}, "/somewhere"),
+        ({"XDG_CACHE_HOME": "/cache"}, "/cache/eaglecheck"),
+        ({"EAGLECHECK_HOME": "", "XDG_CACHE_HOME": "", "HOME": "/people/ada"}, "/people/ada/.cache/eaglecheck"),
+        ({"EAGLECHECK_HOME": "~/ec", "HOME": "/people/ada"}, "/people/ada/ec"),
+    ],
+)
+def test_home_follows_the_usual_variables(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
+) -> None:
+    for name in ("EAGLECHECK_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert closure.home() == Path(place)
+
+
+def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> None:
+    lines = [
+        "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
+        "  Downloading https://index.example/packages/ab/triton-3.7.1-cp311.whl (197.7 MB)",
+        "  Downloading six-1.17.0-py2.py3-none-any.whl (11 kB)",
+        "  Downloading small-1.0.whl (9.9 MB)",
+        *(f"line {number}" for number in range(40)),
+    ]
+    program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
+    told: list[str] = []
+    with closure.installing("x", quiet) as lock:
+        done = closure.run([sys.executable, "-c", program], lock=lock, progress=told.append)
+    assert told == [
+        "downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
+        "downloading triton-3.7.1-cp311.whl (197.7 MB)",
+    ]
+    assert done.code == 3
+    assert len(done.tail) == closure.TAIL_LINES
+    assert done.tail[-1] == "line 39"
+
+
+def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Path) -> None:
+    def interrupt(_line: str) -> None:
+        raise KeyboardInterrupt
+
+    command = ["sh", "-c", 'echo "  Downloading big (99 MB)"; exec sleep 60']
+    started = time.monotonic()
+    with closure.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
+        closure.run(command, lock=lock, progress=interrupt)
+    assert time.monotonic() - started < 10

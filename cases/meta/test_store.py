@@ -1,0 +1,208 @@
+"""Run folders: written in order, read back whole, and every unfit folder says what is wrong and what to type."""
+
+import errno
+import json
+import os
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import handmade
+from harness import store
+from harness.checks import group, judge
+from harness.store import RunReader, RunWriter, StoreError, read_case, read_findings, read_specimen, write_specimen
+from harness.types import Kind, Outcome, Verdict
+
+
+@pytest.fixture(scope="module")
+def case():
+    """(scenario, engine, reference, verdict, divergences) of a failing run, every policy among them."""
+    scenario = handmade.scenario()
+    engine, reference = handmade.build(scenario)
+    engine = handmade.copy_trace(engine)
+    engine.rows.ints["position"][engine.rows.strings["phase"] == "DRAFT"] += 1
+    engine.tensors["hidden_in.EXTEND"][3] = float("nan")
+    engine.rows.lists["chosen_ids"][handmade.find(engine, phase="VERIFY", nth=3)][:] = 999
+    return (scenario, engine, reference, *judge(scenario, engine, reference))
+
+
+def save(writer, case):
+    scenario, engine, reference, verdict, divergences = case
+    return writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
+
+
+@pytest.fixture
+def run(tmp_path, case):
+    writer = RunWriter.create(tmp_path / "runs", manifest={"argv": ["eaglecheck", "run"], "seed": 7})
+    writer.append_event({"event": "boot", "seconds": 3.5})
+    writer.append_event({"event": "end"})
+    save(writer, case)
+    writer.finish(case[3])
+    return writer.folder
+
+
+def test_what_was_saved_is_what_is_read_and_judged_alike(run, case):
+    scenario, _, _, verdict, divergences = case
+    reader = RunReader.open(run)
+    (stored,) = reader.scenarios()
+    assert stored.scenario == scenario
+    assert list(stored.findings) == divergences
+    assert stored.verdict.verdict() == verdict
+    assert judge(stored.scenario, stored.engine, stored.reference) == (verdict, divergences)
+    assert reader.verdict.outcome is Outcome.FAIL
+    assert reader.verdict.verdict() == verdict
+    assert [entry.scenario_id for entry in reader.verdict.scenarios] == [scenario.id]
+    assert reader.manifest.seed == 7
+    assert [event["event"] for event in reader.events()] == ["boot", "end"]
+
+
+def test_infinite_margins_survive(run):
+    (stored,) = RunReader.open(run).scenarios()
+    assert float("inf") in [found.margin for found in stored.findings]
+    assert {found.kind for found in stored.findings} >= {Kind.NUMERIC, Kind.TOKEN, Kind.POSITION}
+
+
+def test_latest_points_at_the_newest_run(tmp_path, run):
+    assert (tmp_path / "runs" / "latest").resolve() == run
+    newer = RunWriter.create(tmp_path / "runs", manifest={})
+    assert (tmp_path / "runs" / "latest").resolve() == newer.folder
+
+
+def test_manifest_is_there_before_anything_else(tmp_path):
+    writer = RunWriter.create(tmp_path, manifest={"argv": ["x"]})
+    assert [path.name for path in writer.folder.iterdir()] == ["manifest.json"]
+
+
+def test_no_reference_is_kept_as_none(tmp_path, case):
+    scenario, engine, _, verdict, divergences = case
+    writer = RunWriter.create(tmp_path, manifest={})
+    folder = writer.save_scenario(scenario, engine=engine, reference=None, verdict=verdict, divergences=divergences)
+    assert read_case(folder).reference is None
+
+
+def test_workers_join_a_run_until_it_is_finished(run, tmp_path):
+    writer = RunWriter.create(tmp_path, manifest={})
+    RunWriter.attach(writer.folder).append_event({"worker": 1})
+    assert RunReader.open(writer.folder, allow_incomplete=True).events() == [{"worker": 1}]
+    with pytest.raises(StoreError, match="is finished"):
+        RunWriter.attach(run)
+
+
+def refused(call, *texts):
+    with pytest.raises(StoreError) as caught:
+        call()
+    for text in texts:
+        assert text in str(caught.value), str(caught.value)
+
+
+def test_run_without_verdict_is_incomplete_and_says_so(tmp_path, case):
+    writer = RunWriter.create(tmp_path, manifest={})
+    save(writer, case)
+    refused(lambda: RunReader.open(writer.folder), "incomplete", "1 scenarios were judged", "eaglecheck recheck")
+    assert len(list(RunReader.open(writer.folder, allow_incomplete=True).scenarios())) == 1
+
+
+def test_half_a_last_line_is_forgiven_only_in_an_incomplete_run(run):
+    with (run / "engine.jsonl").open("ab") as file:
+        file.write(b'{"event": "bo')
+    refused(lambda: RunReader.open(run).events(), "engine.jsonl, line 3", "not whole JSON")
+    (run / "verdict.json").unlink()
+    assert len(RunReader.open(run, allow_incomplete=True).events()) == 2
+
+
+def test_no_such_folder_names_those_there_are(run):
+    refused(lambda: RunReader.open(run.parent / "nope"), "no run folder", run.name)
+    refused(lambda: RunReader.open(run / "nope"), "there are no runs")
+
+
+def test_foreign_folder_is_refused(tmp_path):
+    refused(lambda: RunReader.open(tmp_path), "manifest.json is missing")
+
+
+def edit(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "verdict.json"])
+def test_newer_foreign_and_damaged_files_are_refused(run, name):
+    whole = (run / name).read_bytes()
+    edit(run / name, store_version=2, new_field=1)
+    refused(lambda: RunReader.open(run), "store version 2", "update eaglecheck")
+    (run / name).write_bytes(whole)
+    edit(run / name, foreign=1)
+    refused(lambda: RunReader.open(run), "foreign", "allowed keys")
+    (run / name).write_bytes(whole[: len(whole) // 2])
+    refused(lambda: RunReader.open(run), name, "not whole JSON")
+    (run / name).write_text("[1]")
+    refused(lambda: RunReader.open(run), "a list, not an object")
+
+
+def test_damaged_finding_names_its_line(run):
+    path = next(run.glob("*/findings.jsonl"))
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1].replace('"kind"', '"sort"', 1)]))
+    refused(lambda: list(read_findings(path)), "line 2", "sort")
+    path.unlink()
+    refused(lambda: list(read_findings(path)), "findings.jsonl is missing")
+
+
+def test_full_disk_says_where_how_much_is_left_and_what_to_type(tmp_path, case, monkeypatch):
+    writer = RunWriter.create(tmp_path, manifest={})
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "write_trace", full)
+    refused(lambda: save(writer, case), "the disk is full", str(writer.folder), "bytes free", "du -sh")
+    monkeypatch.setattr(os, "fsync", full)
+    refused(lambda: writer.finish(case[3]), "the disk is full")
+    assert not (writer.folder / "verdict.json").exists()
+
+
+def test_other_disk_errors_are_not_disguised(tmp_path, case, monkeypatch):
+    writer = RunWriter.create(tmp_path, manifest={})
+
+    def denied(*_):
+        raise PermissionError(errno.EACCES, "denied")
+
+    monkeypatch.setattr(store, "write_trace", denied)
+    with pytest.raises(PermissionError):
+        save(writer, case)
+
+
+def test_verdict_is_never_half_there(tmp_path, case, monkeypatch):
+    writer = RunWriter.create(tmp_path, manifest={})
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        writer.finish(Verdict(outcome=Outcome.PASS))
+    assert not (writer.folder / "verdict.json").exists()
+
+
+def test_specimen_holds_all_that_a_replay_needs(tmp_path, case):
+    scenario, engine, reference, _, divergences = case
+    signature = group(divergences)[0].signature
+    folder = write_specimen(
+        tmp_path / "specimen",
+        scenario,
+        engine=replace(engine, header={**engine.header, "device": "cpu"}),
+        reference=reference,
+        divergences=divergences,
+        signature=signature,
+        replay="eaglecheck replay specimen",
+    )
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"scenario.json", "engine.json", "reference.json", "findings.jsonl", "manifest.json"}
+    manifest, stored = read_specimen(folder)
+    assert (manifest.release, manifest.device) == ("0.0.toy", "cpu")
+    assert (manifest.signature, manifest.replay) == (signature, "eaglecheck replay specimen")
+    assert list(stored.findings) == divergences
+    assert stored.verdict is None
+
+
+def test_nothing_written_is_a_pickle(run):
+    for path in run.rglob("*"):
+        assert not path.is_file() or path.suffix in (".json", ".jsonl", ".parquet", ".safetensors")

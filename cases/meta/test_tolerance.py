@@ -1,0 +1,100 @@
+"""Each policy passes what it should and fails what it should; a NaN never passes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness import tolerance
+from harness.tolerance import BUDGETS, budget_for, choice_margin, is_tie, judge_rows, tie_limit, too_many_ties
+
+F32 = budget_for("float32")
+
+
+def row(*values):
+    return np.asarray([values], dtype=np.float32)
+
+
+def passes(engine, truth, **more):
+    return bool(judge_rows(engine=engine, truth=truth, budget=F32, **more).passed[0])
+
+
+@given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8))
+def test_equal_rows_pass(values):
+    assert passes(row(*values), row(*values))
+
+
+def test_error_is_measured_against_the_largest_value_of_the_row():
+    assert passes(row(100.0, 0.005), row(100.0, 0.0))
+    assert not passes(row(1.0, 0.005), row(1.0, 0.0))
+
+
+def test_zero_rows_pass_only_within_the_absolute_floor():
+    assert passes(row(F32.floor / 2), row(0.0))
+    assert not passes(row(F32.floor * 2), row(0.0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite_fails_on_either_side_and_on_both(bad):
+    assert not passes(row(1.0, bad), row(1.0, 2.0))
+    assert not passes(row(1.0, 2.0), row(1.0, bad))
+    assert not passes(row(1.0, bad), row(1.0, bad))
+
+
+def test_own_dtype_run_can_only_tighten_the_budget():
+    truth, engine = row(1.0, 1.0), row(1.0, 1.00008)
+    assert passes(engine, truth)
+    assert not passes(engine, truth, own=row(1.0, 1.0))
+    assert not passes(row(1.0, 2.0), truth, own=row(1.0, 5.0))
+
+
+def test_report_says_how_many_elements_and_where():
+    errors = judge_rows(engine=row(1.0, 3.0, 1.5), truth=row(1.0, 1.0, 1.0), budget=F32)
+    assert (int(errors.column[0]), int(errors.mismatched[0])) == (1, 2)
+    assert errors.greatest_abs[0] == 2.0
+
+
+def test_rows_of_no_width_pass_with_zero_error():
+    assert passes(np.zeros((1, 0), np.float32), np.zeros((1, 0), np.float32))
+
+
+def margin(expected, observed):
+    ids, logits = np.asarray([5, 9, 2]), np.asarray([8.0, 7.99999, 3.0], np.float32)
+    return choice_margin(top_ids=ids, top_logits=logits, expected=expected, observed=observed)
+
+
+def test_near_tie_is_accepted_and_a_clear_choice_is_not():
+    assert is_tie(margin=margin(5, 9), scale=8.0, budget=F32)
+    assert not is_tie(margin=margin(5, 2), scale=8.0, budget=F32)
+
+
+def test_choice_outside_the_recorded_logits_has_infinite_margin():
+    assert margin(5, 77) == float("inf")
+    assert not is_tie(margin=margin(5, 77), scale=8.0, budget=F32)
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
+def test_scale_that_is_not_finite_allows_no_tie(scale):
+    assert tie_limit(scale=scale, budget=F32) == 0.0
+    assert not is_tie(margin=0.0, scale=scale, budget=F32)
+
+
+def test_margin_that_is_nan_is_no_tie():
+    assert not is_tie(margin=float("nan"), scale=8.0, budget=F32)
+
+
+def test_tie_rate_has_its_own_limit():
+    assert not too_many_ties(ties=tolerance.TIES_ALWAYS_ALLOWED, choices=3, budget=F32)
+    assert too_many_ties(ties=30, choices=100, budget=F32)
+    assert not too_many_ties(ties=30, choices=100_000, budget=F32)
+
+
+def test_unknown_dtype_names_the_known_ones():
+    with pytest.raises(KeyError, match="float32, float16, bfloat16"):
+        budget_for("int4")
+
+
+@pytest.mark.parametrize("budget", BUDGETS.values(), ids=list(BUDGETS))
+def test_budgets_are_wider_than_rounding_and_narrower_than_a_wrong_row(budget):
+    assert budget.numerical_floor * tolerance.TIE_MULTIPLE < budget.relative < 0.2
+    assert budget.reason

@@ -1,0 +1,146 @@
+"""The JSON that gates read: `run --json`, `recheck --json` and `matrix --json`. Stable; described in docs/json.md.
+
+It must not compute anything new: every value comes from a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from harness.checks.findings import Finding
+from harness.progress import RunResult, ScenarioResult
+from harness.trace_io import plain
+from harness.types import Divergence
+
+RUN_SCHEMA = 1
+MATRIX_SCHEMA = 1
+
+
+class OutputError(Exception):
+    """The JSON file cannot be written where it was asked for."""
+
+
+def divergence_document(found: Divergence) -> dict[str, Any]:
+    """One divergence by its place and values."""
+    return {
+        "kind": str(found.kind),
+        "check": found.check,
+        "rid": found.key.rid,
+        "dp_rank": found.key.dp_rank,
+        "epoch": found.key.epoch,
+        "committed_len": found.key.committed,
+        "round": found.round,
+        "phase": str(found.key.phase),
+        "step": found.key.step,
+        "slot": found.key.slot,
+        "expected": plain(found.expected),
+        "observed": plain(found.observed),
+        "policy": str(found.policy),
+        "margin": plain(found.margin),
+        "hint": found.hint,
+    }
+
+
+def finding_document(finding: Finding, *, scenario: str) -> dict[str, Any]:
+    """One finding: a signature, how often, whose consequence, and its first divergence."""
+    return {
+        "signature": finding.signature,
+        "kind": str(finding.first.kind),
+        "scenario": scenario,
+        "count": finding.count,
+        "rids": list(finding.rids),
+        "consequence_of": finding.consequence_of,
+        "first": divergence_document(finding.first),
+    }
+
+
+def scenario_document(result: ScenarioResult) -> dict[str, Any]:
+    """One scenario of a run."""
+    return {
+        "name": result.scenario.name,
+        "id": result.scenario.id,
+        "verdict": str(result.verdict.outcome),
+        "reasons": list(result.verdict.reasons),
+        "kinds": list(result.verdict.root_kinds),
+        "text_identical": result.text_identical,
+        "rounds": result.rounds,
+        "draft_steps": result.draft_steps,
+        "coverage": dict(result.verdict.coverage),
+        "compared": dict(result.verdict.compared),
+        "ties": result.verdict.ties,
+        "folder": str(result.folder),
+        "specimen": None if result.specimen is None else str(result.specimen),
+    }
+
+
+def run_document(result: RunResult) -> dict[str, Any]:
+    """The whole run."""
+    return {
+        "schema": RUN_SCHEMA,
+        "engine": result.engine,
+        "device": result.device,
+        "revert": result.revert,
+        "worker": result.header.get("worker"),
+        "overlap": result.header.get("overlap"),
+        "replaced": result.header.get("replaced", []),
+        "verdict": str(result.verdict.outcome),
+        "reasons": list(result.verdict.reasons),
+        "findings": [
+            finding_document(finding, scenario=one.scenario.name) for one in result.results for finding in one.findings
+        ],
+        "coverage": dict(result.verdict.coverage),
+        "compared": dict(result.verdict.compared),
+        "ties": result.verdict.ties,
+        "scenarios": [scenario_document(one) for one in result.results],
+        "cost": dataclasses.asdict(result.cost),
+        "run": str(result.folder),
+    }
+
+
+def cell_document(result: RunResult, *, case: str, expected: str) -> dict[str, Any]:
+    """One cell of the matrix: one case on one engine, with or without a fix put back out."""
+    one = result.results[0]
+    first = next((found for found in one.divergences if found.first), None)
+    return {
+        "engine": result.engine,
+        "device": result.device,
+        "case": case,
+        "revert": result.revert,
+        "verdict": str(one.verdict.outcome),
+        "reasons": list(one.verdict.reasons),
+        "expected": expected,
+        "kinds": list(one.verdict.root_kinds),
+        "first": None if first is None else first_document(first),
+        "text_identical": one.text_identical,
+        "run": str(result.folder),
+    }
+
+
+def first_document(found: Divergence) -> dict[str, Any]:
+    """The first wrong place, in the words of the matrix."""
+    whole = divergence_document(found)
+    names = ("kind", "rid", "dp_rank", "committed_len", "round", "phase", "step", "slot", "expected", "observed")
+    return {name: whole[name] for name in names}
+
+
+def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": MATRIX_SCHEMA, "cells": cells}
+
+
+def write_json(document: dict[str, Any], target: str) -> None:
+    """To a file (made whole or not at all), or to standard output for '-'; OutputError if that is impossible."""
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        part.write_text(text)
+        part.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write the JSON to {path}: {error.strerror}\n  name another file:  --json FILE") from error

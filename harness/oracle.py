@@ -1,0 +1,70 @@
+"""The reference side of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
+
+The only control module that touches torch, through `reference/`; it must not judge and must not know an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from harness.trace import Event, Trace
+from harness.types import RequestSpec, Scenario, SpecConfig
+from reference.model import DraftHead, Target
+from reference.session import Generated, ReferenceSession
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Reference sessions by speculation settings over one checkpoint pair; raises CheckpointError for an unfit pair."""
+
+    target: Path
+    draft: Path
+    _models: tuple[Target, DraftHead] | None = None
+    _sessions: dict[SpecConfig, ReferenceSession] = field(default_factory=dict)
+    _texts: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
+
+    def load(self) -> Oracle:
+        """Read the weights (idempotent); worth doing while an engine boots."""
+        if self._models is None:
+            torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            target = Target.load(self.target, torch.float32)
+            self._models = target, DraftHead.load(self.draft, target, torch.float32)
+        return self
+
+    def answer(self, scenario: Scenario, engine: Trace) -> Trace:
+        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
+        reference = self._session(scenario.spec).replay(scenario, engine)
+        texts = tuple(self._greedy(scenario.spec, request) for request in scenario.requests)
+        return dataclasses.replace(reference, events=reference.events + texts)
+
+    def _session(self, spec: SpecConfig) -> ReferenceSession:
+        if spec not in self._sessions:
+            target, head = self.load()._models or (None, None)
+            assert target is not None
+            assert head is not None
+            self._sessions[spec] = ReferenceSession(target, head, spec)
+        return self._sessions[spec]
+
+    def _greedy(self, spec: SpecConfig, request: RequestSpec) -> Event:
+        key = (request.prompt, request.max_new_tokens, request.stop_ids)
+        if key not in self._texts:
+            self._texts[key] = self._session(spec).generate_with_margins(*key)
+        text = self._texts[key]
+        data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
+        return Event(name="greedy", tick=0, data=data)
+
+
+def text_identical(engine: Trace, reference: Trace) -> bool | None:
+    """Whether every request's text equals the plain greedy text as far as it got; None if there is no text at all."""
+    plain = {event.data["rid"]: tuple(event.data["output_ids"]) for event in reference.events if event.name == "greedy"}
+    compared = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
+    if not compared:
+        return None
+    return all(
+        end.output_ids == text[: len(end.output_ids)] and (end.reason == "abort" or len(end.output_ids) == len(text))
+        for end, text in compared
+    )

@@ -1,0 +1,339 @@
+"""Runs scenarios: one engine a boot configuration, then drive, reference, judge, store, for each of them.
+
+It must not judge by itself and must not print; a run that cannot be judged is UNKNOWN, never silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.checks.findings import group
+from harness.checks.judge import judge
+from harness.drive import drive
+from harness.engine import Engine, EngineError
+from harness.envs import EngineEnv
+from harness.launch import CpuAttention, build_launch
+from harness.progress import (
+    Booted,
+    Cost,
+    Judged,
+    Observer,
+    Preparing,
+    RunResult,
+    ScenarioResult,
+    Started,
+    Turned,
+)
+from harness.store import RunWriter, write_specimen
+from harness.trace import RowBuilder, Trace
+from harness.types import Divergence, Outcome, Scenario, Verdict
+
+if TYPE_CHECKING:
+    from harness.oracle import Oracle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and where. oracle_of: reference by scenario.checkpoint; pairs: (target, draft) folders likewise."""
+
+    env: EngineEnv
+    scenarios: tuple[Scenario, ...]
+    pairs: dict[str, tuple[Path, Path]]
+    root: Path
+    device: str = "cpu"
+    revert: int | None = None
+    cpu_attention: CpuAttention = "torch"
+    argv: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class _Session:
+    """The mutable middle of a run."""
+
+    plan: Plan
+    observers: Sequence[Observer]
+    writer: RunWriter
+    oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
+    results: list[ScenarioResult] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)
+    boots: int = 0
+    boot_seconds: float = 0.0
+
+    def tell(self, event: Any) -> None:
+        for observer in self.observers:
+            observer(event)
+
+
+def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
+    """Run every scenario of the plan and leave a run folder.
+
+    Raises StoreError if the folder cannot be written, CheckpointError for a pair the reference cannot load. An engine
+    that will not start makes its scenarios UNKNOWN; an engine that dies is a finding and is booted anew.
+    """
+    start = time.monotonic()
+    writer = RunWriter.create(plan.root, manifest=_manifest(plan))
+    session = _Session(plan=plan, observers=observers, writer=writer)
+    with ThreadPoolExecutor(max_workers=1) as loader:
+        for name, (target, draft) in plan.pairs.items():
+            session.oracles[name] = loader.submit(_load_oracle, target, draft)
+        for scenarios in by_boot(plan.scenarios):
+            _run_group(session, scenarios)
+    verdict = merge([result.verdict for result in session.results])
+    writer.finish(verdict)
+    return RunResult(
+        folder=writer.folder,
+        engine=plan.env.version,
+        device=plan.device,
+        revert=plan.revert,
+        header=session.header,
+        results=tuple(session.results),
+        verdict=verdict,
+        cost=_cost(session, time.monotonic() - start),
+    )
+
+
+def by_boot(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
+    """Scenarios grouped by boot configuration, in order of first appearance: one engine a group."""
+    groups: dict[str, list[Scenario]] = {}
+    for scenario in scenarios:
+        groups.setdefault(scenario.boot_key(), []).append(scenario)
+    return list(groups.values())
+
+
+def merge(verdicts: Sequence[Verdict]) -> Verdict:
+    """The verdict of a run: outcomes by priority, counts added up, each reason once with how many scenarios gave it."""
+    coverage, compared, reasons = Counter[str](), Counter[str](), Counter[str]()
+    for verdict in verdicts:
+        coverage.update(verdict.coverage)
+        compared.update(verdict.compared)
+        reasons.update(verdict.reasons)
+    return Verdict(
+        outcome=Verdict.merge([verdict.outcome for verdict in verdicts]),
+        reasons=tuple(reason if count == 1 else f"{reason} (in {count} scenarios)" for reason, count in reasons.items()),
+        coverage=dict(coverage),
+        compared=dict(compared),
+        ties=sum(verdict.ties for verdict in verdicts),
+        kinds=tuple(sorted({kind for verdict in verdicts for kind in verdict.kinds})),
+        root_kinds=tuple(sorted({kind for verdict in verdicts for kind in verdict.root_kinds})),
+    )
+
+
+def _load_oracle(target: Path, draft: Path) -> Oracle:
+    from harness.oracle import Oracle  # torch: imported while the engine boots
+
+    return Oracle(target=target, draft=draft).load()
+
+
+def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
+    """All scenarios of one boot configuration; the engine is booted again only after it died."""
+    with contextlib.ExitStack() as stack:
+        engine: Engine | None = None
+        for scenario in scenarios:
+            session.tell(
+                Started(scenario=scenario, index=len(session.results) + 1, total=len(session.plan.scenarios))
+            )
+            try:
+                if engine is None:
+                    engine = stack.enter_context(_booted(session, scenario))
+                trace, seconds = _timed_drive(session, engine, scenario)
+            except EngineError as error:
+                _give_up(session, scenario, str(error))
+                engine = None
+                continue
+            if any(event.name in ("crash", "hang") for event in trace.events):
+                engine.close()
+                engine = None
+            _judge(session, scenario, trace, seconds)
+
+
+@contextlib.contextmanager
+def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
+    plan = session.plan
+    target, draft = plan.pairs[scenario.checkpoint]
+    launch = build_launch(
+        env=plan.env,
+        spec=scenario.spec,
+        engine=scenario.engine,
+        target=target,
+        draft=draft,
+        device=plan.device,
+        revert=plan.revert,
+        cpu_attention=plan.cpu_attention,
+    )
+    engine = Engine(launch=launch, log=session.writer.folder / "engine.log")
+    session.boots += 1
+    try:
+        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}")))
+        session.boot_seconds += engine.boots_seconds
+        session.header = session.header or dict(engine.handshakes[0])
+        for handshake in engine.handshakes:
+            session.writer.append_event({"event": "handshake", **handshake})
+        session.tell(Booted(header=dict(engine.handshakes[0]), seconds=engine.boots_seconds))
+        yield engine
+    finally:
+        engine.close()
+
+
+def _timed_drive(session: _Session, engine: Engine, scenario: Scenario) -> tuple[Trace, float]:
+    start = time.monotonic()
+    session.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
+
+    def on_turn(tick: int, state: dict[str, Any]) -> None:
+        session.writer.append_event({"event": "turn", "tick": tick, **state})
+        session.tell(Turned(tick=tick, state=state))
+
+    trace = drive(engine, scenario, on_turn=on_turn)
+    return trace, time.monotonic() - start
+
+
+def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds: float) -> None:
+    marks = [time.monotonic()]
+    oracle = session.oracles[scenario.checkpoint].result()
+    marks[0] = time.monotonic()  # waiting for torch to load is not the reference's cost
+    reference = oracle.answer(scenario, engine)
+    marks.append(time.monotonic())
+    verdict, divergences = judge(scenario, engine, reference)
+    marks.append(time.monotonic())
+    folder = session.writer.save_scenario(
+        scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences
+    )
+    specimen = _specimen(session, scenario, engine, reference, divergences) if divergences else None
+    marks.append(time.monotonic())
+    from harness.oracle import text_identical
+
+    _record(
+        session,
+        ScenarioResult(
+            scenario=scenario,
+            verdict=verdict,
+            divergences=tuple(divergences),
+            findings=tuple(group(divergences)),
+            folder=folder,
+            specimen=specimen,
+            text_identical=text_identical(engine, reference),
+            rounds=len(engine.rounds),
+            draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
+            seconds={
+                "engine": engine_seconds,
+                "reference": marks[1] - marks[0],
+                "judge": marks[2] - marks[1],
+                "store": marks[3] - marks[2],
+            },
+        ),
+    )
+
+
+def _specimen(
+    session: _Session, scenario: Scenario, engine: Trace, reference: Trace, divergences: Sequence[Divergence]
+) -> Path:
+    folder = session.writer.folder / "specimens" / f"{scenario.name}-{scenario.id}"
+    first = next((found for found in divergences if found.first), divergences[0])
+    header = {**engine.header, "release": session.plan.env.version, "device": session.plan.device}
+    return write_specimen(
+        folder,
+        scenario,
+        engine=replace(engine, header=header),
+        reference=reference,
+        divergences=divergences,
+        signature=first.signature,
+        replay=f"eaglecheck replay {folder}",
+    )
+
+
+def _give_up(session: _Session, scenario: Scenario, why: str) -> None:
+    """A scenario without an engine: UNKNOWN with the reason, and stored like any other."""
+    trace = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
+    verdict = Verdict(outcome=Outcome.UNKNOWN, reasons=(why,))
+    folder = session.writer.save_scenario(scenario, engine=trace, reference=None, verdict=verdict, divergences=[])
+    _record(
+        session,
+        ScenarioResult(
+            scenario=scenario,
+            verdict=verdict,
+            divergences=(),
+            findings=(),
+            folder=folder,
+            specimen=None,
+            text_identical=None,
+            rounds=0,
+            draft_steps=0,
+            seconds={},
+        ),
+    )
+
+
+def _record(session: _Session, result: ScenarioResult) -> None:
+    session.results.append(result)
+    session.tell(Judged(result=result))
+
+
+def _cost(session: _Session, total: float) -> Cost:
+    spent = Counter[str]()
+    for result in session.results:
+        spent.update(result.seconds)
+    return Cost(
+        boots=session.boots,
+        boot_seconds=session.boot_seconds,
+        engine_seconds=spent["engine"],
+        reference_seconds=spent["reference"],
+        judge_seconds=spent["judge"],
+        store_seconds=spent["store"],
+        total_seconds=total,
+    )
+
+
+def _manifest(plan: Plan) -> dict[str, Any]:
+    head, dirty = _git()
+    return {
+        "eaglecheck": _own_version(),
+        "argv": list(plan.argv),
+        "git_head": head,
+        "git_dirty": dirty,
+        "host": platform.node(),
+        "python": sys.version.split()[0],
+        "engine": {
+            "release": plan.env.version,
+            "device": plan.device,
+            "revert": plan.revert,
+            "torch": plan.env.torch,
+            "python": str(plan.env.python),
+            "cpu_attention": plan.cpu_attention,
+        },
+    }
+
+
+def _own_version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("eaglecheck")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _git() -> tuple[str, bool | None]:
+    """Head and dirtiness of our own checkout; empty where eaglecheck does not run from one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    try:
+        head = subprocess.run(
+            ["git", "-C", here, "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+        )
+        status = subprocess.run(
+            ["git", "-C", here, "status", "--porcelain"], capture_output=True, text=True, timeout=5, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return "", None
+    if head.returncode:
+        return "", None
+    return head.stdout.strip(), bool(status.stdout.strip())
