@@ -177,11 +177,10 @@ def empty_batch(scenario: Scenario, trace: Trace) -> int:
     return sum(not record.rids and record.mode != "IDLE" for record in leading_rounds(trace))
 
 
-@_situation("a loop turn in which no rank ran a batch")
+@_situation("a loop turn before the last batch in which no rank ran one")
 def idle_tick(scenario: Scenario, trace: Trace) -> int:
     busy = {record.tick for record in trace.rounds}
-    last = max([*busy, *(end.tick for end in trace.ends)], default=-1)
-    return last + 1 - len(busy & set(range(last + 1)))
+    return max(busy, default=-1) + 1 - len(busy)
 
 
 @_situation("a rank without requests that enters a batch because another rank has some")
@@ -266,17 +265,17 @@ def abort_in_decode(scenario: Scenario, trace: Trace) -> int:
 
 @_situation("the only live request aborted")
 def abort_last_live(scenario: Scenario, trace: Trace) -> int:
-    first_seen: dict[str, int] = {}
+    ticks: dict[str, list[int]] = {}
     for record in leading_rounds(trace):
         for rid in record.rids:
-            first_seen.setdefault(rid, record.tick)
-    gone = {end.rid: end.tick for end in trace.ends}
+            ticks.setdefault(rid, []).append(record.tick)
+    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
 
     def live(rid: str, tick: int) -> bool:
-        return first_seen[rid] < tick < gone.get(rid, tick + 1)
+        return ticks[rid][0] < tick <= ticks[rid][-1]
 
     return sum(
-        end.rid in first_seen and not any(live(rid, end.tick) for rid in first_seen if rid != end.rid)
+        end.rid in ticks and not any(live(rid, asked.get(end.rid, end.tick)) for rid in ticks if rid != end.rid)
         for end in _aborted(trace)
     )
 
@@ -286,12 +285,12 @@ def retract_resume(scenario: Scenario, trace: Trace) -> int:
     return sum(epoch > 0 for _, epoch in parts_of(trace))
 
 
-@_situation("the pool ran out, so the engine itself retracted a request")
+@_situation("the pool ran out, so the engine itself sent a request back to the queue")
 def pool_exhausted(scenario: Scenario, trace: Trace) -> int:
-    return sum(
-        event.name == "pool_exhausted" or (event.name == "retract" and event.data.get("reason") == "pool")
-        for event in trace.events
-    )
+    """Restarts that nobody asked for."""
+    if any(op.kind == "retract" or op.kind == "pause" for op in scenario.script):
+        return sum(event.name == "retract" and event.data.get("reason") == "pool" for event in trace.events)
+    return retract_resume(scenario, trace)
 
 
 @_situation("a request that ended because the context window was full")

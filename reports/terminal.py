@@ -67,10 +67,6 @@ class LiveLine:
             case Judged(result=result):
                 self._console.print(scenario_line(self._now, result), highlight=False)
 
-    def title(self, text: str) -> None:
-        """Name what is running now."""
-        self._now = text
-
     def _show(self, text: str, *, once: str) -> None:
         """The live line; without a terminal only `once`, and only when it changes."""
         if self._status is not None:

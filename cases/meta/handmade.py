@@ -60,7 +60,10 @@ def target(position: int, token: int) -> int:
 
 def hidden(kind: int, position: int, token: int) -> np.ndarray:
     """A state [WIDTH]: 0 target, 1 draft."""
-    return np.sin(np.arange(1, WIDTH + 1) * (0.37 + kind) + position * 0.71 + token * 0.13).astype(np.float32)
+    row: np.ndarray = np.sin(np.arange(1, WIDTH + 1) * (0.37 + kind) + position * 0.71 + token * 0.13).astype(
+        np.float32
+    )
+    return row
 
 
 def draft_choices(position: int, token: int) -> list[int]:

@@ -7,6 +7,7 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks import group, judge
+from harness.trace import Event
 from harness.types import Kind, Outcome, Policy
 
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
@@ -224,6 +225,23 @@ def test_row_that_only_the_reference_has_is_missing(broken):
     rows = handmade.take_rows(engine.rows, [row for row in range(len(engine.rows)) if row != gone])
     found = [d for d in judge(scenario, replace(engine, rows=rows), reference)[1] if d.kind is Kind.MISSING_ROW]
     assert [d.key for d in found] == [engine.rows.key(gone)]
+
+
+def test_request_that_the_reference_gave_up_is_unknown_not_extra(made):
+    scenario, engine, reference = made
+    last = engine.rounds[-1]
+    rid = last.rids[0]
+    kept = [
+        row
+        for row in range(len(reference.rows))
+        if (reference.rows.key(row).rid, reference.rows.ints["round"][row]) != (rid, last.index)
+    ]
+    stopped = Event(name="reference_stopped", tick=0, data={"rid": rid, "round": last.index, "why": "no tokens"})
+    shorter = replace(reference, rows=handmade.take_rows(reference.rows, kept))
+    assert judge(scenario, engine, shorter)[0].root_kinds == ("EXTRA_ROW",)
+    verdict, divergences = judge(scenario, engine, replace(shorter, events=(*reference.events, stopped)))
+    assert (verdict.outcome, divergences) == (Outcome.UNKNOWN, [])
+    assert f"no reference for {rid} from round {last.index} on: no tokens" in verdict.reasons
 
 
 # losslessness

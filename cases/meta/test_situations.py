@@ -7,6 +7,7 @@ import pytest
 from cases.meta import handmade
 from cases.situations import SITUATIONS, coverage
 from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.types import Op
 
 
 def prefill(tick, *parts, dp_rank=0):
@@ -81,7 +82,7 @@ HAVING = {
     "abort_in_decode": (trace(WHOLE, decode(1, ("r0", 4, 1)), ends=(end("r0", 2, 2, "abort"),)), 1),
     "abort_last_live": (trace(WHOLE, ends=(end("r0", 1, 1, "abort"),)), 1),
     "retract_resume": (trace(WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)])), 1),
-    "pool_exhausted": (trace(events=(Event(name="retract", tick=1, data={"reason": "pool"}),)), 1),
+    "pool_exhausted": (trace(WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)])), 1),
     "context_limit": (trace(WHOLE, ends=(end("r0", 1, 2),)), 1),
 }
 
@@ -103,7 +104,7 @@ LACKING = {
     "abort_in_chunk": trace(WHOLE, ends=(end("r0", 1, 1, "abort"),)),
     "abort_in_decode": trace(prefill(0, ("r1", 0, 4, False)), ends=(end("r1", 1, 0, "abort"),)),
     "abort_last_live": trace(WHOLE, decode(1, ("r1", 6, 1)), decode(5, ("r1", 7, 1)), ends=(end("r0", 3, 1, "abort"),)),
-    "pool_exhausted": trace(events=(Event(name="retract", tick=1, data={"reason": "asked"}),)),
+    "pool_exhausted": trace(WHOLE),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
 }
 
@@ -121,6 +122,26 @@ def test_situation_is_not_counted_where_it_does_not_happen(name):
 
 def test_every_situation_has_a_trace_that_shows_it():
     assert set(SITUATIONS) - set(HAVING) == {f"accept_len_{n}" for n in range(1, 18)} - {"accept_len_1", "accept_len_4"}
+
+
+def test_restart_that_was_asked_for_is_no_exhausted_pool():
+    script = (GIVEN.script[0], Op(kind="retract"), GIVEN.script[-1])
+    asked = GIVEN.model_copy(update={"script": script})
+    restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
+    pool = Event(name="retract", tick=1, data={"reason": "pool"})
+    count = SITUATIONS["pool_exhausted"].count
+    assert count(asked, trace(WHOLE, restart)) == 0
+    assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
+
+
+def test_abort_is_dated_by_when_it_was_asked_for():
+    """Ends are all noted when the engine has drained, so their tick says nothing."""
+    rounds = (WHOLE, decode(1, ("r0", 4, 1), ("r1", 6, 1)), decode(5, ("r1", 7, 1)))
+    ends = (end("r0", 9, 1, "abort"), end("r1", 9, 5))
+    count = SITUATIONS["abort_last_live"].count
+    for tick, times in ((3, 0), (6, 1)):
+        asked = Event(name="abort", tick=tick, data={"rid": "r0"})
+        assert count(GIVEN, trace(*rounds, ends=ends, events=(asked,))) == times
 
 
 def test_accept_lengths_end_at_k_plus_one():

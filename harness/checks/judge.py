@@ -24,7 +24,7 @@ from harness.checks.registry import CHECKS, CheckResult, Tie, register, run_chec
 from harness.checks.rounds import ends_here
 from harness.checks.verify import truncated
 from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
-from harness.trace import Trace
+from harness.trace import Event, Trace
 from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
 FAMILIES = (positions, inputs, rounds, slots, ledger, chain, verify, extend, losslessness)
@@ -40,13 +40,26 @@ def check_alignment(evidence: Evidence) -> CheckResult:
     """MISSING_ROW and EXTRA_ROW between the sides."""
     assert evidence.aligned is not None
     assert evidence.reference is not None
+    stopped = {
+        str(event.data["rid"]): event for event in evidence.reference.events if event.name == "reference_stopped"
+    }
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [
         divergence
         for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
-        if not _unneeded(evidence, divergence, pruned)
+        if not _unneeded(evidence, divergence, pruned) and not _unanswered(divergence, stopped)
     ]
-    return CheckResult(divergences=found)
+    reasons = [
+        f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
+        for rid, event in stopped.items()
+    ]
+    return CheckResult(divergences=found, unknown=reasons)
+
+
+def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
+    """An engine row of a request that the reference had to give up: not extra, but UNKNOWN, with the reason."""
+    event = stopped.get(divergence.key.rid)
+    return event is not None and divergence.kind is Kind.EXTRA_ROW and divergence.round >= int(event.data["round"])
 
 
 def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[tuple[int, str, int, int]]) -> bool:

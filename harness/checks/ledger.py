@@ -34,8 +34,9 @@ def check_ledger(evidence: Evidence) -> CheckResult:
     return result
 
 
-def _at(dp_rank: int, phase: str, *, rid: str = "") -> Key:
-    return Key(dp_rank=dp_rank, rid=rid, epoch=0, committed=-1, phase=phase, step=0, slot=0)
+def _at(dp_rank: int, phase: str) -> Key:
+    """The key of something that belongs to a rank, not to a request."""
+    return Key(dp_rank=dp_rank, rid="", epoch=0, committed=-1, phase=phase, step=0, slot=0)
 
 
 def _stops(evidence: Evidence) -> Iterator[Divergence]:
@@ -47,10 +48,10 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
         yield Divergence(
             kind=Kind.CRASH if event.name == "crash" else Kind.HANG,
             check="ledger",
-            key=_at(event.dp_rank, str(data.get("phase") or "IDLE"), rid=str(data.get("rid", ""))),
+            key=_at(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
             round=int(data.get("round", -1)),
             expected="the batch completes",
-            observed=str(data.get("error") or event.name),
+            observed=str(data.get("error") or data.get("what") or event.name),
             hint=_site(str(data.get("site", ""))),
         )
 

@@ -15,17 +15,21 @@ from harness import envs
 from harness.cli import prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.documents import cell_document, matrix_document, write_json
-from harness.progress import Judged, Progress
 from harness.runner import Plan, run
 from harness.types import Outcome, Verdict
 from reports.terminal import LiveLine, render_findings, render_matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cell:
+class _Column:
+    """One engine, with or without a fix put back out: it runs every case, sharing boots where the cases allow."""
+
     env: envs.EngineEnv
-    case: catalogue.Case
     revert: int | None
+
+    @property
+    def title(self) -> str:
+        return f"SGLang {self.env.version}" + (f" with {self.revert} reverted" if self.revert else "")
 
 
 @guarded
@@ -54,9 +58,11 @@ def command(
 
     environments = [prepare.engine_environment(version, say) for version in versions]
     pairs = prepare.checkpoint_pairs([case.scenario for case in chosen], target=None, draft=None)
+    columns = [_Column(env=env, revert=one) for env in environments for one in reverts]
     documents: list[dict[str, Any]] = []
-    for cell in [_Cell(env=env, case=case, revert=one) for env in environments for one in reverts for case in chosen]:
-        documents.append(_run(cell, pairs=pairs, root=prepare.runs_root(runs), device=device, console=console))
+    for column in columns:
+        console.print(f"\n{column.title}", style="bold", highlight=False)
+        documents += _run(column, chosen, pairs=pairs, root=prepare.runs_root(runs), device=device, console=console)
     render_matrix(console, documents)
     if json is not None:
         write_json(matrix_document(documents), json)
@@ -77,33 +83,33 @@ def _reverts(text: str | None, versions: list[str]) -> list[int | None]:
 
 
 def _run(
-    cell: _Cell, *, pairs: dict[str, tuple[Path, Path]], root: Path, device: str, console: Console
-) -> dict[str, Any]:
+    column: _Column,
+    cases: list[catalogue.Case],
+    *,
+    pairs: dict[str, tuple[Path, Path]],
+    root: Path,
+    device: str,
+    console: Console,
+) -> list[dict[str, Any]]:
     plan = Plan(
-        env=cell.env,
-        scenarios=(cell.case.scenario,),
+        env=column.env,
+        scenarios=tuple(case.scenario for case in cases),
         pairs=pairs,
         root=root,
         device=device,
-        revert=cell.revert,
+        revert=column.revert,
         argv=tuple(sys.argv),
     )
     with LiveLine(console) as line:
-        result = run(plan, observers=[_Titled(line, cell)])
+        result = run(plan, observers=[line])
     render_findings(console, result.results, most=3)
-    return cell_document(
-        result, case=cell.case.id, expected=cell.case.expected(release=cell.env.version, revert=cell.revert)
-    )
-
-
-class _Titled:
-    """Names the engine in a cell's progress."""
-
-    def __init__(self, line: LiveLine, cell: _Cell) -> None:
-        self._line, self._cell = line, cell
-
-    def __call__(self, event: Progress) -> None:
-        if isinstance(event, Judged):
-            revert = f" with {self._cell.revert} reverted" if self._cell.revert else ""
-            self._line.title(f"{self._cell.case.id} on {self._cell.env.version}{revert}")
-        self._line(event)
+    by_id = {one.scenario.id: one for one in result.results}
+    return [
+        cell_document(
+            result,
+            by_id[case.scenario.id],
+            case=case.id,
+            expected=case.expected(release=column.env.version, revert=column.revert),
+        )
+        for case in cases
+    ]

@@ -1,0 +1,264 @@
+"""Slots, forwards, pools, walks, finishes, without a reference: sound traces pass, broken ones fail."""
+
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import handmade
+from cases.meta.judged import roots, with_round
+from harness.checks import judge
+from harness.trace import Event, RoundRecord
+from harness.types import Kind, Outcome
+
+
+@pytest.fixture
+def made():
+    scenario = handmade.scenario()
+    engine, _ = handmade.build(scenario)
+    return scenario, engine
+
+
+# slots
+
+
+def test_slot_of_another_live_request_is_found(made):
+    scenario, engine = made
+    theirs = handmade.find(engine, phase="PREFILL", rid="r0")
+    mine = handmade.find(engine, phase="VERIFY", rid="r1", slot=1)
+    engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
+    assert ("CACHE_SLOT", "slots", "VERIFY", "owned-by-another") in roots(scenario, engine)
+
+
+def test_two_requests_of_one_batch_must_not_write_one_slot(made):
+    scenario, engine = made
+    number = next(record.index for record in engine.rounds if record.mode == "DECODE" and len(record.rids) > 1)
+    rows = [handmade.find(engine, phase="DRAFT", round=number, rid=rid) for rid in engine.rounds[number].rids[:2]]
+    engine.rows.ints["cache_slot"][rows[1]] = engine.rows.ints["cache_slot"][rows[0]]
+    assert roots(scenario, engine) == {("CACHE_SLOT", "slots", "DRAFT", "shared-with-another"): 1}
+
+
+def test_request_must_not_overwrite_its_own_committed_rows(made):
+    scenario, engine = made
+    mine = handmade.find(engine, phase="VERIFY", rid="r0", slot=2)
+    engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][
+        handmade.find(engine, phase="PREFILL", rid="r0")
+    ]
+    assert ("CACHE_SLOT", "slots", "VERIFY", "own-slot-again") in roots(scenario, engine)
+
+
+@pytest.mark.parametrize("phase", ["DRAFT_PREFILL", "EXTEND"])
+def test_draft_and_target_write_the_same_slot(made, phase):
+    scenario, engine = made
+    engine.rows.ints["cache_slot"][handmade.find(engine, phase=phase)] = 3000
+    assert ("CACHE_SLOT", "slots", phase, "draft-slot-differs") in roots(scenario, engine)
+
+
+def test_slot_of_a_request_that_has_left_may_be_used_again(made):
+    scenario, engine = made
+    last_of = {rid: record.index for record in engine.rounds for rid in record.rids}
+    left = min(last_of, key=lambda rid: last_of[rid])
+    stays, start = engine.rounds[-1].rids[0], engine.rounds[-1].starts[0]
+    assert last_of[left] < engine.rounds[-1].index
+    theirs = handmade.find(engine, phase="PREFILL", rid=left)
+    for phase in ("VERIFY", "EXTEND", "DRAFT"):
+        mine = handmade.find(engine, phase=phase, rid=stays, committed=start)
+        engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
+    assert roots(scenario, engine) == {}
+
+
+def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made):
+    scenario, _ = made
+    twins = tuple(replace_prompt(request, scenario.requests[0].prompt) for request in scenario.requests)
+    for cache, found in ((True, False), (False, True)):
+        given = scenario.model_copy(
+            update={"requests": twins, "engine": scenario.engine.model_copy(update={"prefix_cache": cache})}
+        )
+        engine, _ = handmade.build(given)
+        theirs = handmade.find(engine, phase="PREFILL", rid="r0", slot=1)
+        for phase in ("PREFILL", "DRAFT_PREFILL"):  # r2 writes where r0 wrote the same text
+            mine = handmade.find(engine, phase=phase, rid="r2", nth=1)
+            engine.rows.ints["cache_slot"][mine] = engine.rows.ints["cache_slot"][theirs]
+        assert bool(roots(given, engine)) is found
+
+
+def replace_prompt(request, prompt):
+    return request.model_copy(update={"prompt": prompt})
+
+
+# ledger
+
+
+def test_leak_and_double_free_are_found(made):
+    scenario, engine = made
+    for change, hint in ((-3, "lost"), (3, "freed-twice")):
+        events = [replace(event, data=dict(event.data)) for event in engine.events]
+        events[-1].data["free"] += change
+        assert roots(scenario, replace(engine, events=tuple(events))) == {("LEAK", "ledger", "IDLE", hint): 1}
+
+
+def test_slots_kept_by_the_prefix_cache_are_no_leak(made):
+    scenario, engine = made
+    events = [replace(event, data=dict(event.data)) for event in engine.events]
+    events[-1].data["free"] -= 5
+    events[-1].data["evictable"] += 5
+    assert roots(scenario, replace(engine, events=tuple(events))) == {}
+
+
+def test_without_pool_levels_a_leak_could_not_show(made):
+    scenario, engine = made
+    verdict, _ = judge(scenario, replace(engine, events=()), None)
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert any("leak could not show" in reason for reason in verdict.reasons)
+
+
+def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(made):
+    scenario, engine = made
+    last = engine.rounds[-1].index
+    keep = [
+        r
+        for r in range(len(engine.rows))
+        if not (engine.rows.key(r).phase == "EXTEND" and engine.rows.ints["round"][r] == last)
+    ]
+    crash = Event(
+        name="crash",
+        tick=engine.rounds[-1].tick,
+        data={
+            "site": "triton_backend:init_forward_metadata:812",
+            "error": "TypeError: None",
+            "phase": "VERIFY",
+            "round": last,
+        },
+    )
+    cut = replace(engine, rows=handmade.take_rows(engine.rows, keep), events=(*engine.events[:1], crash), ends=())
+    verdict, divergences = judge(scenario, cut, None)
+    assert verdict.root_kinds == ("CRASH",)
+    assert "MISSING_ROW" in verdict.kinds
+    crash_found = next(found for found in divergences if found.kind is Kind.CRASH)
+    assert crash_found.hint == "triton_backend:init_forward_metadata"
+    assert crash_found.first
+
+
+def test_hang_is_a_failure(made):
+    scenario, engine = made
+    hang = Event(name="hang", tick=3, data={"phase": "DRAFT", "round": 3})
+    assert ("HANG", "ledger", "DRAFT", "") in roots(scenario, replace(engine, events=(*engine.events, hang)))
+
+
+def two_ranks(engine, **idle):
+    forwards = [record.forwards for record in engine.rounds]
+    idles = [
+        RoundRecord(
+            index=number,
+            tick=record.tick,
+            dp_rank=1,
+            tp_rank=1,
+            mode="IDLE",
+            rids=(),
+            epochs=(),
+            starts=(),
+            lens=(),
+            final=(),
+            forwards={**forwards[number], **idle} if record.mode == "DECODE" else forwards[number],
+        )
+        for number, record in enumerate(engine.rounds)
+    ]
+    pool = tuple(replace(event, dp_rank=1) for event in engine.events)
+    return replace(engine, rounds=(*engine.rounds, *idles), events=(*engine.events, *pool))
+
+
+def test_idle_rank_enters_every_forward():
+    scenario = handmade.scenario(dp=2)
+    engine, _ = handmade.build(scenario)
+    assert roots(scenario, two_ranks(engine)) == {}
+    decodes = sum(record.mode == "DECODE" for record in engine.rounds)
+    assert roots(scenario, two_ranks(engine, DRAFT=1)) == {("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards"): decodes}
+
+
+def test_rank_that_is_absent_from_a_tick_is_out_of_step():
+    scenario = handmade.scenario(dp=2)
+    engine, _ = handmade.build(scenario)
+    both = two_ranks(engine)
+    assert ("LOCKSTEP", "ledger", "VERIFY", "absent") in roots(scenario, replace(both, rounds=both.rounds[:-1]))
+
+
+def test_idle_state_has_the_width_of_busy_ranks(made):
+    scenario, engine = made
+    for width, found in ((handmade.WIDTH, False), (3 * handmade.WIDTH, True)):
+        event = Event(name="idle_state", tick=0, dp_rank=1, data={"phase": "EXTEND", "width": width, "round": 0})
+        seen = roots(scenario, replace(engine, events=(*engine.events, event)))
+        assert (("SHAPE", "idle_width", "EXTEND", "idle-width") in seen) is found
+
+
+# walk
+
+
+def accept_rows(engine, length):
+    """ACCEPT rows of a share that committed `length` tokens in a round that is not its request's last."""
+    for record in engine.rounds[:-2]:
+        for rid, start, accepted in zip(record.rids, record.starts, record.lens, strict=True):
+            if record.mode == "DECODE" and accepted == length:
+                return [handmade.find(engine, phase="ACCEPT", rid=rid, committed=start, slot=s) for s in range(length)]
+    raise AssertionError(f"no accept length {length}")
+
+
+def test_one_token_too_many_is_found(made):
+    scenario, engine = made
+    rows = accept_rows(engine, 1)
+    more = handmade.take_rows(engine.rows, [*range(len(engine.rows)), rows[0]])
+    more.ints["slot"][-1] = 1
+    assert ("ACCEPT", "walk", "ACCEPT", "too-many") in roots(scenario, replace(engine, rows=more))
+
+
+def test_one_token_too_few_is_found(made):
+    scenario, engine = made
+    gone = accept_rows(engine, 4)[-1]
+    rows = handmade.take_rows(engine.rows, [row for row in range(len(engine.rows)) if row != gone])
+    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, replace(engine, rows=rows))
+
+
+def test_walk_may_be_cut_at_the_finish_only_where_the_release_says_so(made):
+    scenario, engine = made
+    last = engine.rounds[-1]
+    rid, start, length = last.rids[0], last.starts[0], last.lens[0]
+    assert length > 1
+    gone = {
+        handmade.find(engine, phase=phase, rid=rid, committed=start, slot=length - 1) for phase in ("ACCEPT", "EXTEND")
+    }
+    rows = handmade.take_rows(engine.rows, [row for row in range(len(engine.rows)) if row not in gone])
+    cut = with_round(replace(engine, rows=rows), -1, lens=(length - 1, *last.lens[1:]))
+    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, cut)
+    assert roots(scenario, replace(cut, header={**cut.header, "truncates_at_finish": True})) == {}
+
+
+def test_wrong_token_and_wrong_parent_are_found(made):
+    scenario, engine = made
+    engine.rows.ints["parent"][accept_rows(engine, 4)[2]] = 0
+    assert roots(scenario, engine) == {("PARENT", "walk", "ACCEPT", "accept-parent"): 1}
+    engine.rows.ints["input_id"][accept_rows(engine, 4)[1]] += 1
+    assert ("ACCEPT", "walk", "ACCEPT", "wrong-token") in roots(scenario, engine)
+
+
+# finish
+
+
+def test_output_past_its_stop_token_is_found():
+    scenario = handmade.scenario(prompts=(5,))
+    engine, _ = handmade.build(scenario)
+    stop = engine.ends[0].output_ids[3]
+    stopping = handmade.scenario(prompts=(5,), stop_ids=(stop,))
+    engine = replace(engine, scenario_id=stopping.id)
+    assert ("TOKEN", "finish", "ACCEPT", "ran-past-stop") in roots(stopping, engine)
+
+
+@pytest.mark.parametrize(("limit", "hint"), [(11, "ran-past-length"), (13, "stopped-early")])
+def test_output_of_the_wrong_length_is_found(limit, hint):
+    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
+    other = handmade.scenario(prompts=(5,), max_new_tokens=limit)
+    assert ("TOKEN", "finish", "ACCEPT", hint) in roots(other, replace(engine, scenario_id=other.id))
+
+
+def test_full_context_window_excuses_a_short_output():
+    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
+    other = handmade.scenario(prompts=(5,), max_new_tokens=40)
+    header = {**engine.header, "context_length": 18}
+    assert roots(other, replace(engine, scenario_id=other.id, header=header)) == {}
