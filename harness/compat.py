@@ -6,7 +6,7 @@ Engine side: standard library only. It must hold data and look-ups, no behaviour
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps.
 Seam = tuple[str, str, str]
@@ -70,26 +70,6 @@ _RECEIVER_GATE = (
     "SchedulerRequestReceiver.recv_requests",
 )
 
-_V1 = {
-    "gate": _SCHEDULER_GATE,
-    "worker_module": f"{_SPEC}.eagle_worker",
-    "worker": "EAGLEWorker",
-    "draft": "EAGLEWorker",
-    "draft_prefill": "forward_draft_extend",
-    "draft_extend": "forward_draft_extend_after_decode",
-    "sample": None,
-    "truncates_at_finish": True,
-}
-_V2 = {
-    "gate": _RECEIVER_GATE,
-    "worker_module": f"{_SPEC}.eagle_worker_v2",
-    "worker": "EAGLEWorkerV2",
-    "draft": "EagleDraftWorker",
-    "draft_prefill": "_draft_extend_for_prefill",
-    "draft_extend": "_draft_extend_for_decode",
-    "truncates_at_finish": False,
-}
-
 _SEAMS_0_5_11 = (
     _LLAMA,
     *_ATTENTION_OLD,
@@ -97,9 +77,39 @@ _SEAMS_0_5_11 = (
     (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
 )
 
+_V1 = Release(
+    first="0.5.11",
+    gate=_SCHEDULER_GATE,
+    worker_module=f"{_SPEC}.eagle_worker",
+    worker="EAGLEWorker",
+    draft="EAGLEWorker",
+    draft_prefill="forward_draft_extend",
+    draft_extend="forward_draft_extend_after_decode",
+    sample=None,
+    seams=_SEAMS_0_5_11,
+    truncates_at_finish=True,
+    overlap=False,
+)
+# Up to 0.5.12.post1 the v2 worker exists only under overlap scheduling, which is the default there.
+_V2 = Release(
+    first="0.5.11",
+    gate=_SCHEDULER_GATE,
+    worker_module=f"{_SPEC}.eagle_worker_v2",
+    worker="EAGLEWorkerV2",
+    draft="EagleDraftWorker",
+    draft_prefill="_draft_extend_for_prefill",
+    draft_extend="_draft_extend_for_decode",
+    sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
+    seams=_SEAMS_0_5_11,
+    truncates_at_finish=False,
+    overlap=True,
+)
+_V2_ONLY = replace(_V2, gate=_RECEIVER_GATE, overlap=None)
+
 #: Newest first; a release belongs to the first row whose `first` is not newer than it.
 RELEASES: tuple[Release, ...] = (
-    Release(
+    replace(
+        _V2_ONLY,
         first="0.5.23",
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
         seams=(
@@ -108,9 +118,9 @@ RELEASES: tuple[Release, ...] = (
             (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
         ),
-        **_V2,
     ),
-    Release(
+    replace(
+        _V2_ONLY,
         first="0.5.17",
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
         seams=(
@@ -119,28 +129,19 @@ RELEASES: tuple[Release, ...] = (
             (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
         ),
-        **_V2,
     ),
-    Release(
+    replace(
+        _V2_ONLY,
         first="0.5.13",
-        sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
         seams=(
             _LLAMA,
             *_ATTENTION_OLD,
             *_OWN_TREE,
             (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
         ),
-        **_V2,
     ),
-    # Up to 0.5.12.post1 the v2 worker exists only under overlap scheduling, which is the default there.
-    Release(
-        first="0.5.11",
-        sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
-        seams=_SEAMS_0_5_11,
-        overlap=True,
-        **{**_V2, "gate": _SCHEDULER_GATE},
-    ),
-    Release(first="0.5.11", seams=_SEAMS_0_5_11, overlap=False, **_V1),
+    _V2,
+    _V1,
 )
 
 

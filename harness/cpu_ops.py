@@ -121,7 +121,7 @@ class CpuOps:
             self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
 
     def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
-        torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign,assignment]
+        torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
     def _seam_tree(self, module: types.ModuleType, argument: str) -> None:

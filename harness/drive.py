@@ -17,6 +17,9 @@ from harness.types import Op, RequestSpec, Scenario
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64
 
+#: What the gate calls SGLang's own pause and continue messages.
+PAUSE, RESUME = "PauseGenerationReqInput", "ContinueGenerationReqInput"
+
 OnTurn = Callable[[int, dict[str, Any]], None]
 
 
@@ -43,23 +46,44 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, tick, abort, drain"
+                "allowed: submit, tick, abort, retract, pause, resume, flush, drain"
             )
         action(op)
 
     def _do_submit(self, op: Op) -> None:
         for rid in op.rids:
             request = self.scenario.request(rid)
-            self.engine.submit(rid=rid, prompt=list(request.prompt), sampling=sampling_of(request))
-            self.announced.append(rid)
+            accepted = self.engine.submit(rid=rid, prompt=list(request.prompt), sampling=sampling_of(request))
             self.submitted.append(rid)
-            self.note("submit", dp_rank=request.dp_rank, rid=rid)
+            if accepted:
+                self.announced.append(rid)
+            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, rid=rid)
 
     def _do_abort(self, op: Op) -> None:
         for rid in op.rids:
             self.engine.abort(rid)
             self.announced.append(f"abort:{rid}")
             self.note("abort", rid=rid)
+
+    def _do_retract(self, op: Op) -> None:
+        self.engine.pause(mode="retract")
+        self.engine.resume()
+        self.announced += [PAUSE, RESUME]  # both are read in one turn: retracted, then going on
+        self.note("retract", reason="script")
+
+    def _do_pause(self, op: Op) -> None:
+        self.engine.pause(mode="in_place")
+        self.announced.append(PAUSE)
+        self.note("pause")
+
+    def _do_resume(self, op: Op) -> None:
+        self.engine.resume()
+        self.announced.append(RESUME)
+        self.note("resume")
+
+    def _do_flush(self, op: Op) -> None:
+        for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
+            self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
 
     def _do_tick(self, op: Op) -> None:
         for _ in range(op.count):
@@ -95,7 +119,9 @@ def drive(
     run = _Run(engine=engine, scenario=scenario, on_turn=on_turn)
     header = dict(engine.handshakes[0])
     try:
-        for rank, began in zip(engine.handshakes, engine.begin(chunk=scenario.engine.chunk, record=record), strict=True):
+        knobs = scenario.engine
+        answers = engine.begin(chunk=knobs.chunk, running_limit=knobs.running_limit, record=record)
+        for rank, began in zip(engine.handshakes, answers, strict=True):
             run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"])
         for op in scenario.script:
             run.perform(op)

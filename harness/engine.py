@@ -89,6 +89,7 @@ class Engine:
     _host: _Peer | None = None
     _lifeline: list[socket.socket] = field(default_factory=list)
     _turns: int = 0
+    _scenarios: int = 0
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -187,24 +188,46 @@ class Engine:
             text = []
         return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-lines:])
 
-    def begin(self, *, chunk: int | None, record: bool = True) -> list[dict[str, Any]]:
-        """Flush caches, set the chunk size and arm (or disarm) the recorders; one answer a rank."""
-        return [self._ask(peer, {"op": "begin", "chunk": chunk, "record": record}) for peer in self.ranks]
+    def begin(
+        self, *, chunk: int | None, running_limit: int | None = None, record: bool = True
+    ) -> list[dict[str, Any]]:
+        """Flush caches, set the scenario's knobs and arm (or disarm) the recorders; one answer a rank."""
+        self._scenarios += 1
+        command = {"op": "begin", "chunk": chunk, "running_limit": running_limit, "record": record}
+        return [self._ask(peer, command) for peer in self.ranks]
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Empty the prefix cache between two turns; one answer a rank, `flushed` false while requests are alive."""
+        return [self._ask(peer, {"op": "flush"}) for peer in self.ranks]
 
     def end(self) -> list[dict[str, Any]]:
         """Disarm the recorders and read the pool levels; one answer a rank."""
         return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
 
-    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any]) -> None:
-        """Hand a request to the engine; it is delivered at the turn that expects it."""
-        self._ask_host({"op": "submit", "rid": rid, "prompt": prompt, "sampling": sampling})
+    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any]) -> bool:
+        """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it."""
+        command = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
+        return not self._ask_host(command)["refused"]
 
     def abort(self, rid: str) -> None:
-        self._ask_host({"op": "abort", "rid": rid})
+        self._ask_host({"op": "abort", "rid": self._tagged(rid)})
+
+    def _tagged(self, rid: str) -> str:
+        """Unique for the life of the engine; the engine side strips it again (see recorder.plain_rid)."""
+        return f"{rid}@{self._scenarios}"
+
+    def pause(self, *, mode: str) -> None:
+        """SGLang's own pause: 'in_place' or 'retract'; read at the next turn."""
+        self._ask_host({"op": "pause", "mode": mode})
+
+    def resume(self) -> None:
+        self._ask_host({"op": "resume"})
 
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
         """The outputs of finished requests, in the order asked for."""
-        return list(self._ask_host({"op": "collect", "rids": list(rids)})["ends"])
+        asked = list(rids)
+        ends = self._ask_host({"op": "collect", "rids": [self._tagged(rid) for rid in asked]})["ends"]
+        return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
     def turn(self, *, expect: list[str]) -> list[Turn]:
         """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
@@ -215,6 +238,8 @@ class Engine:
 
     def _read_turn(self, peer: _Peer) -> Turn:
         report, arrays = self._receive(peer)
+        if report["op"] == "error":
+            raise EngineError(str(report["what"]))
         messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
         for name, array in arrays.items():
             index, _, label = name.partition(".")

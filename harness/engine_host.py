@@ -37,6 +37,8 @@ from eaglecheck_engine import compat, wire  # noqa: E402
 from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
+#: Loop steps within which SGLang validates a request and either refuses it or sends it on.
+SUBMIT_STEPS = 20
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -166,11 +168,17 @@ async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Stre
         length = int.from_bytes(await reader.readexactly(4), "big")
         command = json.loads(await reader.readexactly(length))
         if command["op"] == "submit":
-            tasks[command["rid"]] = asyncio.create_task(_generate(engine, command))
-            answer: dict[str, Any] = {"op": "submitted"}
+            tasks[command["rid"]] = task = asyncio.create_task(_generate(engine, command))
+            for _ in range(SUBMIT_STEPS):
+                await asyncio.sleep(0)
+            # A request that SGLang refuses is over before it reaches any scheduler: nobody must wait for it there.
+            answer: dict[str, Any] = {"op": "submitted", "refused": task.done()}
         elif command["op"] == "abort":
             engine.tokenizer_manager.abort_request(rid=command["rid"])
             answer = {"op": "aborting"}
+        elif command["op"] in ("pause", "resume"):
+            await _pause_or_resume(engine, command)
+            answer = {"op": f"{command['op']}d"}
         elif command["op"] == "collect":
             ends = await asyncio.gather(*(tasks.pop(rid) for rid in command["rids"]))
             answer = {"op": "collected", "ends": ends}
@@ -178,6 +186,15 @@ async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Stre
             answer = {"op": "error", "what": f"unknown command {command['op']!r}"}
         writer.write(wire.encode(answer))
         await writer.drain()
+
+
+async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
+    from sglang.srt.managers import io_struct
+
+    if command["op"] == "pause":
+        await engine.tokenizer_manager.pause_generation(io_struct.PauseGenerationReqInput(mode=command["mode"]))
+    else:
+        await engine.tokenizer_manager.continue_generation(io_struct.ContinueGenerationReqInput())
 
 
 async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:

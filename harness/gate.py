@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import wire
-from .recorder import Recorder
+from .recorder import Recorder, plain_rid
 
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
@@ -29,6 +29,7 @@ class Gate:
         self._recorder = recorder
         self._turn: int | None = None
         self._arrived: dict[str, Any] = {}
+        self._boot_limit = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement for the method with which the loop asks for requests."""
@@ -78,7 +79,10 @@ class Gate:
                 break
             if time.monotonic() > deadline:
                 missing = [name for name in expect if name not in self._arrived]
-                raise TimeoutError(f"requests announced but never received: {', '.join(missing)}")
+                what = f"announced, but SGLang's tokenizer never passed on: {', '.join(missing)}"
+                wire.send(self._sock, {"op": "error", "what": what})
+                expect = [name for name in expect if name in self._arrived]
+                break
             time.sleep(0.0005)
         return others + [self._arrived.pop(name) for name in expect]
 
@@ -99,6 +103,8 @@ class Gate:
         try:
             if op == "begin":
                 return {"op": "began", **self._begin(command)}
+            if op == "flush":
+                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}
             if op == "end":
                 self._recorder.active = False
                 return {"op": "ended", "pool": pool_level(self.scheduler)}
@@ -109,9 +115,10 @@ class Gate:
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
         scheduler = self.scheduler
+        self._boot_limit = self._boot_limit or scheduler.max_running_requests
         flushed = scheduler.flush_cache()
-        chunk = command["chunk"]
-        scheduler.chunked_prefill_size = chunk
+        scheduler.chunked_prefill_size = command["chunk"]
+        scheduler.max_running_requests = command["running_limit"] or self._boot_limit
         self._recorder.begin()
         self._recorder.active = command["record"]
         return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
@@ -141,14 +148,14 @@ def announced_name(item: Any) -> str:
     kind = type(item).__name__
     rid = getattr(item, "rid", None)
     if kind == "AbortReq":
-        return f"abort:{rid}"
-    return rid if isinstance(rid, str) else kind
+        return f"abort:{plain_rid(rid)}"
+    return plain_rid(rid) if isinstance(rid, str) else kind
 
 
 def scheduler_state(scheduler: Any) -> dict[str, Any]:
     """Who is running, waiting or half prefilled; idle if there is nobody."""
-    running = [req.rid for req in scheduler.running_batch.reqs]
-    waiting = [req.rid for req in scheduler.waiting_queue]
+    running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
+    waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
     chunked = getattr(scheduler, "chunked_req", None)
     last = scheduler.last_batch
     in_last = [req.rid for req in last.reqs if not req.finished()] if last is not None else []
@@ -156,7 +163,7 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
     return {
         "running": running,
         "waiting": waiting,
-        "chunked": None if chunked is None else chunked.rid,
+        "chunked": None if chunked is None else plain_rid(chunked.rid),
         "idle": not (running or waiting or chunked or in_last or pending),
     }
 

@@ -15,7 +15,7 @@ import torch
 
 from .compat import Release
 from .hooks import Ledger
-from .recorder import Arrays, Recorder, floats, ints, summarize_logits
+from .recorder import Arrays, Recorder, floats, ints, plain_rid, summarize_logits
 
 Original = Callable[..., Any]
 
@@ -261,7 +261,7 @@ def read_batch(batch: Any) -> dict[str, Any]:
     reqs = list(batch.reqs or [])
     if mode.is_idle() or not reqs:
         return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
-    rids = [req.rid for req in reqs]
+    rids = [plain_rid(req.rid) for req in reqs]
     if not mode.is_extend():
         starts = batch.seq_lens.tolist()
         return {"mode": "DECODE", "rids": rids, "starts": starts, "lens": [0] * len(rids), "final": [True] * len(rids)}

@@ -17,6 +17,11 @@ TOP_LOGITS = 16  # same number as harness.trace.TOP_LOGITS; this side must not i
 Arrays = dict[str, np.ndarray]
 
 
+def plain_rid(rid: str) -> str:
+    """The scenario's name of a request: the host appends `@<scenario number>`, since SGLang wants rids never reused."""
+    return rid.rpartition("@")[0] or rid
+
+
 def ints(tensor: torch.Tensor) -> np.ndarray:
     return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-SCENARIO_SCHEMA = 1
+SCENARIO_SCHEMA: Literal[1] = 1
 
 
 class Phase(StrEnum):
@@ -91,7 +91,9 @@ class SpecConfig(_Strict):
 
 
 class EngineConfig(_Strict):
-    """Engine knobs, all fixed at boot but `chunk`, which may change between scenarios.
+    """Engine knobs, all fixed at boot but `chunk` and `running_limit`, which may change between scenarios.
+
+    running_limit lowers max_running for one scenario.
 
     overlap None: what the release does by default for this speculation on this device.
     """
@@ -107,10 +109,11 @@ class EngineConfig(_Strict):
     max_running: Annotated[int, Field(ge=1)] = 8
     pool_tokens: Annotated[int, Field(ge=16)] = 4096
     chunk: Annotated[int, Field(ge=1)] | None = None
+    running_limit: Annotated[int, Field(ge=1)] | None = None
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
-        return self.model_dump(exclude={"chunk"})
+        return self.model_dump(exclude={"chunk", "running_limit"})
 
 
 class RequestSpec(_Strict):
@@ -131,8 +134,10 @@ class Op(_Strict):
     submit   rids arrive at the next tick, in this order
     tick     `count` turns of the scheduler loop
     abort    rids are aborted at the next tick
-    retract  every running request goes back to the waiting queue
-    pause / resume, flush: what they say
+    retract  every running request goes back to the waiting queue at the next tick, and generation goes on
+    pause    the loop runs on without batches from the next tick; submit nothing before resume
+    resume   the end of a pause
+    flush    the prefix cache is emptied now; does nothing while requests are alive
     fault    arm the mutant `name`
     drain    turns until nothing is left; `count` bounds them
     """
@@ -173,6 +178,7 @@ class Scenario(_Strict):
             raise ValueError("every request must be submitted exactly once")
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
+        _check_pauses(self.script)
         return self
 
     @property
@@ -192,6 +198,18 @@ class Scenario(_Strict):
             if request.rid == rid:
                 return request
         raise KeyError(rid)
+
+
+def _check_pauses(script: tuple[Op, ...]) -> None:
+    """SGLang holds arrivals back while paused, and a paused engine never drains."""
+    paused = False
+    for op in script:
+        if paused and op.kind in ("submit", "drain", "pause", "retract"):
+            raise ValueError(f"op {op.kind!r} inside a pause; put a resume op before it")
+        if not paused and op.kind == "resume":
+            raise ValueError("op 'resume' without a pause before it")
+        if op.kind in ("pause", "resume"):
+            paused = op.kind == "pause"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

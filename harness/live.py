@@ -1,0 +1,220 @@
+"""The one engine a test worker keeps alive, and scenarios judged on it.
+
+It must never hold two engines at a time: tests are sorted by boot configuration so that one is enough. It must not
+import torch before a reference is needed, and must not know about pytest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.checks.findings import Finding, group
+from harness.checks.judge import judge
+from harness.cli import prepare
+from harness.drive import OnTurn, drive
+from harness.engine import Engine, EngineError, Launch
+from harness.envs import EngineEnv
+from harness.launch import CpuAttention, build_launch
+from harness.store import write_specimen
+from harness.trace import Trace
+from harness.types import Divergence, Outcome, Scenario, Verdict
+
+if TYPE_CHECKING:
+    from harness.oracle import Oracle
+
+#: Judged scenarios remembered a worker: several tests look at one run, generated ones are never asked for twice.
+REMEMBERED = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScenarioOutcome:
+    """One scenario driven on one engine and judged. text_identical: see `harness.oracle.text_identical`."""
+
+    scenario: Scenario
+    release: str
+    revert: int | None
+    trace: Trace
+    reference: Trace
+    verdict: Verdict
+    divergences: tuple[Divergence, ...]
+    findings: tuple[Finding, ...]
+    text_identical: bool | None
+
+    @property
+    def first(self) -> Divergence | None:
+        """The earliest divergence that nothing else explains."""
+        return next((found for found in self.divergences if found.first), None)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict.outcome is Outcome.PASS
+
+    def save_specimen(self, root: Path) -> Path:
+        """A folder that `eaglecheck replay` runs again, where there is something to look at."""
+        name = f"{self.scenario.name}-{self.scenario.id}-{self.release}" + (f"-r{self.revert}" if self.revert else "")
+        folder = root / "specimens" / name
+        return write_specimen(
+            folder,
+            self.scenario,
+            engine=replace(self.trace, header={**self.trace.header, "release": self.release}),
+            reference=self.reference,
+            divergences=self.divergences,
+            signature=self.first.signature if self.first else str(self.verdict.outcome),
+            replay=f"eaglecheck replay {folder}",
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class LiveEngines:
+    """Boots, reuses and ends engines, one at a time. environment: release -> a ready EngineEnv, or it raises."""
+
+    environment: Callable[[str], EngineEnv]
+    default: str
+    device: str
+    logs: Path
+    boots: int = 0
+    #: the last outcome of the test that runs now, for its failure report
+    latest: ScenarioOutcome | None = None
+    _engine: Engine | None = None
+    _key: str = ""
+    _oracles: dict[str, Oracle] = field(default_factory=dict)
+    _outcomes: OrderedDict[tuple[Any, ...], ScenarioOutcome] = field(default_factory=OrderedDict)
+
+    def launch(
+        self,
+        scenario: Scenario,
+        *,
+        engine: str | None = None,
+        revert: int | None = None,
+        probe: bool = True,
+        cpu_attention: CpuAttention = "torch",
+    ) -> Launch:
+        """How the engine for this scenario is started; engine: a release, the session's own by default."""
+        target, draft = prepare.checkpoint_pairs([scenario], target=None, draft=None)[scenario.checkpoint]
+        return build_launch(
+            env=self.environment(engine or self.default),
+            spec=scenario.spec,
+            engine=scenario.engine,
+            target=target,
+            draft=draft,
+            device=self.device,
+            probe=probe,
+            revert=revert,
+            cpu_attention=cpu_attention,
+        )
+
+    def use(self, launch: Launch) -> Engine:
+        """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
+        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), launch.boot], sort_keys=True)
+        if self._engine is None or self._key != key or not self._alive():
+            self.close()
+            self.boots += 1
+            engine = Engine(launch=launch, log=self.logs / f"engine-{self.boots}.log")
+            engine.boot()
+            self._engine, self._key = engine, key
+        return self._engine
+
+    def close(self) -> None:
+        """End the live engine, if there is one."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    def _alive(self) -> bool:
+        return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
+
+    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_turn: OnTurn | None = None) -> Trace:
+        """The engine's trace of one scenario; an engine that died, hung or refused is not used again."""
+        engine = self.use(launch)
+        with self._dropped_on_error():
+            trace = drive(engine, scenario, record=record, **({} if on_turn is None else {"on_turn": on_turn}))
+        if any(event.name in ("crash", "hang") for event in trace.events):
+            self.close()
+        return trace
+
+    @contextlib.contextmanager
+    def _dropped_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException:  # a time-out or Ctrl-C in the middle of a turn leaves the engine in no known state
+            self.close()
+            raise
+
+    def judge(self, scenario: Scenario, trace: Trace, *, release: str, revert: int | None) -> ScenarioOutcome:
+        """The reference's answer to a trace, and the verdict."""
+        from harness.oracle import text_identical  # torch
+
+        reference = self._oracle(scenario.checkpoint).answer(scenario, trace)
+        verdict, divergences = judge(scenario, trace, reference)
+        return ScenarioOutcome(
+            scenario=scenario,
+            release=release,
+            revert=revert,
+            trace=trace,
+            reference=reference,
+            verdict=verdict,
+            divergences=tuple(divergences),
+            findings=tuple(group(divergences)),
+            text_identical=text_identical(trace, reference),
+        )
+
+    def _oracle(self, checkpoint: str) -> Oracle:
+        if checkpoint not in self._oracles:
+            from harness.oracle import Oracle  # torch
+
+            target, draft = prepare.checkpoint_pairs_of(checkpoint)
+            self._oracles[checkpoint] = Oracle(target=target, draft=draft).load()
+        return self._oracles[checkpoint]
+
+    def __call__(
+        self,
+        scenario: Scenario,
+        engine: str | None = None,
+        revert: int | None = None,
+        *,
+        cpu_attention: CpuAttention = "torch",
+        fresh: bool = False,
+        on_turn: OnTurn | None = None,
+    ) -> ScenarioOutcome:
+        """Drive and judge. A run seen before is remembered (it repeats exactly) unless `fresh` or watched by `on_turn`."""
+        key = (engine or self.default, revert, scenario.id, cpu_attention)
+        if fresh or on_turn is not None or key not in self._outcomes:
+            launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)
+            trace = self.drive(launch, scenario, on_turn=on_turn)
+            outcome = self.judge(scenario, trace, release=launch.boot["release"], revert=revert)
+            if on_turn is None:
+                self._remember(key, outcome)
+            self.latest = outcome
+        else:
+            self.latest = self._outcomes[key]
+        return self.latest
+
+    def _remember(self, key: tuple[Any, ...], outcome: ScenarioOutcome) -> None:
+        self._outcomes[key] = outcome
+        while len(self._outcomes) > REMEMBERED:
+            self._outcomes.popitem(last=False)
+
+
+class Borrowed:
+    """What a command sees as its `Engine` while it runs on the worker's live one: boots into it, leaves it running."""
+
+    def __init__(self, engines: LiveEngines, launch: Launch) -> None:
+        self._engines, self._launch = engines, launch
+
+    def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
+        self._engines.use(self._launch)
+
+    def close(self) -> None:
+        pass
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engines.use(self._launch), name)
+
+
+__all__ = ["Borrowed", "EngineError", "LiveEngines", "ScenarioOutcome"]
