@@ -13,9 +13,11 @@ from typing import Annotated, Literal
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.types import Scenario
+from harness.types import SCENARIO_SCHEMA, Scenario
+from harness.validation import explain
 
 CORPUS = Path(__file__).with_name("corpus")
+EXAMPLE = "every run folder holds working examples:  runs/latest/*/scenario.json"
 
 
 class CaseError(ValueError):
@@ -65,9 +67,7 @@ def load(name: str) -> Case:
     try:
         case = Case.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise CaseError(f"case file {path} is not valid: {where}: {first['msg']}") from error
+        raise CaseError(f"case file {path} is not valid: {explain(error, Case)}") from error
     if case.id != name:
         raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
     return case
@@ -76,21 +76,27 @@ def load(name: str) -> Case:
 def read_scenario(path: Path) -> Scenario:
     """A scenario from a JSON file of its own; CaseError for a missing, malformed or newer-version file."""
     try:
-        text = path.read_text()
-        version = json.loads(text).get("schema_version", 1)
+        content = json.loads(path.read_bytes())
     except OSError as error:
-        raise CaseError(f"cannot read scenario file {path}: {error.strerror}") from error
-    except (ValueError, AttributeError) as error:
-        raise CaseError(f"scenario file {path} is not a JSON object: {error}") from error
-    if version != 1:
         raise CaseError(
-            f"scenario file {path} has schema_version {version!r}; this eaglecheck reads 1\n  update eaglecheck"
+            f"cannot read scenario file {path}: {error.strerror}\n  name a JSON file:  --scenario-file FILE"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise CaseError(f"scenario file {path} is not JSON: {error}\n  {EXAMPLE}") from error
+    if not isinstance(content, dict):
+        raise CaseError(f"scenario file {path} holds a {type(content).__name__}, not a JSON object\n  {EXAMPLE}")
+    if "case_schema" in content:
+        raise CaseError(
+            f"scenario file {path} is a whole corpus case, not a scenario\n"
+            "  name a corpus case by its id:  --scenario ID; or put its 'scenario' object in a file of its own"
+        )
+    version = content.get("schema_version", SCENARIO_SCHEMA)
+    if version != SCENARIO_SCHEMA:
+        raise CaseError(
+            f"scenario file {path} has schema_version {version!r}\n"
+            f"  allowed: {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
         )
     try:
-        return Scenario.model_validate_json(text)
+        return Scenario.model_validate_json(json.dumps(content))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the scenario"
-        raise CaseError(
-            f"scenario file {path}: {where}: {first['msg']}\n  allowed keys: {', '.join(Scenario.model_fields)}"
-        ) from error
+        raise CaseError(f"scenario file {path}: {explain(error, Scenario)}\n  {EXAMPLE}") from error

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from harness.checks.findings import Finding
 from harness.progress import RunResult, ScenarioResult
+from harness.store import WriteError
 from harness.trace_io import plain
 from harness.types import Divergence
 
@@ -130,8 +132,23 @@ def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"schema": MATRIX_SCHEMA, "cells": cells}
 
 
-def write_json(document: dict[str, Any], target: str) -> None:
-    """To a file (made whole or not at all), or to standard output for '-'; OutputError if that is impossible."""
+def check_target(target: str | None) -> None:
+    """OutputError if `write_json` could not write there: asked before an engine is booted."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise _cannot(path, "it is a folder")
+    if not path.parent.is_dir():
+        raise _cannot(path, f"there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise _cannot(path, "it may not be written")
+
+
+def write_json(document: dict[str, Any], target: str | None) -> None:
+    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
+    if target is None:
+        return
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if target == "-":
         sys.stdout.write(text)
@@ -139,7 +156,14 @@ def write_json(document: dict[str, Any], target: str) -> None:
     path = Path(target)
     part = path.with_name(f"{path.name}.part")
     try:
+        if path.exists() and not path.is_file():
+            path.write_text(text)  # a device or a pipe, which must not be replaced by a file
+            return
         part.write_text(text)
         part.replace(path)
     except OSError as error:
-        raise OutputError(f"cannot write the JSON to {path}: {error.strerror}\n  name another file:  --json FILE") from error
+        raise WriteError(str(_cannot(path, str(error.strerror)))) from error
+
+
+def _cannot(path: Path, why: str) -> OutputError:
+    return OutputError(f"cannot write the JSON to {path}: {why}\n  name another file:  --json FILE")

@@ -34,6 +34,10 @@ class EngineError(Exception):
     """The engine cannot be used (would not start, wrong release): UNKNOWN, not a finding."""
 
 
+class EngineNotClean(EngineError):
+    """The previous scenario left something behind, so that the next one would not start from a clean slate."""
+
+
 class EngineCrashed(Exception):
     """A scheduler rank died; `report` has site, error, phase, round and rank."""
 
@@ -100,12 +104,9 @@ class Engine:
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
         """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise."""
         start = time.monotonic()
-        self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-")
-        path = str(Path(self._folder.name, "control.sock"))
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(path)
-        listener.listen()
         try:
+            path = self._listen(listener)
             self._spawn(path)
             self._await_boot(listener, start + BOOT_SECONDS, progress)
         except BaseException:
@@ -114,6 +115,17 @@ class Engine:
         finally:
             listener.close()
         self.boots_seconds = time.monotonic() - start
+
+    def _listen(self, listener: socket.socket) -> str:
+        try:
+            self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-")
+            path = str(Path(self._folder.name, "control.sock"))
+            listener.bind(path)  # socket paths have room for about 100 characters
+        except OSError as error:
+            where = f"cannot make a socket for the engine in {tempfile.gettempdir()}: {error.strerror or error}"
+            raise EngineError(f"{where}; name another folder with a short path:  export TMPDIR=/tmp") from error
+        listener.listen()
+        return path
 
     def _spawn(self, path: str) -> None:
         environment = {
@@ -124,15 +136,18 @@ class Engine:
         }
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
-            self.process = subprocess.Popen(
-                [str(self.launch.python), "-P", str(_HOST), path],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=environment,
-                cwd=self.log.parent,
-                start_new_session=True,
-            )
+            try:
+                self.process = subprocess.Popen(
+                    [str(self.launch.python), "-P", str(_HOST), path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    env=environment,
+                    cwd=self.log.parent,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EngineError(f"cannot start {self.launch.python}: {error.strerror}") from error
 
     def _await_boot(self, listener: socket.socket, deadline: float, progress: Callable[[str], None]) -> None:
         booted = False
@@ -191,10 +206,16 @@ class Engine:
     def begin(
         self, *, chunk: int | None, running_limit: int | None = None, record: bool = True
     ) -> list[dict[str, Any]]:
-        """Flush caches, set the scenario's knobs and arm (or disarm) the recorders; one answer a rank."""
+        """Flush caches, set the scenario's knobs and arm (or disarm) the recorders; one answer a rank.
+
+        Raises EngineNotClean if SGLang will not flush: something of the last scenario is still alive.
+        """
         self._scenarios += 1
         command = {"op": "begin", "chunk": chunk, "running_limit": running_limit, "record": record}
-        return [self._ask(peer, command) for peer in self.ranks]
+        answers = [self._ask(peer, command) for peer in self.ranks]
+        if not all(answer["flushed"] for answer in answers):
+            raise EngineNotClean("SGLang would not flush its caches: something of the previous scenario is still alive")
+        return answers
 
     def flush(self) -> list[dict[str, Any]]:
         """Empty the prefix cache between two turns; one answer a rank, `flushed` false while requests are alive."""

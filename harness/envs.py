@@ -34,6 +34,7 @@ __all__ = [
     "ensure",
     "home",
     "list_installed",
+    "resolve",
     "state",
 ]
 
@@ -93,7 +94,7 @@ def ensure(version: str, progress: Progress) -> EngineEnv:
     here = current()
     if here is not None and _same(here.version, version):
         return here
-    version = _supported(version)
+    version = supported(version)
     found = state(version)
     if found.ready:
         return found
@@ -105,6 +106,17 @@ def ensure(version: str, progress: Progress) -> EngineEnv:
     if not found.ready:
         raise EnvError(f"SGLang {version} was installed, but {found.why}", next_step="look:  eaglecheck doctor")
     return found
+
+
+def resolve(version: str | None) -> str:
+    """The release meant, as it is written here; None: the SGLang in this interpreter, else the newest.
+
+    UnknownReleaseError for one that `ensure` would refuse, before anything is installed.
+    """
+    here = current()
+    if here is not None and (version is None or _same(here.version, version)):
+        return here.version
+    return NEWEST if version is None else supported(version)
 
 
 def state(version: str) -> EngineEnv:
@@ -179,7 +191,8 @@ def _same(left: str, right: str) -> bool:
         return left == right
 
 
-def _supported(version: str) -> str:
+def supported(version: str) -> str:
+    """A supported release by our spelling of it; UnknownReleaseError names the nearest."""
     for known in SUPPORTED:
         if _same(known, version):
             return known

@@ -146,7 +146,7 @@ class Gate:
 def announced_name(item: Any) -> str:
     """How the control side names a message: its rid for a request, `abort:<rid>` for an abort, else its type."""
     kind = type(item).__name__
-    rid = getattr(item, "rid", None)
+    rid: Any = getattr(item, "rid", None)
     if kind == "AbortReq":
         return f"abort:{plain_rid(rid)}"
     return plain_rid(rid) if isinstance(rid, str) else kind
@@ -158,7 +158,8 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
     waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
     chunked = getattr(scheduler, "chunked_req", None)
     last = scheduler.last_batch
-    in_last = [req.rid for req in last.reqs if not req.finished()] if last is not None else []
+    # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
+    in_last = last is not None and not last.is_empty()
     pending = getattr(scheduler, "result_queue", None)
     return {
         "running": running,

@@ -14,6 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+#: Takes what an attribute holds, gives what it shall hold.
+Make = Callable[[Callable[..., Any]], Any]
+
 
 @dataclass(slots=True)
 class ImportHooks(importlib.abc.MetaPathFinder):
@@ -67,11 +70,14 @@ class Ledger:
 
     found: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
+    #: label -> what was there before us, and what was put around it, innermost first
+    _layers: dict[str, tuple[Callable[..., Any], list[Make]]] = field(default_factory=dict)
 
-    def wrap(self, module: types.ModuleType, dotted: str, make: Callable[[Callable[..., Any]], Any]) -> bool:
+    def wrap(self, module: types.ModuleType, dotted: str, make: Make, *, innermost: bool = False) -> bool:
         """Replace `module.dotted` by `make(original)`; False (and noted as missing) if there is no such attribute.
 
-        A method inherited from a base class is wrapped on the named class only.
+        A method inherited from a base class is wrapped on the named class only. innermost: under what this ledger
+        wrapped there earlier, so that those wrappers see what `make` does to the result.
         """
         *owners, name = dotted.split(".")
         owner: Any = module
@@ -82,6 +88,11 @@ class Ledger:
         if original is None:
             self.missing.append(label)
             return False
-        setattr(owner, name, functools.wraps(original)(make(original)))
+        bare, makes = self._layers.setdefault(label, (original, []))
+        makes.insert(0 if innermost else len(makes), make)
+        whole = bare
+        for layer in makes:
+            whole = functools.wraps(whole)(layer(whole))
+        setattr(owner, name, whole)
         self.found.append(label)
         return True

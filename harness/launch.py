@@ -15,6 +15,9 @@ from harness.types import EngineConfig, SpecConfig
 
 CpuAttention = Literal["torch", "interpreted"]
 
+#: Tokens a request may grow to; the tiny checkpoints have as many positions.
+CONTEXT_LENGTH = 512
+
 
 def build_launch(
     *,
@@ -27,7 +30,7 @@ def build_launch(
     probe: bool = True,
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
-    context_length: int = 512,
+    context_length: int = CONTEXT_LENGTH,
 ) -> Launch:
     """The launch of one boot configuration.
 

@@ -18,7 +18,7 @@ from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
 from harness.cli import prepare
 from harness.drive import OnTurn, drive
-from harness.engine import Engine, EngineError, Launch
+from harness.engine import Engine, Launch
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
 from harness.store import write_specimen
@@ -150,7 +150,7 @@ class LiveEngines:
         """The reference's answer to a trace, and the verdict."""
         from harness.oracle import text_identical  # torch
 
-        reference = self._oracle(scenario.checkpoint).answer(scenario, trace)
+        reference = self._oracle(scenario).answer(scenario, trace)
         verdict, divergences = judge(scenario, trace, reference)
         return ScenarioOutcome(
             scenario=scenario,
@@ -164,13 +164,13 @@ class LiveEngines:
             text_identical=text_identical(trace, reference),
         )
 
-    def _oracle(self, checkpoint: str) -> Oracle:
-        if checkpoint not in self._oracles:
+    def _oracle(self, scenario: Scenario) -> Oracle:
+        if scenario.checkpoint not in self._oracles:
             from harness.oracle import Oracle  # torch
 
-            target, draft = prepare.checkpoint_pairs_of(checkpoint)
-            self._oracles[checkpoint] = Oracle(target=target, draft=draft).load()
-        return self._oracles[checkpoint]
+            target, draft = prepare.checkpoint_pairs([scenario], target=None, draft=None)[scenario.checkpoint]
+            self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft).load()
+        return self._oracles[scenario.checkpoint]
 
     def __call__(
         self,
@@ -182,7 +182,7 @@ class LiveEngines:
         fresh: bool = False,
         on_turn: OnTurn | None = None,
     ) -> ScenarioOutcome:
-        """Drive and judge. A run seen before is remembered (it repeats exactly) unless `fresh` or watched by `on_turn`."""
+        """Drive and judge. What ran before is remembered (it repeats exactly), unless `fresh` or watched by `on_turn`."""
         key = (engine or self.default, revert, scenario.id, cpu_attention)
         if fresh or on_turn is not None or key not in self._outcomes:
             launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)
@@ -201,20 +201,19 @@ class LiveEngines:
             self._outcomes.popitem(last=False)
 
 
+@dataclass(slots=True)
 class Borrowed:
-    """What a command sees as its `Engine` while it runs on the worker's live one: boots into it, leaves it running."""
+    """What a command gets as its `Engine` while it runs on the worker's live one: boots into it, leaves it running."""
 
-    def __init__(self, engines: LiveEngines, launch: Launch) -> None:
-        self._engines, self._launch = engines, launch
+    engines: LiveEngines
+    launch: Launch
+    _engine: Engine | None = None
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
-        self._engines.use(self._launch)
+        self._engine = self.engines.use(self.launch)
 
     def close(self) -> None:
-        pass
+        self._engine = None
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._engines.use(self._launch), name)
-
-
-__all__ = ["Borrowed", "EngineError", "LiveEngines", "ScenarioOutcome"]
+        return getattr(self._engine, name)

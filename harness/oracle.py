@@ -38,7 +38,10 @@ class Oracle:
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
         reference = self._session(scenario.spec).replay(scenario, engine)
-        texts = tuple(self._greedy(scenario.spec, request) for request in scenario.requests)
+        outputs = {end.rid: end.output_ids for end in engine.ends}
+        texts = tuple(
+            self._greedy(scenario.spec, request, claim=outputs.get(request.rid, ())) for request in scenario.requests
+        )
         return dataclasses.replace(reference, events=reference.events + texts)
 
     def _session(self, spec: SpecConfig) -> ReferenceSession:
@@ -49,13 +52,22 @@ class Oracle:
             self._sessions[spec] = ReferenceSession(target, head, spec)
         return self._sessions[spec]
 
-    def _greedy(self, spec: SpecConfig, request: RequestSpec) -> Event:
+    def _greedy(self, spec: SpecConfig, request: RequestSpec, *, claim: tuple[int, ...]) -> Event:
+        """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
         key = (request.prompt, request.max_new_tokens, request.stop_ids)
         if key not in self._texts:
-            self._texts[key] = self._session(spec).generate_with_margins(*key)
+            session = self._session(spec)
+            confirmed = session.confirm(request.prompt, claim) if _is_whole(claim, request) else None
+            self._texts[key] = confirmed or session.generate_with_margins(*key)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", tick=0, data=data)
+
+
+def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
+    """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
+    stops = [place for place, token in enumerate(claim) if token in request.stop_ids]
+    return bool(claim) and len(claim) == (min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens)
 
 
 def text_identical(engine: Trace, reference: Trace) -> bool | None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.drive import drive
-from harness.engine import Engine, EngineError
+from harness.engine import Engine, EngineError, EngineNotClean
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
 from harness.progress import (
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run and where. oracle_of: reference by scenario.checkpoint; pairs: (target, draft) folders likewise."""
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them."""
 
     env: EngineEnv
     scenarios: tuple[Scenario, ...]
@@ -54,7 +54,13 @@ class Plan:
     device: str = "cpu"
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
+    own_pair: bool = False
     argv: tuple[str, ...] = ()
+
+    @property
+    def named_pair(self) -> list[str] | None:
+        """The folders that replace every scenario's own checkpoint; kept with the run, since replaying needs them."""
+        return [str(folder) for folder in next(iter(self.pairs.values()))] if self.own_pair else None
 
 
 @dataclass(slots=True)
@@ -84,13 +90,17 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
     session = _Session(plan=plan, observers=observers, writer=writer)
-    with ThreadPoolExecutor(max_workers=1) as loader:
-        for name, (target, draft) in plan.pairs.items():
-            session.oracles[name] = loader.submit(_load_oracle, target, draft)
-        for scenarios in by_boot(plan.scenarios):
-            _run_group(session, scenarios)
-    verdict = merge([result.verdict for result in session.results])
-    writer.finish(verdict)
+    try:
+        with ThreadPoolExecutor(max_workers=1) as loader:
+            for name, (target, draft) in plan.pairs.items():
+                session.oracles[name] = loader.submit(_load_oracle, target, draft)
+            for scenarios in by_boot(plan.scenarios):
+                _run_group(session, scenarios)
+        verdict = merge([result.verdict for result in session.results])
+        writer.finish(verdict)
+    except BaseException as error:
+        error.add_note(_left_behind(session))
+        raise
     return RunResult(
         folder=writer.folder,
         engine=plan.env.version,
@@ -101,6 +111,12 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
         verdict=verdict,
         cost=_cost(session, time.monotonic() - start),
     )
+
+
+def _left_behind(session: _Session) -> str:
+    folder, judged = session.writer.folder, len(session.results)
+    left = f"run folder {folder} is incomplete, {judged} of {len(session.plan.scenarios)} scenarios judged"
+    return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
 
 def by_boot(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
@@ -146,7 +162,12 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
             try:
                 if engine is None:
                     engine = stack.enter_context(_booted(session, scenario))
-                trace, seconds = _timed_drive(session, engine, scenario)
+                try:
+                    trace, seconds = _timed_drive(session, engine, scenario)
+                except EngineNotClean:  # nothing of this scenario has run yet: a new engine, not a second try
+                    engine.close()
+                    engine = stack.enter_context(_booted(session, scenario))
+                    trace, seconds = _timed_drive(session, engine, scenario)
             except EngineError as error:
                 _give_up(session, scenario, str(error))
                 engine = None
@@ -239,7 +260,10 @@ def _specimen(
 ) -> Path:
     folder = session.writer.folder / "specimens" / f"{scenario.name}-{scenario.id}"
     first = next((found for found in divergences if found.first), divergences[0])
-    header = {**engine.header, "release": session.plan.env.version, "device": session.plan.device}
+    plan = session.plan
+    header = {**engine.header, "release": plan.env.version, "device": plan.device}
+    if plan.own_pair:
+        header["pair"] = plan.named_pair
     return write_specimen(
         folder,
         scenario,
@@ -309,6 +333,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
             "torch": plan.env.torch,
             "python": str(plan.env.python),
             "cpu_attention": plan.cpu_attention,
+            "pair": plan.named_pair,
         },
     }
 

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,10 +40,15 @@ Model = TypeVar("Model", bound=BaseModel)
 MANIFEST, EVENTS, VERDICT = "manifest.json", "engine.jsonl", "verdict.json"
 SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
 LATEST = "latest"
+RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
 
 
 class StoreError(Exception):
     """A folder that cannot be written or read; the text is meant for people."""
+
+
+class WriteError(StoreError):
+    """The place where a run is kept takes no more (full disk, folder gone): nothing can be said about the engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +135,8 @@ class RunReader:
         """The run in `folder` (the `latest` link will do)."""
         if not folder.is_dir():
             raise StoreError(f"no run folder at {folder}\n  {_known_runs(folder.parent)}")
+        if not (folder / MANIFEST).exists():
+            raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {_known_runs(folder)}")
         folder = folder.resolve()
         manifest = _read_model(folder / MANIFEST, RunManifest)
         if not (folder / VERDICT).exists():
@@ -250,16 +258,19 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[None]:
-    """Turn a full disk into text that says what to do; other errors pass."""
+    """Turn a disk that takes no more into text that says what to do."""
     try:
         yield
     except OSError as error:
+        kept = "what was written before is kept; the run counts as incomplete"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
+            raise WriteError(
+                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  eaglecheck run"
+            ) from error
         place = next(path for path in (folder, *folder.parents) if path.exists())
-        raise StoreError(
+        raise WriteError(
             f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
-            f"  what was written before is kept; the run counts as incomplete\n"
+            f"  {kept}\n"
             f"  see what is large:  du -sh {folder.parent}/* | sort -h"
         ) from error
 
@@ -312,5 +323,8 @@ def _again(path: Path) -> str:
 
 
 def _known_runs(root: Path) -> str:
-    runs = sorted(path.parent.name for path in root.glob(f"*/{MANIFEST}") if not path.parent.is_symlink())
-    return f"runs in {root}: {', '.join(runs[-5:])}" if runs else f"there are no runs in {root}"
+    names = (path.parent.name for path in root.glob(f"*/{MANIFEST}") if not path.parent.is_symlink())
+    runs = sorted(name for name in names if RUN_NAME.fullmatch(name))
+    return (
+        f"runs in {root}: {', '.join(runs[-5:])}" if runs else f"there are no runs in {root}; make one:  eaglecheck run"
+    )

@@ -70,6 +70,20 @@ class ReferenceSession:
         return Generated(tokens=tuple(tokens[len(prompt) :]), margins=tuple(margins))
 
     @torch.inference_mode()
+    def confirm(self, prompt: Sequence[int], claim: Sequence[int]) -> Generated | None:
+        """`claim` as greedy text if one whole-sequence forward chooses each of its tokens, else None.
+
+        Causality makes the rows of one forward those that token-by-token decoding would see, as long as every
+        earlier token was chosen too.
+        """
+        rows = self.target.forward(torch.tensor([*prompt, *claim[:-1]]))[len(prompt) - 1 :]
+        logits = self.target.logits(rows)
+        if logits.argmax(-1).tolist() != list(claim):
+            return None
+        best = torch.topk(logits, 2, dim=-1).values
+        return Generated(tokens=tuple(claim), margins=tuple((best[:, 0] - best[:, 1]).tolist()))
+
+    @torch.inference_mode()
     def replay(self, scenario: Scenario, engine: Trace) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 

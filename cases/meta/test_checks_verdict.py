@@ -280,7 +280,7 @@ def test_position_text_says_what_where_and_how_far(made):
     assert describe(divergences[1], scenario, finding=finding).splitlines() == [
         "draft position differs: request r0 on DP rank 0, committed length 7, round 4, draft step 1 of 2",
         "  engine 9, expected 8 (one ahead)",
-        "  25 more in this run; the first is round 4, step 0; requests r0, r1, r2",
+        "  25 more in this scenario; the first is round 4, step 0; requests r0, r1, r2",
         "  signature POSITION:positions:DRAFT:one-ahead",
     ]
 

@@ -129,3 +129,30 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
     for hidden, committed, tokens in [(first[1], 4, [3]), (first[4], 4, [8, 1, 2]), (second[1], 7, [5])]:
         alone = small.target.forward(torch.cat((text[: committed + 1], torch.tensor(tokens))))[-1]
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)
+
+
+def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(session_factory=None):
+    from pathlib import Path
+    import tempfile
+
+    from cases import checkpoints
+    from cases.fixed import tokens
+    from harness.types import SpecConfig
+    from reference.model import DraftHead, Target
+    from reference.session import ReferenceSession
+
+    with tempfile.TemporaryDirectory() as folder:
+        pair = checkpoints.make("eagle-tiny", Path(folder))
+        target = Target.load(pair.target, torch.float32)
+        session = ReferenceSession(target, DraftHead.load(pair.draft, target, torch.float32), SpecConfig())
+    for seed, length in enumerate((1, 7, 40)):
+        prompt = tokens(seed=seed, length=length)
+        text = session.generate_with_margins(prompt, 20)
+        confirmed = session.confirm(prompt, text.tokens)
+        assert confirmed is not None
+        assert confirmed.tokens == text.tokens
+        assert max(abs(a - b) for a, b in zip(confirmed.margins, text.margins, strict=True)) < 1e-4
+        for place in (0, 11, 19):
+            claim = list(text.tokens)
+            claim[place] = (claim[place] + 1) % 500
+            assert session.confirm(prompt, claim) is None

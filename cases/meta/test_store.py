@@ -10,7 +10,16 @@ import pytest
 from cases.meta import handmade
 from harness import store
 from harness.checks import group, judge
-from harness.store import RunReader, RunWriter, StoreError, read_case, read_findings, read_specimen, write_specimen
+from harness.store import (
+    RunReader,
+    RunWriter,
+    StoreError,
+    WriteError,
+    read_case,
+    read_findings,
+    read_specimen,
+    write_specimen,
+)
 from harness.types import Kind, Outcome, Verdict
 
 
@@ -159,15 +168,17 @@ def test_full_disk_says_where_how_much_is_left_and_what_to_type(tmp_path, case, 
     assert not (writer.folder / "verdict.json").exists()
 
 
-def test_other_disk_errors_are_not_disguised(tmp_path, case, monkeypatch):
+def test_other_disk_errors_keep_their_reason(tmp_path, case, monkeypatch):
     writer = RunWriter.create(tmp_path, manifest={})
 
     def denied(*_):
         raise PermissionError(errno.EACCES, "denied")
 
     monkeypatch.setattr(store, "write_trace", denied)
-    with pytest.raises(PermissionError):
+    with pytest.raises(WriteError) as caught:
         save(writer, case)
+    assert isinstance(caught.value.__cause__, PermissionError)
+    assert f"cannot write to {writer.folder}: denied" in str(caught.value)
 
 
 def test_verdict_is_never_half_there(tmp_path, case, monkeypatch):

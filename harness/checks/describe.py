@@ -141,6 +141,6 @@ def _elsewhere(divergence: Divergence, finding: Finding) -> list[str]:
         first = finding.first
         here = first.key == divergence.key and first.round == divergence.round
         place = "this is the first" if here else f"the first is round {first.round}, step {first.key.step}"
-        lines.append(f"  {finding.count - 1} more in this run; {place}; requests {', '.join(finding.rids)}")
+        lines.append(f"  {finding.count - 1} more in this scenario; {place}; requests {', '.join(finding.rids)}")
     lines.append(f"  signature {finding.signature}")
     return lines

@@ -6,12 +6,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from harness import envs
 from harness.cli.outcome import Exit, guarded
+from reports.prose import say
 
-engines = typer.Typer(help="Engine environments: one SGLang release each, over one shared set of dependencies.", no_args_is_help=True)
+engines = typer.Typer(
+    help="Engine environments: one SGLang release each, over one shared set of dependencies.", no_args_is_help=True
+)
 
 
 @engines.command("install")
@@ -19,9 +21,9 @@ engines = typer.Typer(help="Engine environments: one SGLang release each, over o
 def install(versions: Annotated[list[str], typer.Argument(help="Releases, for example 0.5.13.")]) -> Exit:
     """Install the environments of the named releases; resumes what was interrupted."""
     console = Console()
-    for version in versions:
-        env = envs.ensure(version, lambda text: console.print(text, highlight=False, markup=False))
-        console.print(f"SGLang {env.version} is ready (torch {env.torch})", highlight=False)
+    for version in [envs.resolve(version) for version in versions]:
+        env = envs.ensure(version, lambda text: say(console, text))
+        say(console, f"SGLang {env.version} is ready (torch {env.torch})")
     return Exit.PASS
 
 
@@ -29,18 +31,9 @@ def install(versions: Annotated[list[str], typer.Argument(help="Releases, for ex
 @guarded
 def list_() -> Exit:
     """Every release that can be used here, and whether it is installed."""
-    console = Console()
-    table = Table()
-    for heading in ("release", "state", "torch"):
-        table.add_column(heading)
-    here = envs.current()
-    if here is not None:
-        table.add_row(f"{here.version} (this environment)", "ready", here.torch)
-    for version in envs.SUPPORTED:
-        env = envs.state(version)
-        table.add_row(version, "ready" if env.ready else env.why, env.torch)
-    console.print(table)
-    console.print("install one:  eaglecheck engines install VERSION", highlight=False)
+    from reports.machine import render_engines
+
+    render_engines(Console(), [envs.state(version) for version in envs.SUPPORTED], here=envs.current())
     return Exit.PASS
 
 
@@ -48,15 +41,8 @@ def list_() -> Exit:
 def doctor() -> Exit:
     """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
     from harness.doctor import diagnose
+    from reports.machine import render_doctor
 
-    console = Console()
-    table = Table(show_lines=False)
-    for heading in ("what", "state", "detail", "to mend it, type"):
-        table.add_column(heading, overflow="fold")
-    style = {"ok": "green", "warn": "yellow", "missing": "bold red"}
     found = diagnose()
-    for finding in found:
-        state = str(finding.status)
-        table.add_row(finding.name, f"[{style.get(state, '')}]{state}[/]", finding.detail, finding.mend)
-    console.print(table)
-    return Exit.UNKNOWN if any(str(finding.status) == "missing" for finding in found) else Exit.PASS
+    render_doctor(Console(), found)
+    return Exit.UNKNOWN if any(finding.status == "missing" for finding in found) else Exit.PASS

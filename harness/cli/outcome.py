@@ -5,10 +5,15 @@ It must not hide an error: what is not foreseen is our own fault and exits 4 wit
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import functools
+import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
 from typing import Any
 
@@ -35,6 +40,14 @@ class UsageError(Exception):
     """Something the caller asked for cannot be; the text names it, what is allowed and what to type."""
 
 
+def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
+    """The text for a name that is none of the allowed ones, with the nearest."""
+    names = list(allowed)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return f"unknown {what} {name!r}{hint}\n  allowed: {', '.join(names)}"
+
+
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
     """Run a command and leave with its exit code; foreseen errors become one message on standard error."""
 
@@ -47,9 +60,12 @@ def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
 
 def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exit:
     try:
-        return command(*args, **kwargs)
-    except KeyboardInterrupt:
-        return _say("interrupted: the engine was ended; a run folder without verdict.json is incomplete", Exit.UNKNOWN)
+        with _termination_as_interrupt():
+            return command(*args, **kwargs)
+    except KeyboardInterrupt as stop:
+        return _say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
+    except BrokenPipeError:
+        return _reader_gone()
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
@@ -57,28 +73,54 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
         if code is None:
             traceback.print_exc()
             return _say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
-        return _say(str(error), code)
+        return _say("\n  ".join([str(error), *_notes(error)]), code)
+
+
+@contextlib.contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM and SIGHUP end a command as Ctrl-C does, so that the engine ends and its folder is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, _frame: object) -> None:
+        raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _reader_gone() -> Exit:
+    """Whoever read our output left (`| head`): nobody is there to be told, and the flush at exit must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.UNKNOWN
+
+
+def _notes(error: BaseException) -> list[str]:
+    return list(getattr(error, "__notes__", ()))
 
 
 def _foreseen(error: Exception) -> Exit | None:
-    """The exit code of an error we know, by its class name: importing all of them here would import torch."""
+    """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
+    from cases.catalogue import CaseError
+    from cases.checkpoints import CheckpointMakeError
     from harness.closure import EnvError
     from harness.documents import OutputError
+    from harness.drive import ScriptError
     from harness.envs import UnknownReleaseError
-    from harness.store import StoreError
+    from harness.store import StoreError, WriteError
     from harness.trace_io import TraceError
 
-    if isinstance(error, UsageError | UnknownReleaseError | OutputError):
-        return Exit.USAGE
-    if type(error).__name__ in ("CheckpointError", "CheckpointMakeError", "CaseError", "ScriptError"):
-        return Exit.USAGE
-    if isinstance(error, TraceError):
-        return Exit.USAGE
-    if isinstance(error, StoreError):
-        return Exit.UNKNOWN if "disk is full" in str(error) else Exit.USAGE
-    if isinstance(error, EnvError):
+    if isinstance(error, WriteError):
         return Exit.UNKNOWN
-    return None
+    usage = (UsageError, UnknownReleaseError, OutputError, CaseError, CheckpointMakeError, ScriptError)
+    if isinstance(error, (*usage, TraceError, StoreError)) or type(error).__name__ == "CheckpointError":
+        return Exit.USAGE
+    return Exit.UNKNOWN if isinstance(error, EnvError) else None
 
 
 def _say(text: str, code: Exit) -> Exit:

@@ -1,4 +1,4 @@
-"""What several commands need before they can run: the engine's environment, the checkpoint pair, the scenarios.
+"""From what was typed to a plan that can be run; everything that can be refused is refused before anything slow.
 
 It must not import torch: start-up time is the user's time.
 """
@@ -6,80 +6,116 @@ It must not import torch: start-up time is the user's time.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cases import catalogue, checkpoints, fixed
+from packaging.version import Version
+
 from harness import envs
-from harness.cli.outcome import UsageError
+from harness.cli.outcome import UsageError, unknown
+from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
+from harness.cli.programs import check_scenarios, choose_scenarios
+from harness.launch import CpuAttention
+from harness.runner import Plan
 from harness.types import Scenario
+
+__all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
 RUNS = Path("runs")
 DEVICES = ("cpu",)
+#: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can put back out.
+REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
+FIRST_REVERT = Version("0.5.13")
+ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
+
+Say = Callable[[str], None]
 
 
-def engine_environment(version: str | None, say: Callable[[str], None]) -> envs.EngineEnv:
+def make_plan(
+    scenarios: Sequence[Scenario],
+    *,
+    say: Say,
+    engine: str | None,
+    device: str,
+    runs: Path | None,
+    revert: int | None = None,
+    cpu_attention: str = "torch",
+    target: Path | None = None,
+    draft: Path | None = None,
+) -> Plan:
+    """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
+    version = envs.resolve(engine)
+    check_device(device)
+    check_revert(revert, version)
+    attention = check_attention(cpu_attention)
+    own = own_pair(target, draft)
+    check_scenarios(scenarios, device=device, own=own)
+    root = writable(runs_root(runs))
+    env = engine_environment(version, say)
+    pairs = checkpoint_pairs(scenarios, target=target, draft=draft)
+    if own is not None:
+        load_now(own)
+    return Plan(
+        env=env,
+        scenarios=tuple(scenarios),
+        pairs=pairs,
+        root=root,
+        device=device,
+        revert=revert,
+        cpu_attention=attention,
+        own_pair=own is not None,
+        argv=tuple(sys.argv),
+    )
+
+
+def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:
     """The environment of one release, installed if need be; None: this interpreter's SGLang, else the newest."""
-    here = envs.current()
-    if here is not None and version in (None, here.version):
-        return here
-    if version is None:
-        version = envs.NEWEST
-    return envs.ensure(version, say)
+    return envs.ensure(envs.resolve(version), say)
 
 
 def check_device(device: str) -> str:
     if device not in DEVICES:
-        raise UsageError(f"device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
+        raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
     return device
+
+
+def check_attention(name: str) -> CpuAttention:
+    if name not in ATTENTIONS:
+        raise UsageError(unknown("--cpu-attention", name, ATTENTIONS))
+    return ATTENTIONS[name]
+
+
+def check_revert(revert: int | None, version: str) -> None:
+    """SGLang's revert switch exists from 0.5.13 on and knows a fixed set of pull requests."""
+    if revert is None:
+        return
+    if revert not in REVERTS:
+        raise UsageError(f"--revert {revert}: not one SGLang can put back\n  allowed: {', '.join(map(str, REVERTS))}")
+    if Version(version) < FIRST_REVERT:
+        raise UsageError(
+            f"--revert {revert}: SGLang {version} has no revert switch (it came with {FIRST_REVERT})\n"
+            f"  choose a release from {FIRST_REVERT} on, or leave --revert out"
+        )
 
 
 def runs_root(folder: Path | None) -> Path:
     """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
-    return folder or Path(os.environ.get("EAGLECHECK_RUNS", RUNS))
+    return folder or Path(os.environ.get("EAGLECHECK_RUNS") or RUNS)
 
 
-def checkpoint_pairs(
-    scenarios: Iterable[Scenario], *, target: Path | None, draft: Path | None
-) -> dict[str, tuple[Path, Path]]:
-    """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless given."""
-    named = sorted({scenario.checkpoint for scenario in scenarios})
-    if (target is None) != (draft is None):
-        raise UsageError("--target and --draft go together: name both checkpoint folders, or neither")
-    if target is not None and draft is not None:
-        for option, folder in (("--target", target), ("--draft", draft)):
-            if not (folder / "config.json").is_file():
-                raise UsageError(
-                    f"{option} {folder}: no config.json there, so it is not a checkpoint folder\n"
-                    "  name a folder with config.json and *.safetensors, or leave --target and --draft out"
-                )
-        return dict.fromkeys(named, (target.resolve(), draft.resolve()))
-    root = envs.home() / "checkpoints"
-    pairs = {}
-    for name in named:
-        made = checkpoints.make(name, root)
-        pairs[name] = (made.target, made.draft)
-    return pairs
-
-
-def load_pair_now(pairs: dict[str, tuple[Path, Path]]) -> None:
-    """Read a pair the user named before any engine is booted for it; raises CheckpointError."""
-    from harness.oracle import Oracle
-
-    for target, draft in pairs.values():
-        Oracle(target=target, draft=draft).load()
-
-
-def choose_scenarios(names: list[str], files: list[Path]) -> list[Scenario]:
-    """The default set, or the named ones (default set and corpus) and those in files."""
-    if not names and not files:
-        return fixed.default_scenarios()
-    known = {scenario.name: scenario for scenario in fixed.default_scenarios()}
-    known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        raise UsageError(f"unknown scenario {unknown[0]!r}\n  allowed: {', '.join(known)}")
-    return [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
+def writable(root: Path) -> Path:
+    """The folder, made if need be; UsageError if nothing can be written into it."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=root):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"run folders cannot be written to {root}: {error.strerror}\n  name another folder:  --runs FOLDER"
+        ) from error
+    return root
 
 
 def split_list(text: str, *, what: str) -> list[str]:
@@ -91,27 +127,3 @@ def split_list(text: str, *, what: str) -> list[str]:
     if doubled:
         raise UsageError(f"--{what} names {doubled[0]!r} twice")
     return parts
-
-
-def check_revert(revert: int | None, version: str) -> None:
-    """SGLang's revert switch exists from 0.5.13 on and knows a fixed set of pull requests."""
-    if revert is None:
-        return
-    from packaging.version import Version
-
-    if Version(version) < Version("0.5.13"):
-        raise UsageError(
-            f"--revert {revert}: SGLang {version} has no revert switch (it came with 0.5.13)\n"
-            "  choose a release from 0.5.13 on, or leave --revert out"
-        )
-    if revert not in REVERTS:
-        raise UsageError(f"--revert {revert}: not one SGLang can put back\n  allowed: {', '.join(map(str, REVERTS))}")
-
-
-REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
-ATTENTIONS = ("torch", "interpreted")
-
-
-def check_attention(name: str) -> None:
-    if name not in ATTENTIONS:
-        raise UsageError(f"--cpu-attention {name!r}\n  allowed: {', '.join(ATTENTIONS)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +12,26 @@ from rich.console import Console
 
 from harness.checks.findings import group
 from harness.checks.judge import judge
-from harness.cli import prepare
+from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
-from harness.documents import run_document, write_json
+from harness.documents import check_target, run_document, write_json
 from harness.progress import Cost, RunResult, ScenarioResult
 from harness.runner import merge
-from harness.store import SCENARIO, RunReader, StoredScenario, read_case
+from harness.store import MANIFEST, SCENARIO, VERDICT, RunReader, StoredScenario, StoreError, read_case
 from harness.trace import Trace
+from harness.types import Outcome, Verdict
 from reports.terminal import render_run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """What a folder holds. before: the verdict it ended with; missing: why it is not a whole run, or empty."""
+
+    folder: Path
+    scenarios: Sequence[StoredScenario]
+    engine: dict[str, Any]
+    before: Outcome | None
+    missing: str = ""
 
 
 @guarded
@@ -26,44 +40,96 @@ def command(
     fresh_reference: Annotated[
         bool, typer.Option(help="Compute the reference anew instead of using the stored one.")
     ] = False,
-    json: Annotated[str | None, typer.Option(help="Write the result as JSON to this file, '-' for standard output.")] = None,
+    json: options.Json = None,
 ) -> Exit:
-    """Judge the traces of RUN with this version's checks; nothing in the folder is changed."""
+    """Judge the traces of RUN with this version's checks; nothing in the folder is changed.
+
+    A run that was cut off is never a PASS: what it holds is judged, and what it lacks makes it UNKNOWN.
+    """
     console = Console(stderr=json == "-")
-    folder, stored, device, revert = _open(run)
-    if not stored:
-        raise UsageError(f"run {run} holds no scenario: it ended before the first one was judged\n  run again:  eaglecheck run")
-    results = tuple(_rejudge(one, fresh_reference=fresh_reference) for one in stored)
-    header = dict(stored[0].engine.header)
-    result = RunResult(
-        folder=folder,
-        engine=str(header.get("release", "unknown")),
-        device=device,
-        revert=revert,
-        header=header,
-        results=results,
-        verdict=merge([one.verdict for one in results]),
-        cost=Cost(),
-    )
-    render_run(console, result)
-    if json is not None:
-        write_json(run_document(result), json)
+    check_target(json)
+    stored = _open_case(run) if (run / SCENARIO).is_file() else _open_run(run)
+    result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
+    changed = stored.before is not None and stored.before is not result.verdict.outcome
+    render_run(console, result, notes=[f"it was {stored.before} when the run ended"] if changed else [])
+    write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
 
 
-def _open(path: Path) -> tuple[Path, list[StoredScenario], str, int | None]:
-    if (path / SCENARIO).is_file():
-        case = read_case(path)
-        return path, [case], str(case.engine.header.get("device", "unknown")), case.engine.header.get("revert")
+def _open_case(path: Path) -> _Stored:
+    """One scenario's folder, or a specimen."""
+    case = read_case(path)
+    engine = dict(case.engine.header)
+    if (path.parent / MANIFEST).is_file():  # of the run it lies in
+        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
+    before = None if case.verdict is None else case.verdict.outcome
+    return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
+
+
+def _open_run(path: Path) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
-    engine: dict[str, Any] = reader.manifest.engine
-    return reader.folder, list(reader.scenarios()), str(engine.get("device", "unknown")), engine.get("revert")
+    if reader.verdict is not None:
+        judged = {(one.scenario, one.scenario_id) for one in reader.verdict.scenarios}
+        cases = list(reader.scenarios())
+        gone = judged - {(case.scenario.name, case.scenario.id) for case in cases}
+        if gone:
+            raise StoreError(
+                f"run {path} is not whole: scenario {min(gone)[0]!r} was judged in it, and its folder is gone\n"
+                "  get the run folder again, whole, or run again:  eaglecheck run"
+            )
+        return _Stored(
+            folder=_short(reader.folder),
+            scenarios=cases,
+            engine=reader.manifest.engine,
+            before=reader.verdict.outcome,
+        )
+    cases = list(_finished_cases(reader))
+    if not cases:
+        raise UsageError(
+            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  eaglecheck run"
+        )
+    missing = f"run {path} is incomplete: it has no {VERDICT}, so it was cut off after {len(cases)} scenarios"
+    return _Stored(
+        folder=_short(reader.folder), scenarios=cases, engine=reader.manifest.engine, before=None, missing=missing
+    )
 
 
-def _rejudge(stored: StoredScenario, *, fresh_reference: bool) -> ScenarioResult:
+def _short(path: Path) -> Path:
+    """As it would be typed from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _finished_cases(reader: RunReader) -> Iterator[StoredScenario]:
+    """Of a run that was cut off: what was stored whole, since a scenario's verdict is written last."""
+    return (read_case(folder) for folder in reader.scenario_folders() if (folder / VERDICT).is_file())
+
+
+def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
+    verdict = merge([one.verdict for one in results])
+    if stored.missing:
+        verdict = _not_whole(verdict, stored.missing)
+    header = next((one.engine.header for one in stored.scenarios if one.engine.header), {})
+    return RunResult(
+        folder=stored.folder,
+        engine=str(stored.engine.get("release") or header.get("release", "unknown")),
+        device=str(stored.engine.get("device") or header.get("device", "unknown")),
+        revert=stored.engine.get("revert"),
+        header=dict(header),
+        results=tuple(results),
+        verdict=verdict,
+        cost=Cost(),
+    )
+
+
+def _not_whole(verdict: Verdict, why: str) -> Verdict:
+    outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
+    return replace(verdict, outcome=outcome, reasons=(*verdict.reasons, why))
+
+
+def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
     from harness.oracle import text_identical
 
-    reference = _reference(stored) if fresh_reference else stored.reference
+    reference = _reference(stored, run.engine.get("pair")) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
@@ -72,8 +138,8 @@ def _rejudge(stored: StoredScenario, *, fresh_reference: bool) -> ScenarioResult
         verdict=verdict,
         divergences=tuple(divergences),
         findings=tuple(group(divergences)),
-        folder=stored.folder,
-        specimen=None,
+        folder=_short(stored.folder),
+        specimen=_specimen(stored),
         text_identical=None if reference is None else text_identical(stored.engine, reference),
         rounds=len(stored.engine.rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in stored.engine.rounds),
@@ -81,9 +147,16 @@ def _rejudge(stored: StoredScenario, *, fresh_reference: bool) -> ScenarioResult
     )
 
 
-def _reference(stored: StoredScenario) -> Trace:
+def _specimen(stored: StoredScenario) -> Path | None:
+    """The specimen the run left for this scenario, if it is still there."""
+    places = (stored.folder, stored.folder.parent / "specimens" / stored.folder.name)
+    return next((_short(place) for place in places if (place / MANIFEST).is_file()), None)
+
+
+def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
     from harness.oracle import Oracle
 
-    pairs = prepare.checkpoint_pairs([stored.scenario], target=None, draft=None)
+    target, draft = map(Path, pair) if pair else (None, None)
+    pairs = prepare.checkpoint_pairs([stored.scenario], target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
     return Oracle(target=target, draft=draft).load().answer(stored.scenario, stored.engine)

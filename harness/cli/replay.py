@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from harness.cli import prepare
+from harness.cli import options, prepare
 from harness.cli.outcome import Exit, UsageError, guarded
-from harness.progress import RunResult
-from harness.runner import Plan, run
+from harness.runner import run
 from harness.store import MANIFEST, read_specimen
-from harness.types import Outcome
-from reports.terminal import LiveLine, render_findings, render_verdict
+from reports.prose import say
+from reports.replay import answer, render_replay
+from reports.terminal import LiveLine
+
+CODES = {"FAILED": Exit.DIVERGENCE, "FIXED": Exit.PASS, "ERROR": Exit.UNKNOWN}
 
 
 @guarded
 def command(
     specimen: Annotated[Path, typer.Argument(help="A specimen folder, as printed by a failing run.")],
-    engine: Annotated[str | None, typer.Option(help="Replay on this release instead of the specimen's own.")] = None,
-    runs: Annotated[Path | None, typer.Option(help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
+    ] = None,
+    runs: options.Runs = None,
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
     console = Console()
@@ -32,35 +35,20 @@ def command(
             "  specimens lie in <run folder>/specimens; judge a run again with:  eaglecheck recheck RUN"
         )
     manifest, stored = read_specimen(specimen)
-    version = engine or manifest.release
-    env = prepare.engine_environment(version, lambda text: console.print(text, highlight=False, markup=False))
-    revert = manifest.header.get("revert") if engine is None else None
-    plan = Plan(
-        env=env,
-        scenarios=(stored.scenario,),
-        pairs=prepare.checkpoint_pairs([stored.scenario], target=None, draft=None),
-        root=prepare.runs_root(runs),
-        device=prepare.check_device(manifest.device),
-        revert=revert,
-        argv=tuple(sys.argv),
+    pair = manifest.header.get("pair")
+    target, draft = map(Path, pair) if pair else (None, None)
+    plan = prepare.make_plan(
+        [stored.scenario],
+        say=lambda text: say(console, text),
+        engine=engine or manifest.release,
+        device=manifest.device,
+        revert=manifest.header.get("revert") if engine is None else None,
+        target=target,
+        draft=draft,
+        runs=runs,
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
-    render_findings(console, result.results)
-    render_verdict(console, result)
-    return _say(console, result, manifest.signature)
-
-
-def _say(console: Console, result: RunResult, signature: str) -> Exit:
-    found = {finding.signature for finding in result.results[0].findings}
-    if signature in found:
-        console.print(f"FAILED: {signature} is still there on SGLang {result.engine}", style="bold red", soft_wrap=True)
-        return Exit.DIVERGENCE
-    if result.verdict.outcome is Outcome.UNKNOWN:
-        console.print(f"ERROR: cannot say whether {signature} is still there", style="bold yellow", soft_wrap=True)
-        return Exit.UNKNOWN
-    if result.verdict.outcome is Outcome.FAIL:
-        console.print(f"FIXED: {signature} is gone, but other divergences are there (see above)", soft_wrap=True)
-        return Exit.DIVERGENCE
-    console.print(f"FIXED: {signature} is gone on SGLang {result.engine}", style="bold green", soft_wrap=True)
-    return Exit.PASS
+    said = answer(result, manifest.signature)
+    render_replay(console, result, said)
+    return Exit.DIVERGENCE if said.others else CODES[said.word]

@@ -1,0 +1,54 @@
+"""What the benchmarks share: an installed engine, the tiny pair, and the line that says which machine this was."""
+
+from __future__ import annotations
+
+import os
+import platform
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from cases import checkpoints
+from harness import envs
+from harness.engine import Engine
+from harness.launch import build_launch
+from harness.oracle import Oracle
+from harness.types import Scenario
+
+
+def machine() -> str:
+    """Processor count and load, since these machines are shared: a ratio means something, a time hardly."""
+    load = os.getloadavg()[0]
+    return f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the end, Python {platform.python_version()}"
+
+
+def pair(name: str = "eagle-tiny") -> tuple[Path, Path]:
+    made = checkpoints.make(name, envs.home() / "checkpoints")
+    return made.target, made.draft
+
+
+@contextmanager
+def booted(scenario: Scenario, *, version: str, probe: bool) -> Iterator[Engine]:
+    """An engine for the scenario's boot configuration, ended afterwards."""
+    target, draft = pair(scenario.checkpoint)
+    launch = build_launch(
+        env=envs.ensure(version, print),
+        spec=scenario.spec,
+        engine=scenario.engine,
+        target=target,
+        draft=draft,
+        probe=probe,
+    )
+    with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
+        engine = Engine(launch=launch, log=Path(folder, "engine.log"))
+        try:
+            engine.boot()
+            yield engine
+        finally:
+            engine.close()
+
+
+def oracle(name: str = "eagle-tiny") -> Oracle:
+    target, draft = pair(name)
+    return Oracle(target=target, draft=draft).load()

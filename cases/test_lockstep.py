@@ -1,0 +1,47 @@
+"""Which requests share a batch is decided by the scenario, turn by turn."""
+
+import pytest
+
+from cases.fixed import DRAIN, request, submit, tick
+from cases.programs import DEFAULT, program
+
+
+def later(turns):
+    """b arrives so many turns after a, which is long enough to be still running."""
+    return program(
+        f"b-after-{turns}",
+        [request("a", 9, seed=5, new=24), request("b", 6, seed=6, new=3)],
+        [submit("a"), tick(turns), submit("b"), DRAIN],
+    )
+
+
+LATER = [pytest.param(turns, later(turns), id=str(turns)) for turns in (1, 3, 6)]
+
+
+def _first_prefill(trace, rid):
+    return next(record.tick for record in trace.rounds if record.mode == "PREFILL" and rid in record.rids)
+
+
+@pytest.mark.engine
+@pytest.mark.also_on("0.5.13", "0.5.12.post1")
+@pytest.mark.parametrize(("turns", "scenario"), LATER)
+def test_request_is_admitted_exactly_the_turns_later_that_the_scenario_says(drive_scenario, release, turns, scenario):
+    trace = drive_scenario(scenario, engine=release).trace
+    assert _first_prefill(trace, "a") == 0
+    assert _first_prefill(trace, "b") == turns
+
+
+@pytest.mark.engine(boot=DEFAULT["single"].boot_key())
+def test_requests_of_one_turn_share_their_batches_in_the_order_announced(drive_scenario):
+    trace = drive_scenario(DEFAULT["four-together"]).trace
+    assert trace.rounds[0].rids == tuple("abcd")
+    assert {record.tick for record in trace.rounds if record.mode == "PREFILL"} == {0}
+
+
+@pytest.mark.engine(boot=DEFAULT["single"].boot_key())
+def test_turns_without_work_are_idle_and_still_counted(drive_scenario):
+    trace = drive_scenario(DEFAULT["idle-between"]).trace
+    (second,) = (event.tick for event in trace.events if event.name == "submit" and event.data["rid"] == "b")
+    assert second == 24 == _first_prefill(trace, "b")
+    busy = {record.tick for record in trace.rounds if record.rids}
+    assert max(tick for tick in busy if tick < second) < second - 1

@@ -1,0 +1,54 @@
+"""What we add to the engine to see it, or to run it on a CPU, does not change what it computes."""
+
+import numpy as np
+import pytest
+
+from cases.fixed import DRAIN, request, submit, tick
+from cases.programs import DEFAULT, program
+from harness.trace import INT_COLUMNS
+from harness.types import Outcome
+
+WATCHED = [DEFAULT[name] for name in ("single", "shared-chunk-budget", "shared-prefix")]
+BOOT = WATCHED[0].boot_key()
+
+SHORT = program(
+    "short",
+    [request("a", 7, seed=8, new=6), request("b", 20, seed=9, new=4)],
+    [submit("a"), tick(), submit("b"), DRAIN],
+    wants=["non_final_chunk", "batch_grows"],
+    chunk=16,
+)
+
+
+def _texts(trace):
+    return {end.rid: (end.reason, end.output_ids) for end in trace.ends}
+
+
+@pytest.mark.engine(boot=BOOT)
+@pytest.mark.parametrize("watched", WATCHED, ids=lambda scenario: scenario.name)
+def test_texts_are_the_same_with_recording_off(engines, drive_scenario, watched):
+    silent = engines.drive(engines.launch(watched), watched, record=False)
+    assert len(silent.rows) == 0
+    assert _texts(silent) == _texts(drive_scenario(watched).trace)
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+def test_texts_are_the_same_without_any_probe(engines):
+    traced = [_texts(engines.drive(engines.launch(scenario), scenario)) for scenario in WATCHED]
+    bare = [_texts(engines.drive(engines.launch(scenario, probe=False), scenario)) for scenario in WATCHED]
+    assert bare == traced
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+def test_sglangs_own_attention_kernels_give_the_same_integers_as_our_stand_in(engines, drive_scenario):
+    if engines.device != "cpu":
+        pytest.skip(f"there is no stand-in for attention on {engines.device}")
+    ours = drive_scenario(SHORT)
+    own = drive_scenario(SHORT, cpu_attention="interpreted")
+    assert "attention" not in {entry["subject"] for entry in own.trace.header["replaced"]}
+    assert own.verdict.outcome is ours.verdict.outcome is Outcome.PASS
+    for name in (*INT_COLUMNS, "phase", "rid"):
+        left, right = ({**side.trace.rows.ints, **side.trace.rows.strings}[name] for side in (ours, own))
+        assert np.array_equal(left, right), name
+    for left, right in zip(ours.trace.rows.lists["chosen_ids"], own.trace.rows.lists["chosen_ids"], strict=True):
+        assert np.array_equal(left, right)

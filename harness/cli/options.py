@@ -1,0 +1,24 @@
+"""Options that several commands share, with one help text each. This module must not read or check their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Release = Annotated[
+    str | None,
+    typer.Option(
+        "--engine", help="SGLang release, for example 0.5.13. Default: the one installed here, else the newest."
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="Device to run engines on.")]
+Runs = Annotated[
+    Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
+]
+Json = Annotated[
+    str | None, typer.Option("--json", help="Write the result as JSON to this file, '-' for standard output.")
+]
+Target = Annotated[Path | None, typer.Option("--target", help="Target checkpoint folder instead of the tiny one.")]
+Draft = Annotated[Path | None, typer.Option("--draft", help="Draft checkpoint folder that goes with --target.")]

@@ -1,0 +1,109 @@
+"""Which scenarios a command runs, and whether an engine could run them at all: asked before one is booted.
+
+What is refused here would only end in an engine that does not start, or in a request that is cut short without a word.
+It must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from cases import catalogue, fixed
+from cases.checkpoints import RECIPES
+from cases.situations import SITUATIONS
+from harness.cli.outcome import UsageError, unknown
+from harness.cli.pairs import OwnPair
+from harness.launch import CONTEXT_LENGTH
+from harness.types import RequestSpec, Scenario
+
+#: SGLang keeps this many tokens of the context to itself when it admits a request.
+CONTEXT_SPARE = 2
+
+
+def choose_scenarios(names: list[str], files: list[Path]) -> list[Scenario]:
+    """The default set, or the named ones (default set and corpus) and those in files."""
+    if not names and not files:
+        return fixed.default_scenarios()
+    known = {scenario.name: scenario for scenario in fixed.default_scenarios()}
+    known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
+    for name in names:
+        if name not in known:
+            raise UsageError(unknown("scenario", name, known))
+    chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
+    twice = [name for (name, _), count in Counter((one.name, one.id) for one in chosen).items() if count > 1]
+    if twice:
+        raise UsageError(f"scenario {twice[0]!r} is asked for twice\n  name it once: the same scenario repeats exactly")
+    return chosen
+
+
+def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None) -> None:
+    """UsageError for the first scenario that no engine of this version could run."""
+    for scenario in scenarios:
+        _check_engine(scenario, device)
+        for name in scenario.wants:
+            if name not in SITUATIONS:
+                raise _refusal(scenario, f"wants: {unknown('situation', name, SITUATIONS)}")
+        if own is None and scenario.checkpoint not in RECIPES:
+            raise _refusal(scenario, unknown("checkpoint", scenario.checkpoint, sorted(RECIPES)))
+        vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
+        for request in scenario.requests:
+            _check_request(scenario, request, vocab)
+
+
+def _check_engine(scenario: Scenario, device: str) -> None:
+    spec, engine = scenario.spec, scenario.engine
+    only: dict[str, tuple[object, object]] = {
+        "spec.algorithm": (spec.algorithm, "EAGLE"),
+        "engine.dp": (engine.dp, 1),
+        "engine.tp": (engine.tp, 1),
+    }
+    if device == "cpu":
+        only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
+    for key, (found, allowed) in only.items():
+        if found != allowed:
+            where = f" on {device}" if key in ("engine.backend", "engine.graphs") else " by this version"
+            raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
+
+
+def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None:
+    where = f"request {request.rid!r}"
+    if request.temperature:
+        raise _refusal(
+            scenario, f"{where}: temperature {request.temperature:g}, and sampling is not judged yet\n  allowed: 0"
+        )
+    if request.dp_rank >= scenario.engine.dp:
+        raise _refusal(scenario, f"{where}: dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp}")
+    foreign = [token for token in request.prompt if not 0 <= token < vocab]
+    if foreign:
+        raise _refusal(
+            scenario,
+            f"{where}: token id {foreign[0]} is outside the vocabulary of checkpoint {scenario.checkpoint!r}\n"
+            f"  allowed: 0 to {vocab - 1}; use smaller ids, or a checkpoint with a larger vocabulary",
+        )
+    _check_length(scenario, request, where)
+
+
+def _check_length(scenario: Scenario, request: RequestSpec, where: str) -> None:
+    """Positions run up to k beyond the last token; a round holds twice its nodes in KV slots (SGLang's own reserve)."""
+    spec, prompt, new = scenario.spec, len(request.prompt), request.max_new_tokens
+    asked = f"{where}: {prompt} prompt tokens and {new} new ones"
+    context = CONTEXT_LENGTH - max(CONTEXT_SPARE, spec.k)
+    if prompt + new > context:
+        raise _refusal(
+            scenario,
+            f"{asked} exceed the context of {CONTEXT_LENGTH} less {CONTEXT_LENGTH - context} to speculate\n"
+            f"  allowed: together at most {context}",
+        )
+    pool = scenario.engine.pool_tokens - 2 * max(spec.k * spec.t, spec.n)
+    if prompt + new > pool:
+        raise _refusal(
+            scenario,
+            f"{asked} never fit engine.pool_tokens {scenario.engine.pool_tokens}\n"
+            f"  allowed: together at most {max(pool, 0)}, or a larger pool",
+        )
+
+
+def _refusal(scenario: Scenario, text: str) -> UsageError:
+    return UsageError(f"scenario {scenario.name!r}: {text}")

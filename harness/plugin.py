@@ -1,0 +1,238 @@
+"""The pytest plugin: options, one live engine a worker, tests sorted by engine, and a count of what was reported.
+
+It must not judge, must not start an engine before a test asks for one, and must not skip anything in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cases.catalogue import Case
+from harness import envs
+from harness.census import Census
+from harness.checks.describe import describe
+from harness.cli import prepare
+from harness.cli.outcome import UsageError
+from harness.live import Borrowed, LiveEngines, ScenarioOutcome
+from harness.types import Scenario
+
+#: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
+REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
+#: Memory one worker wants at most: an engine of three processes, and the reference.
+WORKER_GB = 3.0
+
+RELEASE = pytest.StashKey[str]()
+ENGINES = pytest.StashKey[LiveEngines]()
+CENSUS = pytest.StashKey[Census]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("eaglecheck")
+    group.addoption(
+        "--engine", metavar="VERSION", help="SGLang release to test. Default: the one installed here, else the newest."
+    )
+    group.addoption("--device", default="cpu", help="Device to run engines on. Default: %(default)s.")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
+    try:
+        prepare.check_device(config.getoption("--device"))
+        config.stash[RELEASE] = _release(config.getoption("--engine"))
+    except (UsageError, envs.EnvError) as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[CENSUS] = Census()
+
+
+def _release(asked: str | None) -> str:
+    """The release under test. A release that was asked for by name must be there."""
+    here = envs.current()
+    if asked is None:
+        return here.version if here is not None else envs.NEWEST
+    found = _environment(asked)
+    if not found.ready:
+        raise UsageError(f"--engine {asked}: {found.why}\n  install it:  eaglecheck engines install {asked}")
+    return found.version
+
+
+def _environment(version: str) -> envs.EngineEnv:
+    """What there is of a release; nothing is installed in the middle of a test session."""
+    here = envs.current()
+    return here if here is not None and here.version == version else envs.state(envs.supported(version))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    here = envs.current()
+    found = [f"{here.version} (in this environment)"] if here is not None else []
+    found += [env.version for env in envs.list_installed() if env.ready]
+    return [
+        f"eaglecheck: SGLang {config.stash[RELEASE]} on {config.getoption('--device')}; "
+        f"releases here: {', '.join(found) or 'none'}",
+        f"EAGLECHECK_HOME: {envs.home()}",
+    ]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """-n auto: one worker a core, fewer where memory would not hold their engines; None leaves it to xdist."""
+    fits = int(psutil.virtual_memory().available / 1e9 / WORKER_GB)
+    cores = len(os.sched_getaffinity(0))
+    return max(fits, 1) if fits < cores and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`release`: the release under test, and with mark `also_on` the older ones named there."""
+    if "release" in metafunc.fixturenames and "release" not in _parametrized(metafunc.definition):
+        named = [metafunc.config.stash[RELEASE]]
+        for mark in metafunc.definition.iter_markers("also_on"):
+            named += [version for version in mark.args if version not in named]
+        metafunc.parametrize("release", named)
+
+
+def _parametrized(item: pytest.Item) -> set[str]:
+    """Names given values by the test's own parametrize marks."""
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    split = (name.split(",") if isinstance(name, str) else name for name in names)
+    return {name.strip() for group in split for name in group}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
+    order = {item: number for number, item in enumerate(items)}
+    first_seen: dict[tuple[Any, ...], int] = {}
+    for item in items:
+        first_seen.setdefault(_configuration(item, config), order[item])
+
+    def place(item: pytest.Item) -> tuple[Any, ...]:
+        mark = item.get_closest_marker("engine")
+        if mark is None:
+            return (1, 0, False, order[item])
+        return (0, first_seen[_configuration(item, config)], bool(mark.kwargs.get("ends_it")), order[item])
+
+    items.sort(key=place)
+
+
+def _configuration(item: pytest.Item, config: pytest.Config) -> tuple[Any, ...]:
+    """What decides which engine a test needs, from its parameters and the arguments of its `engine` mark.
+
+    Parameters that count: release, revert, and the boot key of a Scenario or Case. Mark arguments: release, boot.
+    """
+    mark = item.get_closest_marker("engine")
+    if mark is None:
+        return ()
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    scenarios = [value for value in parameters.values() if isinstance(value, Scenario | Case)]
+    boots = [(value.scenario if isinstance(value, Case) else value).boot_key() for value in scenarios]
+    release = parameters.get("release") or mark.kwargs.get("release") or config.stash[RELEASE]
+    boot = boots[0] if boots else mark.kwargs.get("boot", "")
+    return (release, parameters.get("revert"), boot)
+
+
+@pytest.fixture(scope="session")
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveEngines]:
+    """The worker's live engine; ended with the session."""
+    config = request.config
+    live = LiveEngines(
+        environment=_ready_environment,
+        default=config.stash[RELEASE],
+        device=config.getoption("--device"),
+        logs=tmp_path_factory.mktemp("engines"),
+    )
+    config.stash[ENGINES] = live
+    yield live
+    live.close()
+
+
+def _ready_environment(version: str) -> envs.EngineEnv:
+    found = _environment(version)
+    if not found.ready:
+        reason = f"SGLang {version}: {found.why}; install it:  eaglecheck engines install {version}"
+        if os.environ.get(REQUIRED) or os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def drive_scenario(engines: LiveEngines) -> Callable[..., ScenarioOutcome]:
+    """drive_scenario(scenario, engine=None, revert=None) -> ScenarioOutcome; see `LiveEngines.__call__`."""
+    return engines
+
+
+@pytest.fixture
+def commands_on_live_engine(engines: LiveEngines, monkeypatch: pytest.MonkeyPatch) -> LiveEngines:
+    """Commands run in this process use the worker's live engine instead of booting one of their own."""
+    monkeypatch.setattr("harness.runner.Engine", lambda *, launch, log: Borrowed(engines, launch))
+    return engines
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    live = item.config.stash.get(ENGINES, None)
+    if live is not None:
+        live.latest = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failing test that drove an engine says where it diverged first and what to type to see it again."""
+    report = yield
+    live = item.config.stash.get(ENGINES, None)
+    if report.when == "call" and report.failed and live is not None and live.latest is not None:
+        report.sections.append(("eaglecheck", _look_again(live.latest)))
+    return report
+
+
+def _look_again(outcome: ScenarioOutcome) -> str:
+    what = f"scenario {outcome.scenario.name} on SGLang {outcome.release}"
+    what += f" with {outcome.revert} reverted" if outcome.revert else ""
+    lines = [f"{what}: {outcome.verdict.outcome}", *(f"  {reason}" for reason in outcome.verdict.reasons)]
+    if outcome.first is not None:
+        lines.append(describe(outcome.first, outcome.scenario))
+    folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
+    return "\n".join([*lines, f"look again:  eaglecheck recheck {folder}", f"run again:  eaglecheck replay {folder}"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    node.config.stash[CENSUS].plan(ids)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without xdist this process plans; with it, the controller collects nothing itself."""
+    session.config.stash[CENSUS].plan(item.nodeid for item in session.items)
+
+
+class _Counting:
+    """Registered on the controller alone: a worker sees only its own reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when in ("teardown", "???"):  # xdist's word for a test whose worker died
+            self._config.stash[CENSUS].report(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if self._faults() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for fault in self._faults():
+            terminalreporter.write_line(fault, red=True, bold=True)
+
+    def _faults(self) -> list[str]:
+        return [] if self._config.option.collectonly else self._config.stash[CENSUS].faults()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(_Counting(session.config), "eaglecheck-census")

@@ -1,0 +1,77 @@
+"""What went wrong, for people: each root finding, the two facts about the text and the chain, and what to type next.
+
+It must not judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from harness.checks.describe import describe
+from harness.checks.findings import Finding
+from harness.progress import ScenarioResult
+from harness.types import Kind
+from reports.prose import say
+
+#: Kinds that are about the engine's life and books, not about what was drafted or verified.
+NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERMINISM)
+
+
+def render_findings(console: Console, results: Sequence[ScenarioResult], *, most: int = 8) -> None:
+    """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands."""
+    left = most
+    for one in results:
+        roots = roots_of(one)
+        if not roots:
+            continue
+        for finding in roots[: max(left, 0)]:
+            say(console)
+            say(console, describe(finding.first, one.scenario, finding=finding))
+        if left > 0:
+            render_next(console, one)
+        left -= len(roots)
+    if left < 0:
+        say(console, f"\n{-left} more findings; all of them are in findings.jsonl in each scenario's folder")
+
+
+def render_first(console: Console, one: ScenarioResult) -> None:
+    """The first root finding in brief, the two facts, and where to look."""
+    roots = roots_of(one)
+    if roots:
+        first = next((found for found in one.divergences if found.first), roots[0].first)
+        say(console)
+        say(console, describe(first, one.scenario))
+        render_next(console, one)
+
+
+def render_next(console: Console, one: ScenarioResult) -> None:
+    """What else is known about a failing scenario, and the commands that look at it again."""
+    follow = sum(finding.count for finding in one.findings if not finding.is_root)
+    if follow:
+        say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
+    for line in facts(one):
+        say(console, f"  {line}")
+    say(console, f"  look again without a GPU:  eaglecheck recheck {one.folder}")
+    if one.specimen is not None:
+        say(console, f"  run it again:  eaglecheck replay {one.specimen}")
+
+
+def facts(one: ScenarioResult) -> list[str]:
+    """The reason this project exists, said for one failing scenario: what the text shows, and what the chain shows."""
+    text = {
+        True: "final text: identical to greedy decoding without speculation",
+        False: "final text: differs from greedy decoding without speculation",
+        None: "final text: none that could be compared",
+    }[one.text_identical]
+    wrong = [kind for kind in one.verdict.root_kinds if kind not in NOT_THE_CHAIN]
+    if not wrong:
+        return [text]
+    hidden = "; no comparison of texts would show it" if one.text_identical else ""
+    return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}"]
+
+
+def roots_of(one: ScenarioResult) -> list[Finding]:
+    """The findings that nothing earlier explains."""
+    return [finding for finding in one.findings if finding.is_root]

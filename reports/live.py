@@ -1,0 +1,96 @@
+"""What a person sees while a run goes on: one live line on a terminal, one printed line a scenario elsewhere.
+
+An observer of the run: it cannot affect it. It must not judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.status import Status
+from rich.text import Text
+
+from harness.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Turned
+from harness.types import Outcome
+from reports.prose import say, say_list
+
+STYLE = {Outcome.PASS: "bold green", Outcome.FAIL: "bold red", Outcome.UNKNOWN: "bold yellow"}
+
+
+class LiveLine:
+    """Use as a context manager around a run, and as its observer."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
+        self._now = ""
+        self._said = ""
+        self._engine: list[str] = []
+
+    def __enter__(self) -> LiveLine:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, event: Progress) -> None:
+        match event:
+            case Preparing(text=text):
+                self._show(text, once=text.split("(")[0])
+            case Booted(header=header, seconds=seconds):
+                self._booted(header, seconds)
+            case Started(scenario=scenario, index=index, total=total):
+                place = f"{index:>{len(str(total))}}/{total}"
+                self._now = f"scenario {place} {scenario.name}"
+                self._show(self._now, once="")
+            case Turned(tick=tick, state=state):
+                running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
+                self._show(f"{self._now}: turn {tick}, {running} running, {waiting} waiting", once="")
+            case Judged(result=result):
+                say(self._console, scenario_line(self._now, result))
+
+    def _booted(self, header: dict[str, Any], seconds: float) -> None:
+        """The engine in full the first time, in one line when the same one comes up again."""
+        self._said = ""
+        name = f"SGLang {header.get('release')} on {header.get('device')}"
+        say(self._console, f"{name}, booted in {seconds:.0f} s")
+        facts = engine_facts(header)
+        if facts != self._engine:
+            self._engine = facts
+            say(self._console, f"  {facts[0]}")
+            if facts[1:]:
+                say_list(self._console, "our stand-ins:", facts[1:])
+
+    def _show(self, text: str, *, once: str) -> None:
+        """The live line; without a terminal only `once`, and only when it changes."""
+        if self._status is not None:
+            self._status.update(escape(text))
+        elif once and once != self._said:
+            self._said = once
+            say(self._console, once.strip())
+
+
+def engine_facts(header: dict[str, Any]) -> list[str]:
+    """Which engine answered, then every operation in it that is not its own."""
+    ours = [item["operation"].split(".")[-1] for item in header.get("replaced", []) if item["by"] == "stand-in"]
+    schedule = "overlap" if header.get("overlap") else "normal"
+    facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
+    reverted = f", #{header['revert']} put back" if header.get("revert") else ""
+    return [f"{facts}, torch {header.get('torch')}{reverted}", *ours]
+
+
+def scenario_line(now: str, result: ScenarioResult) -> Text:
+    """`now`, the verdict, and in three words why."""
+    line = Text(f"{now:<40} ")
+    line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
+    kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})
+    if kinds:
+        line.append(f"  {', '.join(kinds)}")
+    elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
+        line.append(f"  {result.verdict.reasons[0].splitlines()[0]}")
+    return line

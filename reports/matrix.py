@@ -1,0 +1,76 @@
+"""The table of `eaglecheck matrix`: one row a cell. It must not judge, and must not import torch or sglang."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.types import Outcome
+from reports.live import STYLE
+from reports.prose import heading, say
+
+TEXT = {True: "identical", False: "differs", None: "-"}
+
+#: Narrower than this, the first wrong place is left to the lines above the table.
+WIDE = 120
+
+
+def render_matrix(console: Console, cells: Sequence[dict[str, Any]]) -> None:
+    """Verdict, what the release window says, kinds and text of every cell, then the verdict of all."""
+    heading(console, "matrix")
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in ("engine", "case", "revert", "verdict", "expected", "kinds", "text"):
+        table.add_column(name, no_wrap=True)
+    wide = console.width >= WIDE
+    if wide:
+        table.add_column("first wrong place", overflow="fold")
+    for cell in cells:
+        row = [cell["engine"], cell["case"], str(cell["revert"] or "-"), _verdict(cell), _expected(cell)]
+        row += [" ".join(cell["kinds"]) or "-", TEXT[cell["text_identical"]]]
+        table.add_row(*row, *([_place(cell["first"])] if wide else []))
+    console.print(table)
+    _sum_up(console, cells)
+
+
+def surprises(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells whose verdict is not the one their release window foretells."""
+    return [cell for cell in cells if cell["expected"] != "unknown" and cell["expected"] != cell["verdict"]]
+
+
+def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
+    unforeseen = surprises(cells)
+    for cell in unforeseen:
+        revert = f" with {cell['revert']} put back" if cell["revert"] else ""
+        what = f"{cell['case']} on {cell['engine']}{revert}"
+        say(console, f"not as expected: {what} is {cell['verdict']}, not {cell['expected']}", style="bold")
+        for reason in cell["reasons"] if cell["verdict"] == Outcome.UNKNOWN else []:
+            say(console, f"  because: {reason}")
+    counts = Counter(cell["verdict"] for cell in cells)
+    outcome = Outcome(max(counts, key=[Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL].index))
+    each = ", ".join(f"{counts[name]} {name}" for name in Outcome if counts[name])
+    agreed = "all as expected" if not unforeseen else f"{len(unforeseen)} not as expected"
+    say(console)
+    say(console, f"verdict {outcome}: {len(cells)} cells, {each}; {agreed}", style=STYLE[outcome])
+
+
+def _verdict(cell: dict[str, Any]) -> Text:
+    return Text(cell["verdict"], style=STYLE[Outcome(cell["verdict"])])
+
+
+def _expected(cell: dict[str, Any]) -> Text:
+    return Text(cell["expected"], style="bold" if cell["expected"] not in ("unknown", cell["verdict"]) else "")
+
+
+def _place(first: dict[str, Any] | None) -> str:
+    if first is None:
+        return "-"
+    return (
+        f"{first['rid']} at {first['committed_len']}, round {first['round']}, {first['phase']} "
+        f"{first['step']}/{first['slot']}: {first['observed']}, not {first['expected']}"
+    )

@@ -1,0 +1,53 @@
+"""How anything is put on a terminal: lines that a terminal may wrap but we never break, and pairs in columns.
+
+A broken line cannot be copied, and what we print is meant to be typed. This module must not know what it prints.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+GAP = 3  # blanks between two pairs
+INDENT = "  "
+
+
+def say(console: Console, text: str | Text = "", *, style: str = "") -> None:
+    """One or several lines as they are: no markup, no highlighting, no line breaks of ours."""
+    line = text if isinstance(text, Text) else Text(text)
+    if style:
+        line.stylize(style)
+    console.print(line, soft_wrap=True, highlight=False)
+
+
+def say_list(console: Console, lead: str, names: Sequence[str]) -> None:
+    """`lead` and comma-separated names, broken between names to fit, later lines indented."""
+    room = max(console.width, 40)
+    text = f"{INDENT}{lead} {', '.join(names)}"
+    for line in textwrap.wrap(text, room, subsequent_indent=INDENT * 2, break_long_words=False, break_on_hyphens=False):
+        say(console, f"{INDENT}{line}" if line == text.strip() else line)
+
+
+def heading(console: Console, text: str) -> None:
+    say(console)
+    say(console, text, style="bold")
+
+
+def say_pairs(console: Console, pairs: Sequence[tuple[str, int]], *, red: Sequence[str] = ()) -> None:
+    """(name, count) pairs, down then across, in as many columns of pairs as fit (three at most)."""
+    if not pairs:
+        return
+    name_width = max(len(name) for name, _ in pairs)
+    count_width = max(len(str(count)) for _, count in pairs)
+    pair_width = name_width + 1 + count_width
+    across = max(1, min(3, (console.width - len(INDENT) + GAP) // (pair_width + GAP)))
+    down = -(-len(pairs) // across)
+    for row in range(down):
+        line = Text(INDENT)
+        for name, count in pairs[row::down]:
+            gap = " " * GAP if len(line) > len(INDENT) else ""
+            line.append(f"{gap}{name:<{name_width}} {count:>{count_width}}", style="bold red" if name in red else "")
+        say(console, line)
