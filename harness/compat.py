@@ -31,7 +31,8 @@ class Release:
 
     gate: where the scheduler asks for requests. worker/draft: module and class of the EAGLE worker that drives a
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
-    (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead.
+    (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the module
+    whose `verify_tree_greedy_func` walks the tree for it.
     """
 
     first: str
@@ -42,6 +43,7 @@ class Release:
     draft_prefill: str
     draft_extend: str
     sample: tuple[str, str] | None
+    greedy: str
     seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
@@ -86,6 +88,7 @@ _V1 = Release(
     draft_prefill="forward_draft_extend",
     draft_extend="forward_draft_extend_after_decode",
     sample=None,
+    greedy=f"{_SPEC}.eagle_info",
     seams=_SEAMS_0_5_11,
     truncates_at_finish=True,
     overlap=False,
@@ -100,6 +103,7 @@ _V2 = Release(
     draft_prefill="_draft_extend_for_prefill",
     draft_extend="_draft_extend_for_decode",
     sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
+    greedy=f"{_SPEC}.eagle_info_v2",
     seams=_SEAMS_0_5_11,
     truncates_at_finish=False,
     overlap=True,
@@ -112,6 +116,7 @@ RELEASES: tuple[Release, ...] = (
         _V2_ONLY,
         first="0.5.23",
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
+        greedy=f"{_SPEC}.eagle_utils",
         seams=(
             _LLAMA,
             *_ATTENTION_NEW,
@@ -123,6 +128,7 @@ RELEASES: tuple[Release, ...] = (
         _V2_ONLY,
         first="0.5.17",
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
+        greedy=f"{_SPEC}.eagle_utils",
         seams=(
             _LLAMA,
             *_ATTENTION_NEW,

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
-from harness.cli import prepare
+from harness.cli.pairs import checkpoint_pairs
 from harness.drive import OnTurn, drive
-from harness.engine import Engine, Launch
+from harness.engine import Engine, EngineNotClean, Launch
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
 from harness.store import write_specimen
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 #: Judged scenarios remembered a worker: several tests look at one run, generated ones are never asked for twice.
 REMEMBERED = 64
+
+
+def _unwatched(_tick: int, _state: dict[str, Any]) -> None:
+    """No observer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +100,7 @@ class LiveEngines:
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
-        target, draft = prepare.checkpoint_pairs([scenario], target=None, draft=None)[scenario.checkpoint]
+        target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
         return build_launch(
             env=self.environment(engine or self.default),
             spec=scenario.spec,
@@ -131,9 +135,13 @@ class LiveEngines:
 
     def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_turn: OnTurn | None = None) -> Trace:
         """The engine's trace of one scenario; an engine that died, hung or refused is not used again."""
-        engine = self.use(launch)
+        watch = on_turn or _unwatched
         with self._dropped_on_error():
-            trace = drive(engine, scenario, record=record, **({} if on_turn is None else {"on_turn": on_turn}))
+            try:
+                trace = drive(self.use(launch), scenario, record=record, on_turn=watch)
+            except EngineNotClean:  # nothing of this scenario has run yet
+                self.close()
+                trace = drive(self.use(launch), scenario, record=record, on_turn=watch)
         if any(event.name in ("crash", "hang") for event in trace.events):
             self.close()
         return trace
@@ -168,7 +176,7 @@ class LiveEngines:
         if scenario.checkpoint not in self._oracles:
             from harness.oracle import Oracle  # torch
 
-            target, draft = prepare.checkpoint_pairs([scenario], target=None, draft=None)[scenario.checkpoint]
+            target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
             self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft).load()
         return self._oracles[scenario.checkpoint]
 
@@ -182,7 +190,7 @@ class LiveEngines:
         fresh: bool = False,
         on_turn: OnTurn | None = None,
     ) -> ScenarioOutcome:
-        """Drive and judge. What ran before is remembered (it repeats exactly), unless `fresh` or watched by `on_turn`."""
+        """Drive and judge. A run is remembered, since it repeats exactly, unless `fresh` or watched by `on_turn`."""
         key = (engine or self.default, revert, scenario.id, cpu_attention)
         if fresh or on_turn is not None or key not in self._outcomes:
             launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)

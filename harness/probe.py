@@ -181,7 +181,7 @@ class Probe:
         def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.round is None:
                 return original(runner, forward_batch, *args, **kwargs)
-            phase = self._phase_of(runner, forward_batch)
+            phase = self.phase_of(runner, forward_batch)
             step = recorder.step if phase == "DRAFT" else 0
             recorder.round.forwards[phase] = recorder.round.forwards.get(phase, 0) + 1
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
@@ -195,7 +195,8 @@ class Probe:
 
         return forward
 
-    def _phase_of(self, runner: Any, forward_batch: Any) -> str:
+    def phase_of(self, runner: Any, forward_batch: Any) -> str:
+        """The Phase of a forward that `runner` is about to run in the current round."""
         if runner.is_draft_worker:
             return self.recorder.phase or "DRAFT"
         return "PREFILL" if self._round_mode() == "PREFILL" else "VERIFY"

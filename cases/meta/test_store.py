@@ -125,7 +125,7 @@ def test_no_such_folder_names_those_there_are(run):
 
 
 def test_foreign_folder_is_refused(tmp_path):
-    refused(lambda: RunReader.open(tmp_path), "manifest.json is missing")
+    refused(lambda: RunReader.open(tmp_path), "has no manifest.json")
 
 
 def edit(path, **changes):
