@@ -5,10 +5,8 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import tempfile
@@ -21,12 +19,15 @@ from typing import Any
 import numpy as np
 
 from harness import wire
+from harness.group import end_group
 
 _HOST = Path(__file__).with_name("engine_host.py")
 
 #: Deadlines in seconds. A turn is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
 BOOT_SECONDS = 300.0
 TURN_SECONDS = 120.0
+#: When everything has drained, every output is on its way already.
+COLLECT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 
 
@@ -130,10 +131,11 @@ class Engine:
     def _spawn(self, path: str) -> None:
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(part) for part in self.launch.pythonpath),
-            "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONUNBUFFERED": "1",
+            "TMPDIR": str(Path(path).parent),  # SGLang leaves its socket files behind; this folder goes with the engine
         }
+        if self.launch.pythonpath:
+            environment["PYTHONPATH"] = os.pathsep.join(str(part) for part in self.launch.pythonpath)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             try:
@@ -221,6 +223,11 @@ class Engine:
         """Empty the prefix cache between two turns; one answer a rank, `flushed` false while requests are alive."""
         return [self._ask(peer, {"op": "flush"}) for peer in self.ranks]
 
+    def fault(self, name: str, *, first: int = 1) -> None:
+        """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
+        for peer in self.ranks:
+            self._ask(peer, {"op": "fault", "name": name, "first": first})
+
     def end(self) -> list[dict[str, Any]]:
         """Disarm the recorders and read the pool levels; one answer a rank."""
         return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
@@ -247,7 +254,8 @@ class Engine:
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
         """The outputs of finished requests, in the order asked for."""
         asked = list(rids)
-        ends = self._ask_host({"op": "collect", "rids": [self._tagged(rid) for rid in asked]})["ends"]
+        command = {"op": "collect", "rids": [self._tagged(rid) for rid in asked]}
+        ends = self._ask_host(command, seconds=COLLECT_SECONDS)["ends"]
         return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
     def turn(self, *, expect: list[str]) -> list[Turn]:
@@ -273,24 +281,25 @@ class Engine:
             messages=messages,
         )
 
-    def _ask(self, peer: _Peer, command: dict[str, Any]) -> dict[str, Any]:
+    def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         wire.send(peer.sock, command)
-        answer, _ = self._receive(peer)
+        answer, _ = self._receive(peer, seconds=seconds)
         if answer["op"] == "error":
             raise EngineError(f"the engine refused {command['op']!r}: {answer['what']}")
         return answer
 
-    def _ask_host(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _ask_host(self, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         assert self._host is not None
-        return self._ask(self._host, command)
+        return self._ask(self._host, command, seconds=seconds)
 
-    def _receive(self, peer: _Peer) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    def _receive(self, peer: _Peer, *, seconds: float | None = None) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         rank = {"dp_rank": peer.hello.get("dp_rank", 0), "tp_rank": peer.hello.get("tp_rank", 0)}
-        peer.sock.settimeout(TURN_SECONDS)
+        seconds = seconds or TURN_SECONDS
+        peer.sock.settimeout(seconds)
         try:
             message, arrays = wire.receive(peer.sock)
         except TimeoutError:
-            raise EngineHung({**rank, "seconds": TURN_SECONDS}) from None
+            raise EngineHung({**rank, "seconds": seconds}) from None
         except wire.WireClosed:
             raise EngineCrashed({**rank, "error": "the process ended without a word", "site": "unknown"}) from None
         if message["op"] == "crashed":
@@ -299,14 +308,13 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""
+        if self.process is not None:
+            end_group(self.process.pid)
+            self.process.wait(timeout=CLOSE_SECONDS)
+            self.process = None
         for sock in [peer.sock for peer in self.ranks] + self._lifeline + ([self._host.sock] if self._host else []):
             sock.close()
         self.ranks, self._lifeline, self._host = [], [], None
-        if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.wait(timeout=CLOSE_SECONDS)
-            self.process = None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
