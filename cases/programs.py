@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.fixed import CHECKPOINT, default_scenarios
+from cases.fixed import CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 #: The default scenarios by name.
@@ -34,3 +34,13 @@ def program(
         script=tuple(script),
         wants=tuple(wants),
     )
+
+
+#: Chunks, a shared budget and a growing batch, in as few turns as that takes.
+CHUNKED_BATCH = program(
+    "chunked-batch",
+    [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=4), request("c", 5, seed=3, new=5)],
+    [submit("a", "b"), tick(3), submit("c"), DRAIN],
+    wants=["non_final_chunk", "batch_grows"],
+    chunk=16,
+)

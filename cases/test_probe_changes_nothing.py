@@ -3,21 +3,12 @@
 import numpy as np
 import pytest
 
-from cases.fixed import DRAIN, request, submit, tick
-from cases.programs import DEFAULT, program
+from cases.programs import CHUNKED_BATCH, DEFAULT
 from harness.trace import INT_COLUMNS
 from harness.types import Outcome
 
 WATCHED = [DEFAULT[name] for name in ("single", "shared-chunk-budget", "shared-prefix")]
 BOOT = WATCHED[0].boot_key()
-
-SHORT = program(
-    "short",
-    [request("a", 7, seed=8, new=6), request("b", 20, seed=9, new=4)],
-    [submit("a"), tick(), submit("b"), DRAIN],
-    wants=["non_final_chunk", "batch_grows"],
-    chunk=16,
-)
 
 
 def _texts(trace):
@@ -33,8 +24,8 @@ def test_texts_are_the_same_with_recording_off(engines, drive_scenario, watched)
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_texts_are_the_same_without_any_probe(engines):
-    traced = [_texts(engines.drive(engines.launch(scenario), scenario)) for scenario in WATCHED]
+def test_texts_are_the_same_without_any_probe(engines, drive_scenario):
+    traced = [_texts(drive_scenario(scenario).trace) for scenario in WATCHED]
     bare = [_texts(engines.drive(engines.launch(scenario, probe=False), scenario)) for scenario in WATCHED]
     assert bare == traced
 
@@ -43,8 +34,8 @@ def test_texts_are_the_same_without_any_probe(engines):
 def test_sglangs_own_attention_kernels_give_the_same_integers_as_our_stand_in(engines, drive_scenario):
     if engines.device != "cpu":
         pytest.skip(f"there is no stand-in for attention on {engines.device}")
-    ours = drive_scenario(SHORT)
-    own = drive_scenario(SHORT, cpu_attention="interpreted")
+    ours = drive_scenario(CHUNKED_BATCH)
+    own = drive_scenario(CHUNKED_BATCH, cpu_attention="interpreted")
     assert "attention" not in {entry["subject"] for entry in own.trace.header["replaced"]}
     assert own.verdict.outcome is ours.verdict.outcome is Outcome.PASS
     for name in (*INT_COLUMNS, "phase", "rid"):

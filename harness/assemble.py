@@ -92,6 +92,8 @@ class Assembler:
             rows = [row for place in places for row in place]
         else:
             rows = [place[-1] for place in places if place]
+        if not rows:
+            return  # a choice whose forward never ran: its missing rows are the finding
         for row, ids, probs in zip(rows, arrays["ids"], arrays["probs"], strict=True):
             self.rows.columns["chosen_ids"][row] = ids
             self.rows.columns["chosen_probs"][row] = probs

@@ -32,7 +32,7 @@ class Release:
     gate: where the scheduler asks for requests. worker/draft: module and class of the EAGLE worker that drives a
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
     (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the module
-    whose `verify_tree_greedy_func` walks the tree for it.
+    whose `verify_tree_greedy_func` walks the tree for it. alarm: the module in which SGLang checks its own pool when idle.
     """
 
     first: str
@@ -44,6 +44,7 @@ class Release:
     draft_extend: str
     sample: tuple[str, str] | None
     greedy: str
+    alarm: str
     seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
@@ -89,6 +90,7 @@ _V1 = Release(
     draft_extend="forward_draft_extend_after_decode",
     sample=None,
     greedy=f"{_SPEC}.eagle_info",
+    alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
     seams=_SEAMS_0_5_11,
     truncates_at_finish=True,
     overlap=False,
@@ -104,11 +106,17 @@ _V2 = Release(
     draft_extend="_draft_extend_for_decode",
     sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
     greedy=f"{_SPEC}.eagle_info_v2",
+    alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
     seams=_SEAMS_0_5_11,
     truncates_at_finish=False,
     overlap=True,
 )
-_V2_ONLY = replace(_V2, gate=_RECEIVER_GATE, overlap=None)
+_V2_ONLY = replace(
+    _V2,
+    gate=_RECEIVER_GATE,
+    alarm="sglang.srt.managers.scheduler_components.invariant_checker",
+    overlap=None,
+)
 
 #: Newest first; a release belongs to the first row whose `first` is not newer than it.
 RELEASES: tuple[Release, ...] = (

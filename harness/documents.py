@@ -104,7 +104,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
 
 
 def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected: str) -> dict[str, Any]:
-    """One cell of the matrix: one case on one engine, with or without a fix put back out."""
+    """One cell of the matrix: one case on one engine, with or without a fix reverted."""
     first = next((found for found in one.divergences if found.first), None)
     return {
         "engine": result.engine,

@@ -5,12 +5,14 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.assemble import Assembler
 from harness.engine import Engine, EngineCrashed, EngineHung
+from harness.faults import FAULTS
 from harness.trace import Event, RequestEnd, Trace
 from harness.types import Op, RequestSpec, Scenario
 
@@ -36,6 +38,7 @@ class _Run:
     tick: int = 0
     announced: list[str] = field(default_factory=list)
     submitted: list[str] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
     idle: bool = False
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
@@ -46,7 +49,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, tick, abort, retract, pause, resume, flush, drain"
+                "allowed: submit, tick, abort, retract, pause, resume, flush, fault, drain"
             )
         action(op)
 
@@ -84,6 +87,14 @@ class _Run:
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
+
+    def _do_fault(self, op: Op) -> None:
+        if op.name not in FAULTS:
+            near = difflib.get_close_matches(str(op.name), FAULTS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(FAULTS)}"
+            raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
+        self.engine.fault(op.name, first=op.count)
+        self.faults.append(op.name)
 
     def _do_tick(self, op: Op) -> None:
         for _ in range(op.count):
@@ -130,12 +141,16 @@ def drive(
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
         run.note("hang", **error.report)
+    if run.faults:
+        header["faults"] = run.faults
     return run.assembler.build(scenario_id=scenario.id, header=header)
 
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"])
+        for name, fired in ended["fired"].items():
+            run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)
     for end in run.engine.collect(run.submitted):
         run.assembler.ends.append(
             RequestEnd(

@@ -5,13 +5,16 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,6 +66,24 @@ class Launch:
     pythonpath: tuple[Path, ...]
     boot: dict[str, Any]
     ranks: int = 1
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Signals whose handlers raise (Ctrl-C) are delivered only at the end of this block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
+    before = {number: signal.signal(number, lambda got, _frame: held.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in held:
+            signal.raise_signal(late)
 
 
 @dataclass(slots=True)
@@ -139,15 +160,16 @@ class Engine:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             try:
-                self.process = subprocess.Popen(
-                    [str(self.launch.python), "-P", str(_HOST), path],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    env=environment,
-                    cwd=self.log.parent,
-                    start_new_session=True,
-                )
+                with _interrupts_held():  # between the fork and the assignment, nobody could end the process
+                    self.process = subprocess.Popen(
+                        [str(self.launch.python), "-P", str(_HOST), path],
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=output,
+                        env=environment,
+                        cwd=self.log.parent,
+                        start_new_session=True,
+                    )
             except OSError as error:
                 raise EngineError(f"cannot start {self.launch.python}: {error.strerror}") from error
 

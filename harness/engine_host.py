@@ -18,7 +18,11 @@ import sys
 import threading
 import types
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from eaglecheck_engine.fault_wraps import Faults
+    from eaglecheck_engine.probe import Probe
 
 _HERE = Path(__file__).resolve().parent
 
@@ -110,6 +114,7 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["probe"]:
         probe.install()
+        gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
         sock,
         {
@@ -135,6 +140,12 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
             "pool": pool_level(scheduler),
         },
     )
+
+
+def _make_faults(probe: Probe, scheduler: Any) -> Faults:
+    from eaglecheck_engine.fault_wraps import Faults
+
+    return Faults(probe, scheduler)
 
 
 def _watch(sock: socket.socket) -> None:

@@ -44,6 +44,7 @@ class Scene:
     memory: dict[Any, Any]
     phase: str = ""
     step: int = 0
+    batch: int = 0  # batches begun in this scenario
     page: int = 1
     shares: list[Share] = field(default_factory=list)
     #: what the forward before this returned, [rows, vocab]
@@ -61,7 +62,7 @@ class Scene:
         at = self.args.get("at", "all")
         if at == "last-request":
             return [self.shares[-1].last] if len(self.shares) > 1 else []
-        rows = []
+        rows: list[int] = []
         for share in self.shares:
             if at == "all":
                 rows += range(share.first, share.last + 1)
@@ -142,11 +143,12 @@ def neighbour(scene: Scene, values: Values) -> Values:
 
 @act
 def frozen(scene: Scene, values: Values) -> Values:
-    """Every later step of a round gets what its first one had."""
-    if scene.step == 0:
-        scene.memory["first"] = values[scene.name].clone()
-    first = scene.memory.get("first")
-    return {} if first is None or first.shape != values[scene.name].shape else {scene.name: first.clone()}
+    """Every later step of a round gets what the first one had."""
+    step, first = scene.memory.get("first", (scene.step, None))
+    if scene.step <= step:
+        scene.memory["first"] = scene.step, values[scene.name].clone()
+        return {}
+    return {scene.name: first.clone()}
 
 
 @act

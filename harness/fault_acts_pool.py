@@ -21,9 +21,10 @@ def hand_out_again(scene: Scene, values: Values) -> Values:
 
 
 @act
-def off_by_one(scene: Scene, values: Values) -> Values:
+def shifted(scene: Scene, values: Values) -> Values:
+    """Every second allocation."""
     scene.memory["calls"] = scene.memory.get("calls", 0) + 1
-    return {"slots": values["slots"] + 1} if scene.memory["calls"] % 2 == 0 else {}
+    return {"slots": values["slots"] + int(scene.args["by"])} if scene.memory["calls"] % 2 == 0 else {}
 
 
 @act
@@ -38,11 +39,10 @@ def last_twice(scene: Scene, values: Values) -> Values:
 
 @act
 def keep_finished(scene: Scene, values: Values) -> Values:
-    """Every finished request stays for one batch more."""
+    """Every finished request stays for one batch more; SGLang asks who stays several times between two batches."""
     keep = set(values["keep"].tolist())
     for number in values["finished"].nonzero().flatten().tolist():
-        if scene.shares[number].rid not in scene.memory:
-            scene.memory[scene.shares[number].rid] = True
+        if scene.memory.setdefault(scene.shares[number].rid, scene.batch) == scene.batch:
             keep.add(number)
     return {"keep": torch.tensor(sorted(keep), dtype=torch.int64)}
 

@@ -39,6 +39,7 @@ NEEDS = {
     "dp": "DP attention with an idle rank",
 }
 
+#: What a mutant may do to the output.
 TEXTS = ("same", "differs")
 
 
@@ -46,7 +47,7 @@ TEXTS = ("same", "differs")
 class Fault:
     """One mutant.
 
-    site: one of SITES. act: a function of `fault_acts`; args are for it. phases: where it acts, () if they mean nothing.
+    site: one of SITES. act: a function of `fault_acts`; args are for it. phases: where it acts, () if none are meant.
     kinds: what may show it (words of harness.types.Kind): killed means that one of these is reported.
     needs: one of NEEDS. text: what usually happens to the output; said, not judged.
     """
@@ -63,10 +64,17 @@ class Fault:
     args: Mapping[str, Any]
 
 
+_KNOWN = {one.name for one in fields(Fault)}
+
+
 def _fault(family: str, name: str, entry: dict[str, Any]) -> Fault:
-    known = {field.name for field in fields(Fault)}
-    own = {key: tuple(value.split()) if key in ("kinds", "phases") else value for key, value in entry.items() if key in known}
-    args = {key: value for key, value in entry.items() if key not in known}
+    own: dict[str, Any] = {}
+    args: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key in ("kinds", "phases"):
+            own[key] = tuple(value.split())
+        else:
+            (own if key in _KNOWN else args)[key] = value
     return Fault(id=name, family=family, args=args, **own)
 
 

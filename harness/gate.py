@@ -11,10 +11,13 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import wire
 from .recorder import Recorder, plain_rid
+
+if TYPE_CHECKING:
+    from .fault_wraps import Faults
 
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
@@ -25,6 +28,9 @@ class Gate:
 
     def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
         self.scheduler: Any = None
+        #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
+        self.make_faults: Callable[[], Faults] | None = None
+        self._faults: Faults | None = None
         self._sock = sock
         self._recorder = recorder
         self._turn: int | None = None
@@ -105,9 +111,12 @@ class Gate:
                 return {"op": "began", **self._begin(command)}
             if op == "flush":
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}
+            if op == "fault":
+                return {"op": "armed", **self._arm(command)}
             if op == "end":
                 self._recorder.active = False
-                return {"op": "ended", "pool": pool_level(self.scheduler)}
+                fired = {} if self._faults is None else self._faults.fired()
+                return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}
         except Exception as error:  # reported to the control side, which decides
             return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}
         return {"op": "error", "what": f"unknown command {op!r}"}
@@ -116,12 +125,22 @@ class Gate:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
         scheduler = self.scheduler
         self._boot_limit = self._boot_limit or scheduler.max_running_requests
+        if self._faults is not None:
+            self._faults.disarm()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         scheduler.max_running_requests = command["running_limit"] or self._boot_limit
         self._recorder.begin()
         self._recorder.active = command["record"]
         return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+
+    def _arm(self, command: dict[str, Any]) -> dict[str, Any]:
+        if self._faults is None:
+            if self.make_faults is None:
+                raise LookupError("mutants need the probe, and this engine was booted without it")
+            self._faults = self.make_faults()
+        self._faults.arm(command["name"], first=command["first"])
+        return {"name": command["name"]}
 
     def _report_crash(self, error: BaseException) -> None:
         frames = traceback.extract_tb(error.__traceback__)

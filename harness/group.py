@@ -53,13 +53,19 @@ def end_group(group: int) -> None:
 def _own_memory(processes: list[psutil.Process]) -> set[Path]:
     """Shared memory files these processes map and made: SGLang unlinks its own only when it may leave in peace."""
     found = set()
+    born = min((process.create_time() for process in processes), default=0.0)
     for process in processes:
         with contextlib.suppress(psutil.Error):
-            for mapped in process.memory_maps():
-                path = Path(mapped.path)
-                if path.parent == SHARED_MEMORY and path.exists() and path.stat().st_ctime >= process.create_time() - 60:
-                    found.add(path)
+            paths = [Path(mapped.path) for mapped in process.memory_maps()]
+            found |= {path for path in paths if path.parent == SHARED_MEMORY and _younger(path, born)}
     return found
+
+
+def _younger(path: Path, moment: float) -> bool:
+    """Whether the file was made after `moment`: a file that was there before is somebody else's."""
+    with contextlib.suppress(OSError):
+        return path.stat().st_ctime >= moment
+    return False
 
 
 def _is_tracker(process: psutil.Process) -> bool:

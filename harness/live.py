@@ -36,7 +36,7 @@ def _unwatched(_tick: int, _state: dict[str, Any]) -> None:
     """No observer."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class ScenarioOutcome:
     """One scenario driven on one engine and judged. text_identical: see `harness.oracle.text_identical`."""
 
@@ -49,6 +49,10 @@ class ScenarioOutcome:
     divergences: tuple[Divergence, ...]
     findings: tuple[Finding, ...]
     text_identical: bool | None
+
+    def __repr__(self) -> str:
+        reverted = f" with {self.revert} reverted" if self.revert else ""
+        return f"<scenario {self.scenario.name} on SGLang {self.release}{reverted}: {self.verdict.outcome}>"
 
     @property
     def first(self) -> Divergence | None:
@@ -74,7 +78,7 @@ class ScenarioOutcome:
         )
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, repr=False)
 class LiveEngines:
     """Boots, reuses and ends engines, one at a time. environment: release -> a ready EngineEnv, or it raises."""
 
@@ -100,9 +104,10 @@ class LiveEngines:
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
+        env = self.environment(engine or self.default)
         target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
         return build_launch(
-            env=self.environment(engine or self.default),
+            env=env,
             spec=scenario.spec,
             engine=scenario.engine,
             target=target,

@@ -38,6 +38,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine", metavar="VERSION", help="SGLang release to test. Default: the one installed here, else the newest."
     )
     group.addoption("--device", default="cpu", help="Device to run engines on. Default: %(default)s.")
+    group.addoption(
+        "--profile",
+        choices=("pr", "nightly"),
+        default="pr",
+        help="How much is generated: pr is short and always the same, nightly is random and time-boxed. "
+        "Default: %(default)s.",
+    )
+    group.addoption(
+        "--profile-seed", type=int, metavar="N", help="Generate what a run with this seed generated; see its test ids."
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -190,9 +200,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
 
 
 def _look_again(outcome: ScenarioOutcome) -> str:
-    what = f"scenario {outcome.scenario.name} on SGLang {outcome.release}"
-    what += f" with {outcome.revert} reverted" if outcome.revert else ""
-    lines = [f"{what}: {outcome.verdict.outcome}", *(f"  {reason}" for reason in outcome.verdict.reasons)]
+    lines = [repr(outcome), *(f"  {reason}" for reason in outcome.verdict.reasons)]
     if outcome.first is not None:
         lines.append(describe(outcome.first, outcome.scenario))
     folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))

@@ -138,7 +138,7 @@ class Op(_Strict):
     pause    the loop runs on without batches from the next tick; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
-    fault    arm the mutant `name`
+    fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
     drain    turns until nothing is left; `count` bounds them
     """
 

@@ -80,7 +80,7 @@ def engine_facts(header: dict[str, Any]) -> list[str]:
     ours = [item["operation"].split(".")[-1] for item in header.get("replaced", []) if item["by"] == "stand-in"]
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
-    reverted = f", #{header['revert']} put back" if header.get("revert") else ""
+    reverted = f", #{header['revert']} reverted" if header.get("revert") else ""
     return [f"{facts}, torch {header.get('torch')}{reverted}", *ours]
 
 
@@ -92,5 +92,5 @@ def scenario_line(now: str, result: ScenarioResult) -> Text:
     if kinds:
         line.append(f"  {', '.join(kinds)}")
     elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
-        line.append(f"  {result.verdict.reasons[0].splitlines()[0]}")
+        line.append(f"  {result.verdict.reasons[0].splitlines()[0].split(';')[0]}")
     return line

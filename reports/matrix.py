@@ -46,7 +46,7 @@ def surprises(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
     unforeseen = surprises(cells)
     for cell in unforeseen:
-        revert = f" with {cell['revert']} put back" if cell["revert"] else ""
+        revert = f" with #{cell['revert']} reverted" if cell["revert"] else ""
         what = f"{cell['case']} on {cell['engine']}{revert}"
         say(console, f"not as expected: {what} is {cell['verdict']}, not {cell['expected']}", style="bold")
         for reason in cell["reasons"] if cell["verdict"] == Outcome.UNKNOWN else []:

@@ -91,10 +91,9 @@ def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] 
     for reason in result.verdict.reasons:
         if reason.startswith(NOT_EXERCISED):
             say(console, reason, style="dim")
-    if result.verdict.outcome is Outcome.UNKNOWN:
-        for reason in result.verdict.reasons:
-            if not reason.startswith(NOT_EXERCISED):
-                say(console, f"because: {reason}")
+    for reason, names in unjudged(result).items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")
@@ -103,12 +102,23 @@ def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] 
     say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 
 
+def unjudged(result: RunResult) -> dict[str, list[str]]:
+    """Why scenarios have no verdict: reason -> their names."""
+    found: dict[str, list[str]] = {}
+    for one in result.results:
+        if one.verdict.outcome is Outcome.UNKNOWN:
+            for reason in one.verdict.reasons:
+                if not reason.startswith(NOT_EXERCISED):
+                    found.setdefault(reason, []).append(one.scenario.name)
+    return found
+
+
 def verdict_line(result: RunResult) -> str:
     """One sentence that begins with the verdict."""
     outcomes = [one.verdict.outcome for one in result.results]
     total = f"{len(outcomes)} scenario{'s' if len(outcomes) != 1 else ''}"
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
-    name = f"SGLang {result.engine}" + (f" with #{result.revert} put back" if result.revert else "")
+    name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
         return f"verdict PASS: {name} agrees with the reference in {total}"
     open_ones = f", {unknown} could not be judged" if unknown else ""

@@ -24,7 +24,7 @@ def command(
     engines: Annotated[str, typer.Option(help="Releases, comma-separated.")],
     cases: Annotated[str, typer.Option(help="Corpus cases, comma-separated.")],
     revert: Annotated[
-        str | None, typer.Option(help="Only with these fixes put back out (0.5.13 and later), comma-separated.")
+        str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
     ] = None,
     device: options.Device = "cpu",
     runs: options.Runs = None,
@@ -73,8 +73,8 @@ def _reverts(text: str | None) -> list[int | None]:
 
 
 def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[dict[str, Any]]:
-    """One engine, with or without a fix put back out: every case, sharing boots where the cases allow."""
-    heading(console, f"SGLang {plan.env.version}" + (f" with #{plan.revert} put back" if plan.revert else ""))
+    """One engine, with or without a fix reverted: every case, sharing boots where the cases allow."""
+    heading(console, f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else ""))
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
     for one in result.results:

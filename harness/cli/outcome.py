@@ -40,12 +40,19 @@ class UsageError(Exception):
     """Something the caller asked for cannot be; the text names it, what is allowed and what to type."""
 
 
+#: More names than this are not listed; the nearest are.
+LISTED = 20
+
+
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """The text for a name that is none of the allowed ones, with the nearest."""
     names = list(allowed)
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"unknown {what} {name!r}{hint}\n  allowed: {', '.join(names)}"
+    if len(names) <= LISTED:
+        return f"unknown {what} {name!r}{hint}\n  allowed: {', '.join(names)}"
+    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
+    return f"unknown {what} {name!r}{hint}\n  allowed, the nearest first: {', '.join(nearest)}, …"
 
 
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
@@ -86,7 +93,8 @@ def _termination_as_interrupt() -> Iterator[None]:
     def stop(number: int, _frame: object) -> None:
         raise KeyboardInterrupt(f"ended by {signal.Signals(number).name}")
 
-    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heeded}  # an ignored one stays so: nohup
     try:
         yield
     finally:

@@ -25,7 +25,7 @@ __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
 RUNS = Path("runs")
 DEVICES = ("cpu",)
-#: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can put back out.
+#: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
 ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
@@ -92,7 +92,7 @@ def check_revert(revert: int | None, version: str) -> None:
     if revert is None:
         return
     if revert not in REVERTS:
-        raise UsageError(f"--revert {revert}: not one SGLang can put back\n  allowed: {', '.join(map(str, REVERTS))}")
+        raise UsageError(f"--revert {revert}: not one SGLang can revert\n  allowed: {', '.join(map(str, REVERTS))}")
     if Version(version) < FIRST_REVERT:
         raise UsageError(
             f"--revert {revert}: SGLang {version} has no revert switch (it came with {FIRST_REVERT})\n"

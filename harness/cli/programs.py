@@ -15,6 +15,7 @@ from cases.checkpoints import RECIPES
 from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
+from harness.faults import FAULTS
 from harness.launch import CONTEXT_LENGTH
 from harness.types import RequestSpec, Scenario
 
@@ -47,6 +48,9 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
                 raise _refusal(scenario, f"wants: {unknown('situation', name, SITUATIONS)}")
         if own is None and scenario.checkpoint not in RECIPES:
             raise _refusal(scenario, unknown("checkpoint", scenario.checkpoint, sorted(RECIPES)))
+        for op in scenario.script:
+            if op.kind == "fault" and op.name not in FAULTS:
+                raise _refusal(scenario, unknown("fault", str(op.name), FAULTS))
         vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
         for request in scenario.requests:
             _check_request(scenario, request, vocab)

@@ -51,7 +51,8 @@ def command(
     stored = _open_case(run) if (run / SCENARIO).is_file() else _open_run(run)
     result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
     changed = stored.before is not None and stored.before is not result.verdict.outcome
-    render_run(console, result, notes=[f"it was {stored.before} when the run ended"] if changed else [])
+    notes = [f"it was {stored.before} when the run ended"] if changed else []
+    render_run(console, result, notes=[*notes, *filter(None, [stored.missing])])
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
 
@@ -69,14 +70,14 @@ def _open_case(path: Path) -> _Stored:
 def _open_run(path: Path) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
     if reader.verdict is not None:
-        judged = {(one.scenario, one.scenario_id) for one in reader.verdict.scenarios}
-        cases = list(reader.scenarios())
-        gone = judged - {(case.scenario.name, case.scenario.id) for case in cases}
+        judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
+        gone = judged - {folder.name for folder in reader.scenario_folders()}
         if gone:
             raise StoreError(
-                f"run {path} is not whole: scenario {min(gone)[0]!r} was judged in it, and its folder is gone\n"
+                f"run {path} is not whole: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
                 "  get the run folder again, whole, or run again:  eaglecheck run"
             )
+        cases = list(reader.scenarios())
         return _Stored(
             folder=_short(reader.folder),
             scenarios=cases,

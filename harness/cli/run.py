@@ -26,9 +26,7 @@ def command(
     scenario_file: Annotated[
         list[Path] | None, typer.Option(help="A scenario in a JSON file; may be repeated.")
     ] = None,
-    revert: Annotated[
-        int | None, typer.Option(help="Put this pull request's fix back out, by SGLang's own switch.")
-    ] = None,
+    revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
     target: options.Target = None,
     draft: options.Draft = None,
     cpu_attention: Annotated[

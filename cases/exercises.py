@@ -1,0 +1,97 @@
+"""Short scenarios that give a mutant something to break, by what it needs; the first that shows it is enough.
+
+Pure data; it must not know which mutants there are, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cases.fixed import CHECKPOINT, DRAIN, request, submit, tick
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+CHAIN = SpecConfig(k=3, t=1, n=4)
+#: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
+#: is a finding of its own in every release.
+TREE = SpecConfig(k=2, t=2, n=5)
+
+
+def _exercise(
+    name: str,
+    requests: Sequence[RequestSpec],
+    script: Sequence[Op],
+    *,
+    spec: SpecConfig = CHAIN,
+    wants: Sequence[str] = (),
+    **engine: int,
+) -> Scenario:
+    return Scenario(
+        name=name,
+        checkpoint=CHECKPOINT,
+        spec=spec,
+        engine=EngineConfig(**engine),
+        requests=tuple(requests),
+        script=tuple(script),
+        wants=tuple(wants),
+    )
+
+
+#: Prompts of 7 and 12 tokens.
+_FIRST, _SECOND = request("a", 7, seed=11, new=7), request("b", 12, seed=21, new=11)
+
+
+def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: int) -> Scenario:
+    """Three requests of different lengths in one batch, which end one after another."""
+    return _exercise(
+        name,
+        [_FIRST, _SECOND, request("c", 5, seed=22, new=14)],
+        [submit("a", "b", "c"), DRAIN],
+        spec=spec,
+        wants=["batch_shrinks"],
+        **engine,
+    )
+
+
+def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: int) -> Scenario:
+    """A fourth request that arrives while others run, takes over freed slots, and outlives them."""
+    return _exercise(
+        name,
+        [_FIRST, _SECOND, request("d", 19, seed=23, new=12), request("e", 3, seed=24, new=16)],
+        [submit("a", "b"), tick(3), submit("d"), tick(2), submit("e"), DRAIN],
+        spec=spec,
+        wants=["batch_grows"],
+        **engine,
+    )
+
+
+_CHUNK = _exercise(
+    "chunked",
+    [request("a", 40, seed=31, new=8), request("b", 9, seed=32, new=8)],
+    [submit("a", "b"), DRAIN],
+    wants=["non_final_chunk"],
+    chunk=16,
+)
+
+_RETRACTION = _exercise(
+    "retracted",
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [submit("a", "b"), tick(4), Op(kind="retract"), DRAIN],
+    wants=["retract_resume"],
+)
+
+_STOP = _exercise(
+    "stopped",
+    [request("a", 7, seed=11, new=16, stop_ids=(160,)), request("b", 12, seed=21, new=12)],  # 160: a's seventh token
+    [submit("a", "b"), DRAIN],
+    wants=["stop_inside_accepted_run"],
+)
+
+#: Need of a mutant -> what to drive, in this order.
+EXERCISES: dict[str, tuple[Scenario, ...]] = {
+    "chain": (_together("together"), _joined("joined")),
+    "chunk": (_CHUNK,),
+    "retraction": (_RETRACTION,),
+    "stop": (_STOP,),
+    "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
+    "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
+}

@@ -1,0 +1,124 @@
+"""Drives many scenarios on one live engine and keeps what there is to say: verdicts, findings, situations, cost.
+
+It must not stop at a failure and must not keep traces: thousands of scenarios go through one hunt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cases import checkpoints
+from cases.fixed import CHECKPOINT
+from cases.situations import ReachTable
+from cases.strategies import Greedy
+from harness import envs
+from harness.checks.findings import Finding
+from harness.live import LiveEngines, ScenarioOutcome
+from harness.shrink import Budget, Shrunk, Step, shrink
+from harness.tally import FindingTally, roots, tally
+from harness.types import Outcome, Scenario, SpecConfig
+
+
+def greedy_text(spec: SpecConfig) -> Greedy:
+    """What the reference generates greedily, remembered; for stop ids that occur."""
+    from reference.model import DraftHead, Target  # torch
+    from reference.session import ReferenceSession
+
+    made = checkpoints.make(CHECKPOINT, envs.home() / "checkpoints")
+    target = Target.load(made.target)
+    session = ReferenceSession(target, DraftHead.load(made.draft, target), spec)
+    known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+
+    def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
+        if (prompt, new) not in known:
+            known[prompt, new] = tuple(session.generate(prompt, new))
+        return known[prompt, new]
+
+    return greedy
+
+
+@dataclass(slots=True, kw_only=True)
+class Hunt:
+    """Scenarios on one release. folder: where specimens of failing scenarios go, one a signature and scenario."""
+
+    engines: LiveEngines
+    release: str
+    revert: int | None = None
+    folder: Path
+    outcomes: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    table: ReachTable = field(default_factory=ReachTable)
+    positions: int = 0
+    seconds: float = 0.0
+    specimens: dict[str, Path] = field(default_factory=dict)
+    _failing: list[tuple[Scenario, tuple[Finding, ...]]] = field(default_factory=list)
+
+    def drive(self, scenario: Scenario) -> ScenarioOutcome:
+        """Drive and judge one scenario and note everything about it."""
+        start = time.monotonic()
+        outcome = self.engines(scenario, engine=self.release, revert=self.revert, fresh=True)
+        self.seconds += time.monotonic() - start
+        self.outcomes[str(outcome.verdict.outcome)] += 1
+        self.positions += outcome.verdict.compared.get("positions", 0)
+        self.table.add(scenario, outcome.trace)
+        if outcome.findings:
+            self._failing.append((scenario, outcome.findings))
+        if outcome.verdict.outcome is Outcome.UNKNOWN:
+            self.unknown.update(outcome.verdict.reasons)
+        if not outcome.passed:
+            self.specimens[scenario.id] = outcome.save_specimen(self.folder)
+        return outcome
+
+    def findings(self) -> list[FindingTally]:
+        """One line a signature, roots first."""
+        return tally(self._failing)
+
+    def fails(self, scenario: Scenario) -> frozenset[str]:
+        """Root signatures of a scenario on this engine, for the shrinker; counted nowhere."""
+        return roots(self.engines(scenario, engine=self.release, revert=self.revert, fresh=True).findings)
+
+    def shrink(self, found: FindingTally, *, budget: Budget, progress: Callable[[Step], None]) -> tuple[Shrunk, Path]:
+        """The smallest scenario with this finding, and the folder of its specimen."""
+        shrunk = shrink(found.smallest, self.fails, found.signature, budget=budget, progress=progress)
+        outcome = self.engines(shrunk.scenario, engine=self.release, revert=self.revert, fresh=True)
+        return shrunk, outcome.save_specimen(self.folder)
+
+
+def as_json(hunt: Hunt) -> dict[str, Any]:
+    """Everything a hunt knows, JSON-ready."""
+    return {
+        "release": hunt.release,
+        "revert": hunt.revert,
+        "scenarios": hunt.outcomes.total(),
+        "verdicts": dict(hunt.outcomes),
+        "positions": hunt.positions,
+        "seconds": round(hunt.seconds, 1),
+        "boots": hunt.engines.boots,
+        "findings": [
+            {
+                "signature": found.signature,
+                "scenarios": found.scenarios,
+                "divergences": found.divergences,
+                "root": not found.consequence,
+                "smallest": str(hunt.specimens.get(found.smallest.id, "")),
+            }
+            for found in hunt.findings()
+        ],
+        "unknown": dict(hunt.unknown),
+        "situations": [
+            {
+                "name": line.name,
+                "generated": line.generated,
+                "reached": line.reached,
+                "seen": line.seen,
+                "times": line.times,
+                "positions": line.positions,
+            }
+            for line in hunt.table.lines.values()
+        ],
+    }

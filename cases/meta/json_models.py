@@ -1,0 +1,126 @@
+"""The JSON documents as docs/json.md promises them, strictly: a key more or less, or another type, is a failure."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from harness.types import Kind, Outcome, Phase, Policy
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0.0)]
+#: JSON has no infinity: such a margin is text.
+Margin = float | Literal["inf", "-inf", "nan"] | None
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class Place(Strict):
+    """Where two sides part, in the words of a matrix cell."""
+
+    kind: Annotated[Kind, Field(strict=False)]
+    rid: str
+    dp_rank: int
+    committed_len: int
+    round: int
+    phase: Annotated[Phase, Field(strict=False)]
+    step: int
+    slot: int
+    expected: JsonValue
+    observed: JsonValue
+
+
+class Divergence(Place):
+    check: str
+    epoch: int
+    policy: Annotated[Policy, Field(strict=False)]
+    margin: Margin
+    hint: str
+
+
+class Finding(Strict):
+    signature: str
+    kind: Annotated[Kind, Field(strict=False)]
+    scenario: str
+    count: Annotated[int, Field(ge=1)]
+    rids: list[str]
+    consequence_of: str | None
+    first: Divergence
+
+
+class Cost(Strict):
+    boots: Count
+    boot_seconds: Seconds
+    engine_seconds: Seconds
+    reference_seconds: Seconds
+    judge_seconds: Seconds
+    store_seconds: Seconds
+    total_seconds: Seconds
+
+
+class Scenario(Strict):
+    name: str
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
+    verdict: Annotated[Outcome, Field(strict=False)]
+    reasons: list[str]
+    kinds: list[str]
+    text_identical: bool | None
+    rounds: Count
+    draft_steps: Count
+    coverage: dict[str, Count]
+    compared: dict[str, Count]
+    ties: Count
+    folder: str
+    specimen: str | None
+
+
+class Replaced(Strict):
+    operation: str
+    by: str
+    subject: str
+    reason: str
+
+
+class Run(Strict):
+    """`run --json` and `recheck --json`."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    engine: str
+    device: str
+    revert: int | None
+    worker: str | None
+    overlap: bool | None
+    replaced: list[Replaced]
+    verdict: Annotated[Outcome, Field(strict=False)]
+    reasons: list[str]
+    findings: list[Finding]
+    coverage: dict[str, Count]
+    compared: dict[str, Count]
+    ties: Count
+    scenarios: list[Scenario]
+    cost: Cost
+    run: str
+
+
+class Cell(Strict):
+    engine: str
+    device: str
+    case: str
+    revert: int | None
+    verdict: Annotated[Outcome, Field(strict=False)]
+    reasons: list[str]
+    expected: Literal["PASS", "FAIL", "unknown"]
+    kinds: list[str]
+    first: Place | None
+    text_identical: bool | None
+    run: str
+
+
+class Matrix(Strict):
+    """`matrix --json`."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    cells: list[Cell]

@@ -1,0 +1,46 @@
+"""A home folder whose engines are shell scripts: real commands run against it, and no SGLang takes part."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import closure, envs
+
+#: Bodies of the pretended interpreter. $3 is the control socket.
+ENDS = "echo 'Traceback (most recent call last):'\necho \"ModuleNotFoundError: No module named 'sglang'\"\nexit 1"
+SLEEPS = "echo started\nexec sleep 600"
+
+
+def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPPORTED) -> None:
+    """Make `home` (which EAGLECHECK_HOME must name) look as if the releases were installed in it."""
+    folder = closure.location()
+    assert folder.parent == home
+    closure.torch_folder(folder).mkdir(parents=True)
+    interpreter = closure.interpreter(folder)
+    interpreter.parent.mkdir()
+    interpreter.write_text(f"#!/bin/sh\n{body}\n")
+    interpreter.chmod(0o755)
+    closure.write_marker(folder, {"key": closure.key(), "python": closure.python_tag(), "torch": "2.13.0+cpu"})
+    for version in versions:
+        engine = home / "engines" / version
+        (engine / "site" / "sglang").mkdir(parents=True)
+        (engine / "site" / "sglang" / "__init__.py").write_text("")
+        closure.write_marker(
+            engine, {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": ""}
+        )
+
+
+def start(*arguments: str, cwd: Path, home: Path | None = None, **variables: str) -> subprocess.Popen[str]:
+    """The real command, as a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-c", "from harness.cli import app; app()", *arguments],
+        cwd=cwd,
+        env={**os.environ, **({"EAGLECHECK_HOME": str(home)} if home else {}), **variables},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )

@@ -1,0 +1,235 @@
+"""Hand-made results of runs, for tests of everything that is printed or written about one. No engine, no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cases.meta import handmade
+from harness.checks import group, judge
+from harness.progress import Cost, RunResult, ScenarioResult
+from harness.runner import merge
+from harness.store import RunWriter, write_specimen
+from harness.trace import RowBuilder, Trace
+from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
+from harness.types import Key as RowKey
+
+RUN = Path("runs/20261128-0036-dbc5")
+ID = "0123456789ab"  # a new field of Scenario changes every id, and no text that is kept here
+HEADER: dict[str, Any] = {
+    "release": "0.5.23",
+    "device": "cpu",
+    "worker": "EAGLEWorkerV2",
+    "overlap": False,
+    "backend": "triton",
+    "dtype": "float32",
+    "torch": "2.13.0+cpu",
+    "revert": None,
+    "hooks_missing": [],
+    "replaced": [],
+}
+STAND_INS = [
+    {"operation": f"sglang.srt.speculative.eagle_utils.{name}", "subject": subject, "by": "stand-in"}
+    for name, subject in (
+        ("sgl_build_tree_kernel_efficient", "tree"),
+        ("verify_tree_greedy_func", "verify"),
+        ("decode_attention_fwd", "attention"),
+        ("extend_attention_fwd", "attention"),
+    )
+]
+COST = Cost(
+    boots=1,
+    boot_seconds=23.2,
+    engine_seconds=13.7,
+    reference_seconds=1.4,
+    judge_seconds=0.1,
+    store_seconds=0.6,
+    total_seconds=39.1,
+)
+
+Break = Callable[[Trace], None]
+
+
+def sound(_engine: Trace) -> None:
+    """Leave the trace as it is."""
+
+
+def one_ahead(engine: Trace) -> None:
+    """Every draft step one position ahead, as in SGLang #25015."""
+    engine.rows.ints["position"][engine.rows.strings["phase"] == Phase.DRAFT] += 1
+
+
+def chunk_tail(engine: Trace) -> None:
+    """A non-final chunk's last draft row holds another token than the prompt's, as in SGLang #26329."""
+    tail = handmade.find(engine, phase=Phase.DRAFT_PREFILL, rid="r2", slot=7)
+    engine.rows.ints["input_id"][tail] = 60
+
+
+def traces(scenario: Scenario, break_it: Break = sound, header: dict[str, Any] | None = None) -> tuple[Trace, Trace]:
+    """(engine, reference) of a scenario, the engine's broken in one way."""
+    engine, reference = handmade.build(scenario)
+    engine = replace(handmade.copy_trace(engine), header=HEADER if header is None else header)
+    break_it(engine)
+    return engine, reference
+
+
+def named(name: str, **options: Any) -> Scenario:
+    """A hand-made scenario of that name: three requests, the third in three chunks. name: as in a run."""
+    return handmade.scenario(prompts=(7, 5, 19), **options).model_copy(update={"name": name})
+
+
+def judged(
+    name: str, break_it: Break = sound, *, identical: bool | None = True, header: dict[str, Any] | None = None, **o: Any
+) -> ScenarioResult:
+    """One scenario driven by the toy engine and really judged."""
+    scenario = named(name, **o)
+    engine, reference = traces(scenario, break_it, header)
+    verdict, divergences = judge(scenario, engine, reference)
+    return result(scenario, verdict, divergences, identical=identical, trace=engine)
+
+
+def without_engine(name: str, why: str) -> ScenarioResult:
+    """A scenario whose engine never came up."""
+    return result(named(name), Verdict(outcome=Outcome.UNKNOWN, reasons=(why,)), [], identical=None)
+
+
+def with_divergences(name: str, *divergences: Divergence, identical: bool | None = True) -> ScenarioResult:
+    """A failing scenario with these divergences and nothing else."""
+    kinds = tuple(sorted({str(found.kind) for found in divergences}))
+    roots = tuple(sorted({str(found.kind) for found in divergences if not found.cause}))
+    verdict = Verdict(outcome=Outcome.FAIL, reasons=("made by hand",), kinds=kinds, root_kinds=roots)
+    return result(named(name), verdict, divergences, identical=identical)
+
+
+def result(
+    scenario: Scenario,
+    verdict: Verdict,
+    divergences: Sequence[Divergence],
+    *,
+    identical: bool | None,
+    trace: Trace | None = None,
+) -> ScenarioResult:
+    place = f"{scenario.name}-{ID}"
+    rounds = () if trace is None else trace.rounds
+    return ScenarioResult(
+        scenario=scenario,
+        verdict=verdict,
+        divergences=tuple(divergences),
+        findings=tuple(group(divergences)),
+        folder=RUN / place,
+        specimen=RUN / "specimens" / place if divergences else None,
+        text_identical=identical,
+        rounds=len(rounds),
+        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
+        seconds={},
+    )
+
+
+def run_of(*results: ScenarioResult, revert: int | None = None, cost: Cost = COST, **header: Any) -> RunResult:
+    """A finished run of these."""
+    full = {**HEADER, "revert": revert, **header}
+    return RunResult(
+        folder=RUN,
+        engine=full["release"],
+        device="cpu",
+        revert=revert,
+        header=full,
+        results=results,
+        verdict=merge([one.verdict for one in results]),
+        cost=cost,
+    )
+
+
+def store(root: Path, *cases: tuple[str, Break], finish: bool = True) -> Path:
+    """A run folder on disk with these scenarios, specimens included; cut off before its verdict unless `finish`."""
+    writer = RunWriter.create(root, manifest={"engine": {"release": "0.5.23", "device": "cpu", "revert": None}})
+    verdicts = []
+    for name, break_it in cases:
+        scenario = named(name)
+        engine, reference = traces(scenario, break_it)
+        verdict, divergences = judge(scenario, engine, reference)
+        verdicts.append(verdict)
+        writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
+        if divergences:
+            folder = writer.folder / "specimens" / f"{name}-{scenario.id}"
+            first = next(found for found in divergences if found.first)
+            write_specimen(
+                folder,
+                scenario,
+                engine=engine,
+                reference=reference,
+                divergences=divergences,
+                signature=first.signature,
+                replay=f"eaglecheck replay {folder}",
+            )
+    if finish:
+        writer.finish(merge(verdicts))
+    return writer.folder
+
+
+def store_without_engine(root: Path, name: str, why: str) -> Path:
+    """A run folder whose one scenario had no engine."""
+    writer = RunWriter.create(root, manifest={"engine": {"release": "0.5.23", "device": "cpu", "revert": None}})
+    scenario, verdict = named(name), Verdict(outcome=Outcome.UNKNOWN, reasons=(why,))
+    empty = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
+    writer.save_scenario(scenario, engine=empty, reference=None, verdict=verdict, divergences=[])
+    writer.finish(verdict)
+    return writer.folder
+
+
+def _found(kind: Kind, check: str, phase: str, expected: Any, observed: Any, **more: Any) -> Divergence:
+    place = {"dp_rank": 0, "rid": "r1", "epoch": 0, "committed": 57, "step": 0, "slot": 0}
+    place |= {name: more.pop(name) for name in tuple(more) if name in place}
+    return Divergence(
+        kind=kind,
+        check=check,
+        key=RowKey(phase=phase, **place),
+        round=more.pop("round", 12),
+        expected=expected,
+        observed=observed,
+        **more,
+    )
+
+
+_NUMERIC = {"mismatched": 60, "of": 64, "greatest_abs": 1.25, "greatest_rel": 0.31, "at": 17}
+
+#: One divergence of every kind, as the checks make them.
+EVERY_KIND: dict[Kind, Divergence] = {
+    found.kind: found
+    for found in (
+        _found(
+            Kind.TOKEN, "chain", Phase.DRAFT, 17, 203, step=1, policy=Policy.TIE, margin=0.75, hint="choice-runner-up"
+        ),
+        _found(Kind.POSITION, "positions", Phase.DRAFT, 58, 59, step=1, dp_rank=1, hint="one-ahead"),
+        _found(Kind.PARENT, "positions", Phase.VERIFY, 0, 1, slot=2),
+        _found(Kind.ACCEPT, "verify", Phase.ACCEPT, 3, 2, slot=1),
+        _found(Kind.EXTEND_INPUT, "inputs", Phase.DRAFT_PREFILL, 10, 213, slot=31, hint="chunk-tail-target-guess"),
+        _found(Kind.CACHE_SLOT, "slots", Phase.VERIFY, "a slot of its own", 44, hint="owned-by-another"),
+        _found(
+            Kind.NUMERIC,
+            "extend",
+            Phase.EXTEND,
+            {"limit_abs": 1e-4},
+            _NUMERIC,
+            policy=Policy.BUDGET,
+            hint="hidden_in-previous-row",
+        ),
+        _found(Kind.SHAPE, "rounds", Phase.IDLE, 64, 192, rid="", committed=-1, hint="idle-width"),
+        _found(Kind.MISSING_ROW, "align", Phase.EXTEND, "present", "missing", slot=2),
+        _found(Kind.EXTRA_ROW, "align", Phase.ACCEPT, "missing", "present", slot=3, hint="too-many"),
+        _found(Kind.LOCKSTEP, "rounds", Phase.DRAFT, 2, 0, rid="", committed=-1, dp_rank=1),
+        _found(Kind.LEAK, "ledger", Phase.IDLE, 4096, 4090, rid="", committed=-1, round=-1, hint="lost"),
+        _found(
+            Kind.CRASH,
+            "ledger",
+            Phase.VERIFY,
+            "no crash",
+            "RuntimeError: shape mismatch at srt/speculative/eagle_utils.py:verify",
+            epoch=1,
+        ),
+        _found(Kind.HANG, "ledger", Phase.IDLE, "an answer within 120 s", "none", rid="", committed=-1, dp_rank=1),
+        _found(Kind.NONDETERMINISM, "repeat", Phase.DRAFT, 17, 203),
+    )
+}

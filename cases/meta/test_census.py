@@ -1,0 +1,29 @@
+"""Planned against reported tests."""
+
+from harness.census import Census
+
+
+def _census(planned, reported):
+    census = Census()
+    for ids in planned:
+        census.plan(ids)
+    for name in reported:
+        census.report(name)
+    return census
+
+
+def test_every_planned_test_reported_once_is_no_fault():
+    assert _census(["ab", "ab"], "ba").faults() == []  # two workers collect the same
+
+
+def test_missing_test_is_named():
+    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test was planned and not reported: b"]
+
+
+def test_doubled_test_is_named():
+    assert _census(["ab"], "aab").faults() == ["incomplete: 1 test was reported more than once: a"]
+
+
+def test_many_missing_tests_are_counted_and_not_all_named():
+    (fault,) = _census(["abcdefgh"], "a").faults()
+    assert fault == "incomplete: 7 tests were planned and not reported: b, c, d, e, f and 2 more"

@@ -1,0 +1,189 @@
+"""Engines that do not start, from the command line: UNKNOWN with the log's last lines, and nothing left behind.
+
+Most use pretended engines (shell scripts), so that every way to fail costs a second. Engines that die later are in
+the tests of the engine itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+import psutil
+import pytest
+
+from cases.meta import pretended_engine
+from cases.meta.test_cli_bad_input import call
+from cases.processes import survivors, tree
+from harness import closure, engine, envs
+from harness.store import RunReader
+from harness.types import Outcome
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("EAGLECHECK_RUNS", raising=False)
+    monkeypatch.setattr(envs, "current", lambda: None)
+    return tmp_path
+
+
+def only_run(work):
+    (folder,) = (path for path in (work / "runs").iterdir() if not path.is_symlink())
+    return folder
+
+
+def test_an_engine_that_ends_while_booting_is_unknown_with_the_end_of_its_log(work):
+    pretended_engine.furnish(work / "home")
+    done = call("run", "--scenario", "single", "--json", "out.json")
+    assert done.exit_code == 3, done.output
+    assert "no verdict on single: the engine ended with code 1 while booting" in done.stdout
+    assert "ModuleNotFoundError: No module named 'sglang'" in done.stdout
+    assert done.stdout.splitlines()[-1] == "verdict UNKNOWN: SGLang 0.5.23: 1 of 1 scenario could not be judged"
+    assert RunReader.open(only_run(work)).verdict.outcome is Outcome.UNKNOWN
+    document = json.loads((work / "out.json").read_text())
+    assert document["verdict"] == "UNKNOWN"
+    assert "No module named 'sglang'" in document["reasons"][0]
+
+
+def test_what_could_not_start_once_is_not_taken_for_another_scenario_of_the_same_boot(work):
+    pretended_engine.furnish(work / "home")
+    done = call("run", "--scenario", "single", "--scenario", "idle-between")
+    assert done.exit_code == 3
+    assert "2 of 2 scenarios could not be judged" in done.stdout
+
+
+def test_a_matrix_of_engines_that_do_not_start_is_unknown(work):
+    pretended_engine.furnish(work / "home")
+    done = call("matrix", "--engines", "0.5.11,0.5.23", "--cases", "pr25015", "--json", "out.json")
+    assert done.exit_code == 3, done.output
+    cells = json.loads((work / "out.json").read_text())["cells"]
+    assert [(cell["verdict"], cell["first"], cell["text_identical"]) for cell in cells] == [("UNKNOWN", None, None)] * 2
+    assert "not as expected: pr25015 on 0.5.11 is UNKNOWN, not FAIL" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        pytest.param(lambda python: python.chmod(0o644), "Permission denied", id="not-executable"),
+        pytest.param(lambda python: python.write_bytes(b"\x7fELF"), "Exec format error", id="no-program"),
+        pytest.param(lambda python: python.write_text("#!/no/such/shell\n"), "No such file", id="interpreter-gone"),
+    ],
+)
+def test_an_interpreter_that_cannot_be_started_is_unknown(work, damage, why):
+    pretended_engine.furnish(work / "home")
+    damage(closure.interpreter(closure.location()))
+    done = call("run", "--scenario", "single")
+    assert done.exit_code == 3, done.output
+    assert f"cannot start {closure.interpreter(closure.location())}: {why}" in done.stdout
+
+
+def test_an_engine_that_never_answers_is_given_up_and_ended(work, monkeypatch):
+    pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
+    monkeypatch.setattr(engine, "BOOT_SECONDS", 0.5)
+    done = call("run", "--scenario", "single")
+    assert done.exit_code == 3, done.output
+    assert "the engine did not boot within" in done.stdout
+    assert survivors(psutil.Process().children(recursive=True)) == []
+
+
+def test_a_folder_for_sockets_whose_name_is_too_long_is_named(work, monkeypatch):
+    pretended_engine.furnish(work / "home")
+    deep = work / ("long" * 25)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    done = call("run", "--scenario", "single")
+    assert done.exit_code == 3, done.output
+    assert "cannot make a socket for the engine" in done.stdout
+    assert "export TMPDIR=/tmp" in done.stdout
+
+
+def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_fault_of_ours(work):
+    pretended_engine.furnish(work / "home", body='rm -r "$PWD"; touch "$PWD"; exit 1')
+    done = call("run", "--scenario", "single")
+    assert done.exit_code == 3, done.output
+    assert "cannot write to runs/" in done.stderr
+    assert "is incomplete, 0 of 1 scenarios judged" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+STOPS = [pytest.param(number, id=number.name) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
+
+
+@pytest.mark.parametrize("number", STOPS)
+def test_stopped_while_an_engine_boots(work, number):
+    pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
+    process = pretended_engine.start("run", cwd=work, home=work / "home")
+    _until(lambda: any("started" in log.read_text() for log in work.glob("runs/*/engine.log")), process)
+    _check_stopped(process, number, work, judged=0)
+    assert call("recheck", "runs/latest").exit_code == 2
+
+
+@pytest.mark.engine(ends_it=True)
+def test_stopped_in_the_middle_of_a_scenario(tmp_path, monkeypatch):
+    """With a real engine: the first scenario is judged, the second cut off, and what was judged can be looked at."""
+    process = pretended_engine.start(
+        *("run", "--scenario", "single", "--scenario", "four-together", "--scenario", "idle-between"), cwd=tmp_path
+    )
+    _until(lambda: len(list(tmp_path.glob("runs/*/single-*/verdict.json"))) > 1, process)  # also below `latest`
+    _check_stopped(process, signal.SIGINT, tmp_path, judged=1)
+    monkeypatch.chdir(tmp_path)
+    again = call("recheck", "runs/latest")
+    assert again.exit_code == 3, again.output
+    assert "cut off after 1 scenarios" in again.stdout
+
+
+def _until(ready, process, *, within=120.0):
+    deadline = time.monotonic() + within
+    while not ready():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "it never came so far"
+        time.sleep(0.05)
+
+
+def _check_stopped(process, number, work, *, judged):
+    """One line, exit 3, no process left, no verdict: after a signal."""
+    below = tree(process.pid)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 3, errors
+    folder = only_run(work).relative_to(work)
+    word = "interrupted" if number is signal.SIGINT else f"ended by {number.name}"
+    (line,) = errors.splitlines()
+    assert line.startswith(f"eaglecheck: {word}; run folder {folder} is incomplete, {judged} of ")
+    assert survivors(below) == []
+    assert not (work / folder / "verdict.json").exists()
+
+
+STARTS = """
+import os, pathlib, sys
+from cases.meta import pretended_engine
+from harness import envs, runner
+from harness.cli import app
+from harness.engine import Engine
+
+def spawn(*_):
+    print("slow:", sorted({"torch", "transformers", "pandas", "sglang"} & set(sys.modules)), flush=True)
+    os._exit(0)
+
+envs.current = lambda: None
+runner._load_oracle = lambda *_: None  # imports torch in another thread, while the engine boots
+Engine._spawn = spawn
+pretended_engine.furnish(pathlib.Path(os.environ["EAGLECHECK_HOME"]))
+app(["run"])
+"""
+
+
+def test_no_torch_before_an_engine_process_is_started(tmp_path):
+    """Start-up time is the user's time: torch alone takes two seconds."""
+    environment = {**os.environ, "EAGLECHECK_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", STARTS], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines()[-1:] == ["slow: []"], done.stderr

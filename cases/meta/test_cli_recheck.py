@@ -1,0 +1,219 @@
+"""`recheck` and `replay` on stored runs: whole, cut off, damaged, newer, foreign. No engine."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+from typer.testing import CliRunner
+
+from cases.meta import results
+from cases.meta.test_cli_bad_input import call
+from harness import envs
+from harness.cli import app
+from harness.store import RunReader
+from harness.types import Outcome
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    return tmp_path
+
+
+PASSING = (("single", results.sound), ("four-together", results.sound))
+FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
+
+
+def stored(work, cases=PASSING, **options):
+    """A run folder, as it would be typed from here."""
+    return results.store(work / "runs", *cases, **options).relative_to(work)
+
+
+def stable(text):
+    """Without what differs from run to run and from version to version: when it was made, and ids of scenarios."""
+    return re.sub(r"-[0-9a-f]{12}\b", f"-{results.ID}", re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text))
+
+
+@pytest.mark.parametrize(
+    ("cases", "code"), [pytest.param(PASSING, 0, id="passing"), pytest.param(FAILING, 1, id="failing")]
+)
+def test_a_stored_run_is_judged_again(work, cases, code, snapshot):
+    done = call("recheck", str(stored(work, cases)))
+    assert done.exit_code == code, done.output
+    assert stable(done.stdout) == snapshot
+    assert done.stderr == ""
+
+
+def test_latest_is_a_run_like_any_other(work):
+    folder = stored(work)
+    done = call("recheck", "runs/latest")
+    assert done.exit_code == 0
+    assert f"run folder: {folder}\n" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["scenario", "specimen"])
+def test_one_scenario_or_specimen_is_judged_alone(work, kind):
+    run = stored(work, FAILING)
+    pattern = "pr25015-*" if kind == "scenario" else "specimens/pr25015-*"
+    folder = next((work / run).glob(pattern)).relative_to(work)
+    done = call("recheck", str(folder))
+    assert done.exit_code == 1, done.output
+    assert "diverges in 1 of 1 scenario (POSITION)" in done.stdout
+    assert f"eaglecheck replay {run}/specimens/pr25015-" in done.stdout
+
+
+def test_nothing_in_the_folder_changes(work):
+    run = work / stored(work, FAILING)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    call("recheck", str(run))
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_verdict_that_changed_since_says_so(work):
+    run = stored(work)
+    verdict = work / run / "verdict.json"
+    verdict.write_text(json.dumps({**json.loads(verdict.read_text()), "outcome": "FAIL"}))
+    done = call("recheck", str(run))
+    assert done.exit_code == 0
+    assert "it was FAIL when the run ended" in done.stdout
+
+
+def test_a_run_that_was_cut_off_is_never_a_pass(work, snapshot):
+    done = call("recheck", str(stored(work, finish=False)))
+    assert done.exit_code == 3, done.output
+    assert stable(done.stdout) == snapshot
+
+
+def test_a_run_that_was_cut_off_after_a_failure_still_fails(work):
+    done = call("recheck", str(stored(work, FAILING, finish=False)))
+    assert done.exit_code == 1, done.output
+    assert "is incomplete" in done.stdout
+
+
+def test_a_scenario_that_was_half_written_is_left_out(work):
+    run = work / stored(work, finish=False)
+    half = next(run.glob("four-together-*"))
+    (half / "verdict.json").unlink()
+    (half / "engine.parquet").write_bytes(b"PAR1")
+    done = call("recheck", str(run))
+    assert done.exit_code == 3, done.output
+    assert "cut off after 1 scenarios" in done.stdout
+
+
+def test_a_run_without_a_judged_scenario_has_nothing_to_judge(work):
+    run = work / stored(work, finish=False)
+    for path in run.glob("*/verdict.json"):
+        path.unlink()
+    done = call("recheck", str(run))
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "holds no scenario" in done.stderr
+    assert "eaglecheck run" in done.stderr
+
+
+def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
+    run = results.store_without_engine(work / "runs", "single", "the engine did not boot within 300 s")
+    done = call("recheck", str(run.relative_to(work)))
+    assert done.exit_code == 3, done.output
+    assert "no verdict on single: the engine did not boot within 300 s" in done.stdout
+
+
+def scenario_of(run, name="four-together"):
+    return next(run.glob(f"{name}-*"))
+
+
+def _version(path, key):
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: 2}))
+
+
+DAMAGES = {
+    "manifest-missing": lambda run: (run / "manifest.json").unlink(),
+    "manifest-newer": lambda run: _version(run / "manifest.json", "store_version"),
+    "verdict-newer": lambda run: _version(run / "verdict.json", "store_version"),
+    "verdict-cut-off": lambda run: (run / "verdict.json").write_bytes((run / "verdict.json").read_bytes()[:50]),
+    "scenario-gone": lambda run: shutil.rmtree(scenario_of(run)),
+    "scenario-file-gone": lambda run: (scenario_of(run) / "scenario.json").unlink(),
+    "trace-newer": lambda run: _version(scenario_of(run) / "engine.json", "trace_schema"),
+    "trace-cut-off": lambda run: (scenario_of(run) / "engine.parquet").write_bytes(b"PAR1"),
+    "trace-gone": lambda run: (scenario_of(run) / "engine.json").unlink(),
+    "tensors-gone": lambda run: shutil.rmtree(scenario_of(run) / "tensors"),
+    "tensors-cut-off": lambda run: (scenario_of(run) / "tensors" / "engine.safetensors").write_bytes(b"12"),
+    "findings-gone": lambda run: (scenario_of(run) / "findings.jsonl").unlink(),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name, snapshot):
+    run = stored(work)
+    DAMAGES[name](work / run)
+    done = call("recheck", str(run))
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert stable(done.stderr).replace(str(work), "WORK") == snapshot
+
+
+PIECES = ["manifest.json", "scenario.json", "engine.json", "engine.parquet", "tensors", "findings.jsonl"]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_a_specimen_that_misses_a_piece_is_not_replayed(work, piece):
+    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
+    gone = specimen / piece
+    if gone.is_dir():
+        shutil.rmtree(gone)
+    else:
+        gone.unlink()
+    done = call("replay", str(specimen))
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert piece in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_specimen_of_a_newer_eaglecheck_is_not_replayed(work):
+    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
+    _version(specimen / "manifest.json", "store_version")
+    done = call("replay", str(specimen))
+    assert done.exit_code == 2
+    assert "update eaglecheck" in done.stderr
+
+
+def test_a_specimen_whose_own_checkpoints_are_gone_names_them(work):
+    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
+    manifest = json.loads((specimen / "manifest.json").read_text())
+    manifest["header"]["pair"] = ["gone/target", "gone/draft"]
+    (specimen / "manifest.json").write_text(json.dumps(manifest))
+    done = call("replay", str(specimen))
+    assert done.exit_code == 2
+    assert "--target gone/target: no such folder" in done.stderr
+
+
+def test_recheck_of_a_folder_of_runs_lists_them(work):
+    run = stored(work)
+    done = call("recheck", "runs")
+    assert done.exit_code == 2
+    assert f"runs in runs: {run.name}" in done.stderr
+
+
+def test_a_run_of_the_users_own_checkpoints_remembers_them_for_a_fresh_reference(work):
+    run = work / stored(work)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["engine"]["pair"] = ["gone/target", "gone/draft"]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    done = call("recheck", str(run), "--fresh-reference")
+    assert done.exit_code == 2
+    assert "gone/target: no such folder" in done.stderr
+    assert call("recheck", str(run)).exit_code == 0
+
+
+def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
+    done = CliRunner().invoke(app, ["recheck", str(stored(work, FAILING)), "--json", "-"])
+    assert json.loads(done.stdout)["verdict"] == "FAIL"
+    assert "verdict FAIL" in done.stderr
+
+
+def test_the_stored_verdict_is_the_one_recheck_gives(work):
+    run = work / stored(work, FAILING)
+    assert RunReader.open(run).verdict.outcome is Outcome.FAIL

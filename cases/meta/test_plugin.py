@@ -1,0 +1,216 @@
+"""The pytest plugin, in sessions of their own: options, order, engines that end, skips that say why, the count."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cases.processes import survivors
+
+HOST = Path(__file__).with_name("pretended_host.py")
+
+#: An inner test that boots the pretended host and writes down the ids of its processes.
+BOOT = f"""
+import sys
+from pathlib import Path
+import harness.engine
+from cases.processes import tree
+from harness.engine import Launch
+harness.engine._HOST = Path({str(HOST)!r})
+
+def boot(engines, mark="one"):
+    launch = Launch(python=Path(sys.executable), pythonpath=(), boot={{"mark": mark}})
+    engine = engines.use(launch)
+    with open("pids", "a") as file:
+        file.writelines(f"{{process.pid}}\\n" for process in tree(engine.process.pid))
+    return engine
+"""
+
+
+@pytest.fixture
+def session(tmp_path):
+    """Runs pytest with our plugin on a test file with this text: session(text, *options, **environment)."""
+
+    def run(text, *options, **environment):
+        (tmp_path / "test_inner.py").write_text(text)
+        (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engine\naddopts = --dist=worksteal -ra\n")
+        plugins = ["-p", "harness.plugin", *(f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy"))]
+        command = [sys.executable, "-m", "pytest", *plugins, *options]
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EAGLECHECK_"))}
+        kept.pop("CI", None)
+        kept |= {"EAGLECHECK_HOME": str(tmp_path / "home"), "COLUMNS": "200"} | environment
+        return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=120)
+
+    return run
+
+
+def _processes(folder):
+    """Processes written down by the inner tests that still exist."""
+    pids = [int(line) for line in (folder / "pids").read_text().split()]
+    assert len(pids) >= 2
+    return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+
+
+def test_header_names_releases_device_and_home(session, tmp_path):
+    done = session("def test_one(): pass")
+    assert done.returncode == 0, done.stdout
+    assert "eaglecheck: SGLang 0.5.23 on cpu; releases here: none" in done.stdout
+    assert f"EAGLECHECK_HOME: {tmp_path / 'home'}" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--engine=0.9.9", "supported: 0.5.11, 0.5.12.post1, 0.5.13"),
+        ("--engine=0.5.13", "install it:  eaglecheck engines install 0.5.13"),
+        ("--device=tpu", "allowed: cpu"),
+    ],
+)
+def test_option_that_cannot_be_is_refused_before_any_test(session, option, said):
+    done = session("def test_one(): pass", option)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert said in done.stderr
+    assert "passed" not in done.stdout
+
+
+WANTS_ENGINE = """
+import pytest
+from cases.fixed import default_scenarios
+@pytest.mark.engine
+def test_one(drive_scenario):
+    drive_scenario(default_scenarios()[0], engine="0.5.11")
+"""
+
+
+def test_release_that_is_not_installed_is_skipped_with_the_command_that_mends_it(session):
+    done = session(WANTS_ENGINE)
+    assert done.returncode == 0, done.stdout
+    assert "SGLang 0.5.11: not installed; install it:  eaglecheck engines install 0.5.11" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["EAGLECHECK_REQUIRE_ENGINES", "CI"])
+def test_release_that_is_not_installed_fails_where_engines_are_required(session, name):
+    done = session(WANTS_ENGINE, **{name: "1"})
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "options"),
+    [("pass", []), ("raise KeyboardInterrupt", []), ("assert False", ["-n", "1"])],
+    ids=["passed", "interrupted", "failed-under-xdist"],
+)
+def test_no_engine_outlives_the_session(session, tmp_path, ending, options):
+    done = session(BOOT + f"def test_one(engines):\n    boot(engines)\n    {ending}\n", *options)
+    assert done.returncode != pytest.ExitCode.USAGE_ERROR, done.stderr
+    assert survivors(_processes(tmp_path)) == []
+
+
+def test_no_engine_outlives_a_worker_that_dies(session, tmp_path):
+    done = session(BOOT + "import os\ndef test_one(engines):\n    boot(engines)\n    os._exit(1)\n", "-n", "1")
+    assert "1 failed" in done.stdout
+    assert survivors(_processes(tmp_path)) == []
+
+
+def test_engine_is_reused_until_another_is_asked_for_or_it_died(session):
+    text = """
+def test_one(engines):
+    first = boot(engines)
+    assert boot(engines) is first
+    second = boot(engines, "other")
+    assert second is not first and first.process is None, "one at a time"
+    second.process.kill()
+    second.process.wait()
+    assert boot(engines, "other") is not second
+    assert engines.boots == 3
+"""
+    done = session(BOOT + text)
+    assert done.returncode == 0, done.stdout
+
+
+def test_failing_test_names_the_divergence_and_what_to_type(session, tmp_path):
+    text = """
+from cases.meta import handmade
+from harness.checks import group, judge
+from harness.live import ScenarioOutcome
+def test_one(engines):
+    scenario = handmade.scenario()
+    trace, reference = handmade.build(scenario)
+    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
+    verdict, divergences = judge(scenario, trace, reference)
+    engines.latest = ScenarioOutcome(
+        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
+        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
+    )
+    assert engines.latest.passed
+"""
+    done = session(text)
+    assert done.returncode == 1
+    assert "draft position differs" in done.stdout
+    (folder,) = (tmp_path / "runs" / "specimens").iterdir()
+    assert f"eaglecheck recheck {folder}" in done.stdout
+    assert f"eaglecheck replay {folder}" in done.stdout
+
+
+def test_tests_of_one_boot_configuration_run_together_and_those_that_end_their_engine_last(session):
+    text = """
+import pytest
+from cases.programs import DEFAULT, program
+other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, k=1)
+boot = DEFAULT["single"].boot_key()
+def test_plain(): pass
+@pytest.mark.engine(boot=boot, ends_it=True)
+def test_killer(): pass
+@pytest.mark.engine
+@pytest.mark.parametrize("release", ["0.5.13", "0.5.23"])
+@pytest.mark.parametrize("scenario", [DEFAULT["single"], other, DEFAULT["four-together"]], ids=["s", "o", "f"])
+def test_many(release, scenario): pass
+@pytest.mark.engine(boot=boot)
+def test_late(): pass
+"""
+    done = session(text, "--collect-only", "-q")
+    names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    many = [f"test_many[{name}]" for name in ("s-0.5.23", "f-0.5.23")]
+    assert names[:4] == [*many, "test_late", "test_killer"]
+    assert set(names[4:6]) == {"test_many[s-0.5.13]", "test_many[f-0.5.13]"}
+    assert names[8] == "test_plain"
+
+
+KILLER = """
+import os, time, pytest
+@pytest.mark.parametrize("number", range(60))
+def test_many(number):
+    time.sleep(0.02)
+    if number == 3:
+        os._exit(1)
+"""
+
+
+def test_test_that_kills_its_worker_costs_one_failure_and_the_session_is_complete(session):
+    done = session(KILLER, "-n", "2")
+    assert "1 failed, 59 passed" in done.stdout
+    assert "incomplete" not in done.stdout
+
+
+def test_session_that_left_tests_unreported_says_how_many(session):
+    done = session(KILLER, "-n", "2", "--max-worker-restart=0")
+    assert done.returncode != 0
+    assert "tests were planned and not reported" in done.stdout
+
+
+def test_session_that_lost_a_report_fails_although_every_reported_test_passed(session):
+    text = """
+import pytest
+@pytest.fixture(autouse=True)
+def lost(request):
+    from harness.plugin import CENSUS
+    request.config.stash[CENSUS].plan(["test_inner.py::test_gone"])
+def test_one(): pass
+"""
+    done = session(text)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "1 passed" in done.stdout
+    assert "incomplete: 1 test was planned and not reported: test_inner.py::test_gone" in done.stdout

@@ -1,0 +1,256 @@
+"""Everything a person reads about a run, word for word; and what must hold for any of it on any terminal."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cases.meta import results
+from harness.checks.describe import WHAT
+from harness.doctor import Finding
+from harness.documents import cell_document
+from harness.envs import EngineEnv
+from harness.progress import Booted, Cost, Judged, Preparing, Started, Turned
+from harness.types import Kind
+from reports.live import LiveLine
+from reports.machine import render_doctor, render_engines
+from reports.matrix import render_matrix
+from reports.prose import say_pairs
+from reports.replay import answer, render_replay
+from reports.terminal import render_findings, render_run
+
+WIDTHS = [80, 150]
+NO_BOOT = (
+    "the engine ended with code 1 while booting; full log: runs/20261128-0036-dbc5/engine.log; it ends with:\n"
+    "  Traceback (most recent call last):\n"
+    "  ModuleNotFoundError: No module named 'sglang'"
+)
+
+
+def printed(render, *arguments, width=80, terminal=False, **options):
+    """What `render` prints on a console of that width."""
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=terminal, color_system="standard" if terminal else None)
+    render(console, *arguments, **options)
+    return out.getvalue()
+
+
+def passing():
+    return results.run_of(results.judged("single"), results.judged("four-together", wants=("batch_shrinks",)))
+
+
+def failing():
+    return results.run_of(
+        results.judged("single"),
+        results.judged("pr25015", results.one_ahead),
+        results.judged("pr26329", results.chunk_tail),
+    )
+
+
+def unknown():
+    return results.run_of(results.judged("single"), results.without_engine("four-together", NO_BOOT))
+
+
+def stand_ins():
+    header = {**results.HEADER, "replaced": results.STAND_INS}
+    return results.run_of(results.judged("single", header=header), replaced=results.STAND_INS)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("make", [passing, failing, unknown, stand_ins], ids=lambda make: make.__name__)
+def test_run(make, width, snapshot):
+    assert printed(render_run, make(), width=width) == snapshot
+
+
+@pytest.mark.parametrize("width", [40, *WIDTHS, 400])
+@pytest.mark.parametrize("make", [passing, failing, unknown], ids=lambda make: make.__name__)
+def test_the_verdict_is_the_last_line_and_begins_with_itself(make, width):
+    run = make()
+    last = printed(render_run, run, width=width).splitlines()[-1]
+    assert last.startswith(f"verdict {run.verdict.outcome}: ")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_commands_and_findings_are_never_broken_so_that_they_can_be_copied(width):
+    run = failing()
+    lines = printed(render_run, run, width=width).splitlines()
+    for one in run.results[1:]:
+        assert f"  look again without a GPU:  eaglecheck recheck {one.folder}" in lines
+        assert f"  run it again:  eaglecheck replay {one.specimen}" in lines
+    assert f"judge it again without SGLang:  eaglecheck recheck {run.folder}" in lines
+
+
+@pytest.mark.parametrize("render", [render_run, lambda console, run: render_findings(console, run.results)])
+def test_output_is_plain_where_there_is_no_terminal_and_coloured_where_there_is(render):
+    assert "\x1b[" not in printed(render, failing())
+    assert "\x1b[1;31m" in printed(render_run, failing(), terminal=True)
+
+
+def test_no_color_is_honoured(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[31m" not in printed(render_run, failing(), terminal=True)
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, id=str(kind)) for kind in WHAT])
+def test_finding_of_every_kind(kind, snapshot):
+    found = replace(results.EVERY_KIND[kind], first=True)
+    identical = None if kind in (Kind.CRASH, Kind.HANG) else kind is not Kind.TOKEN
+    one = results.with_divergences("every-kind", found, identical=identical)
+    assert printed(render_findings, [one]) == snapshot
+
+
+def test_finding_that_has_consequences_and_repeats(snapshot):
+    first = replace(results.EVERY_KIND[Kind.POSITION], first=True)
+    again = replace(first, first=False, round=13, key=replace(first.key, rid="r2", committed=60))
+    follows = replace(results.EVERY_KIND[Kind.NUMERIC], cause=first.signature)
+    assert printed(render_findings, [results.with_divergences("spread", first, again, follows)]) == snapshot
+
+
+def test_more_findings_than_anyone_reads_are_counted():
+    many = [results.with_divergences(f"s{number}", results.EVERY_KIND[Kind.POSITION]) for number in range(11)]
+    text = printed(render_findings, many)
+    assert text.count("draft position differs") == 8
+    assert "3 more findings; all of them are in findings.jsonl" in text
+
+
+def test_a_failure_that_no_text_shows_says_so():
+    text = printed(render_findings, [results.judged("pr25015", results.one_ahead)])
+    assert "final text: identical to greedy decoding without speculation\n" in text
+    assert "draft chain: wrong (POSITION); no comparison of texts would show it\n" in text
+
+
+def cells():
+    sound, bad = results.judged("pr25015"), results.judged("pr25015", results.one_ahead)
+    tail, gone = (
+        results.judged("pr26329", results.chunk_tail),
+        results.without_engine("pr26329", "the engine did not boot"),
+    )
+    table = [
+        ("0.5.11", None, bad, "FAIL"),
+        ("0.5.12.post1", None, sound, "PASS"),
+        ("0.5.12.post1", None, tail, "FAIL"),
+        ("0.5.23", 25015, bad, "FAIL"),
+        ("0.5.23", 26329, gone, "FAIL"),
+        ("0.5.23", None, bad, "PASS"),
+    ]
+    return [
+        cell_document(
+            results.run_of(one, release=release, revert=revert), one, case=one.scenario.name, expected=expected
+        )
+        for release, revert, one, expected in table
+    ]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_matrix(width, snapshot):
+    assert printed(render_matrix, cells(), width=width) == snapshot
+
+
+def test_matrix_as_foretold_says_so():
+    last = printed(render_matrix, cells()[:4]).splitlines()[-1]
+    assert last == "verdict FAIL: 4 cells, 1 PASS, 3 FAIL; all as expected"
+
+
+@pytest.mark.parametrize("width", [80, 100, 150])
+def test_matrix_lines_fit_the_terminal(width):
+    table = printed(render_matrix, cells(), width=width).split("not as expected")[0]
+    assert max(len(line) for line in table.splitlines()) <= width
+
+
+def test_live_lines_where_there_is_no_terminal(snapshot):
+    def tell(console):
+        run = failing()
+        with LiveLine(console) as line:
+            for second in range(3):
+                line(Preparing(text=f"SGLang 0.5.23 booting ({second} s)"))
+            line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=23.4))
+            for number, one in enumerate(run.results, 1):
+                line(Started(scenario=one.scenario, index=number, total=12))
+                line(Turned(tick=0, state={"running": ["a"], "waiting": []}))
+                line(Judged(result=one))
+            line(Preparing(text="SGLang 0.5.23 booting (0 s)"))
+            line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=17.6))
+            line(Judged(result=unknown().results[1]))
+
+    assert printed(tell) == snapshot
+
+
+def test_live_line_on_a_terminal_tells_turns_and_leaves_only_results():
+    def tell(console):
+        one = passing().results[0]
+        with LiveLine(console) as line:
+            line(Started(scenario=one.scenario, index=1, total=2))
+            line(Turned(tick=41, state={"running": ["a", "b"], "waiting": ["c"]}))
+            console.file.flush()
+            line._status._live.refresh()  # a status draws ten times a second; a test does not wait for that
+            line(Judged(result=one))
+
+    text = printed(tell, terminal=True)
+    assert "scenario 1/2 single: turn 41, 2 running, 1 waiting" in text
+    assert "scenario 1/2 single" in text.splitlines()[-1] or "PASS" in text
+
+
+REPLAYS = {
+    "failed": lambda: results.run_of(results.judged("pr25015", results.one_ahead)),
+    "fixed": lambda: results.run_of(results.judged("pr25015")),
+    "fixed-but": lambda: results.run_of(results.judged("pr25015", results.chunk_tail)),
+    "error": lambda: results.run_of(results.without_engine("pr25015", NO_BOOT)),
+}
+
+
+@pytest.mark.parametrize("name", REPLAYS)
+def test_replay(name, snapshot):
+    run = REPLAYS[name]()
+    said = answer(run, "POSITION:positions:DRAFT:one-ahead")
+    assert printed(render_replay, run, said) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "word"), [("failed", "FAILED"), ("fixed", "FIXED"), ("fixed-but", "FIXED"), ("error", "ERROR")]
+)
+def test_replay_says_one_of_three_words(name, word):
+    said = answer(REPLAYS[name](), "POSITION:positions:DRAFT:one-ahead")
+    assert said.word == word
+    assert said.others is (name == "fixed-but")
+
+
+READY = Finding(name="python", status="ok", detail="3.11.7 at /usr/bin/python3")
+SMALL = Finding(
+    name="shared memory", status="warn", detail="/dev/shm is 32 MB", mend="mount -o remount,size=1g /dev/shm"
+)
+GONE = Finding(name="SGLang 0.5.23", status="missing", detail="not installed", mend="eaglecheck engines install 0.5.23")
+
+
+@pytest.mark.parametrize("found", [[READY], [READY, SMALL], [READY, SMALL, GONE]], ids=["ready", "warned", "missing"])
+def test_doctor(found, snapshot):
+    assert printed(render_doctor, found) == snapshot
+
+
+def environment(version, **options):
+    fields = {"python": "python", "pythonpath": (), "torch": "2.13.0+cpu", "ready": True, **options}
+    return EngineEnv(version=version, **fields)
+
+
+def test_engines_list(snapshot):
+    engines = [
+        environment("0.5.11", ready=False, why="not installed", torch="unknown"),
+        environment("0.5.12.post1"),
+        environment("0.5.23", ready=False, why="an installation was interrupted"),
+    ]
+    assert printed(render_engines, engines, here=environment("0.5.13", torch="2.11.0+cu128")) == snapshot
+
+
+def test_a_recheck_names_no_cost_since_it_boots_nothing():
+    assert "engine boot" not in printed(render_run, replace(passing(), cost=Cost()))
+
+
+@pytest.mark.parametrize("width", [20, 80, 300])
+def test_pairs_fit_any_width_and_lose_none(width):
+    pairs = [(f"situation_{number}", number) for number in range(7)]
+    text = printed(say_pairs, pairs, width=width)
+    assert max(map(len, text.splitlines())) <= max(width, 2 + len("situation_0 0"))
+    assert text.split() == sorted(text.split(), key=text.split().index)
+    assert all(f"{name} {count}" in text for name, count in pairs)

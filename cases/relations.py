@@ -1,0 +1,183 @@
+"""Changes to a batch program that must not change a request's draft inputs and proposals. No reference is needed.
+
+A relation is data: how to change a scenario, and how to see on two traces that the change took place. What is compared
+is the same for all. This module must not run an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from cases.related import RelationResult, compare
+from cases.strategies import Boot, Kit, scenarios, shortest_life
+from cases.timeline import inserted
+from harness.batches import leading_rounds, parts_of
+from harness.trace import Trace
+from harness.types import Op, Scenario
+
+Change = Callable[[st.DrawFn, Scenario], Scenario]
+TookPlace = Callable[[Scenario, Trace, Trace], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relation:
+    """reboots: whether the changed scenario needs another engine. took_place: see `judge`."""
+
+    name: str
+    meaning: str
+    change: Change
+    took_place: TookPlace
+    reboots: bool = False
+
+    def judge(self, changed: Scenario, before: Trace, after: Trace) -> RelationResult:
+        """Every difference between two traces in what must not differ; UNKNOWN if the change cannot be seen."""
+        result = compare(before, after, check=f"relation-{self.name}")
+        if not self.took_place(changed, before, after):
+            result.unknown.append(f"relation {self.name}: the change left no mark on the trace: {self.meaning}")
+        return result
+
+
+RELATIONS: dict[str, Relation] = {}
+
+
+def _relation(meaning: str, took_place: TookPlace, *, reboots: bool = False) -> Callable[[Change], Change]:
+    def keep(change: Change) -> Change:
+        name = change.__name__
+        RELATIONS[name] = Relation(name=name, meaning=meaning, change=change, took_place=took_place, reboots=reboots)
+        return change
+
+    return keep
+
+
+@st.composite
+def pairs(draw: st.DrawFn, relation: Relation, boot: Boot) -> tuple[Scenario, Scenario]:
+    """A scenario of a few requests that nothing interferes with, and the same one changed."""
+    scenario = draw(scenarios(boot, lead="company", quiet=True))
+    changed = relation.change(draw, scenario)
+    return scenario, Scenario.model_validate(changed.model_dump())
+
+
+# Whether the change can be seen
+
+
+def _chunks_differ(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    return _cuts(before) != _cuts(after)
+
+
+def _cuts(trace: Trace) -> set[tuple[str, int, int]]:
+    return {
+        (part.rid, part.start, part.length)
+        for parts in parts_of(trace).values()
+        for part in parts
+        if part.record.mode == "PREFILL"
+    }
+
+
+def _order_differs(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    return [record.rids for record in leading_rounds(before)] != [record.rids for record in leading_rounds(after)]
+
+
+def _company_kept(changed: Scenario, before: Trace, after: Trace) -> bool:
+    """Somebody new shares a batch with somebody old."""
+    old = {rid for rid, _ in parts_of(before)}
+    return any(set(record.rids) & old and set(record.rids) - old for record in leading_rounds(after))
+
+
+def _cache_was_used(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    return any(parts[0].start for parts in parts_of(before).values()) and not any(
+        parts[0].start for parts in parts_of(after).values()
+    )
+
+
+def _came_back(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    return any(epoch for _, epoch in parts_of(after)) and not any(epoch for _, epoch in parts_of(before))
+
+
+def _neighbour_gone(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    """Aborted after it had shared a batch."""
+    gone = {end.rid for end in after.ends if end.reason == "abort"}
+    return any(gone & set(record.rids) and set(record.rids) - gone for record in leading_rounds(after))
+
+
+def _was_paused(_changed: Scenario, before: Trace, after: Trace) -> bool:
+    ticks = [event.tick for event in after.events if event.name == "pause"]
+    records = leading_rounds(after)
+    return any(records[0].tick < tick <= records[-1].tick for tick in ticks)
+
+
+# The relations
+
+
+@_relation("another chunk size", _chunks_differ)
+def other_chunk(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    page, old = scenario.engine.page, scenario.engine.chunk
+    sizes = [size for size in (4, 8, 12, 16, 24, 32, 64) if size != old and size % page == 0]
+    chunk = draw(st.sampled_from(sizes), label="other chunk")
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"chunk": chunk})})
+
+
+@_relation("another order of the requests that arrive at one turn", _order_differs)
+def other_order(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    def reorder(op: Op) -> Op:
+        if op.kind != "submit" or len(op.rids) < 2:
+            return op
+        turned = op.rids[1:] + op.rids[:1]
+        rids = draw(st.permutations(op.rids).map(lambda rids: rids if rids != op.rids else turned), label="other order")
+        return op.model_copy(update={"rids": tuple(rids)})
+
+    return scenario.model_copy(update={"script": tuple(reorder(op) for op in scenario.script)})
+
+
+@_relation("one more request beside the others", _company_kept)
+def bystander(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    boot = Boot(name="x", why="", spec=scenario.spec, engine=scenario.engine)
+    kit = Kit(draw=draw, boot=boot, greedy=None, chunk=scenario.engine.chunk or 32)
+    request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(update={"rid": "bystander"})
+    arrival = Op(kind="submit", rids=(request.rid,))
+    return scenario.model_copy(
+        update={
+            "requests": (*scenario.requests, request),
+            "script": inserted(scenario.script, kit.integer(0, 4, "its arrival"), arrival),
+        }
+    )
+
+
+@_relation("no prefix cache", _cache_was_used, reboots=True)
+def prefix_cache_off(_draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"prefix_cache": False})})
+
+
+@_relation("every request sent back to the queue once, and resumed", _came_back)
+def retract_and_resume(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    turn = draw(st.integers(1, 8), label="turn of the retraction")
+    return scenario.model_copy(update={"script": inserted(scenario.script, turn, Op(kind="retract"))})
+
+
+@_relation("a pause of a few turns", _was_paused)
+def pause_and_resume(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    """At a turn from which nobody arrives any more: SGLang holds arrivals back while paused."""
+    arrivals = sum(op.count for op in scenario.script if op.kind == "tick")
+    turn = arrivals + draw(st.integers(1, 4), label="turn of the pause")
+    ops = (Op(kind="pause"), Op(kind="tick", count=2), Op(kind="resume"))
+    return scenario.model_copy(update={"script": inserted(scenario.script, turn, *ops)})
+
+
+@_relation("a neighbour aborted", _neighbour_gone)
+def neighbour_aborted(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+    request = draw(st.sampled_from(scenario.requests), label="neighbour")
+    turn = draw(st.integers(1, shortest_life(request, k=scenario.spec.k)), label="turn of the abort")
+    gone = Op(kind="abort", rids=(request.rid,))
+    script = inserted(scenario.script, _arrival(scenario, request.rid) + turn, gone)
+    return scenario.model_copy(update={"script": script})
+
+
+def _arrival(scenario: Scenario, rid: str) -> int:
+    now = 0
+    for op in scenario.script:
+        if op.kind == "submit" and rid in op.rids:
+            return now
+        now += op.count if op.kind == "tick" else 0
+    return now

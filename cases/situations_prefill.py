@@ -1,0 +1,120 @@
+"""Situations of prompts on their way in: chunks, shared budgets, cached prefixes. See `cases/situations`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cases.situation_words import Place, chunks_of, neighbours, parts_of_request, situation
+from harness.batches import Part, leading_rounds, parts_of
+from harness.trace import RoundRecord, Trace
+from harness.types import Scenario
+
+
+@situation("a prefill chunk that does not end its prompt")
+def non_final_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (part for chunks in chunks_of(trace) for part in chunks if not part.final)
+
+
+@situation("a prompt no longer than the chunk size, split because others had used up the batch's budget")
+def split_by_shared_budget(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    size = scenario.engine.chunk or 0
+    for chunks in chunks_of(trace):
+        if len(chunks) > 1 and sum(part.length for part in chunks) <= size:
+            yield chunks[0]
+
+
+@situation("a request's prompt ends and the next request's is cut, in one batch or in two that follow each other")
+def chunked_back_to_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    firsts = {(p[0].rid, p[0].record.index, p[0].record.dp_rank) for p in chunks_of(trace) if not p[0].final}
+
+    def cut(record: RoundRecord, but: str) -> bool:
+        return any((rid, record.index, record.dp_rank) in firsts for rid in record.rids if rid != but)
+
+    after = {(a.dp_rank, a.index): b for a, b in neighbours(leading_rounds(trace))}
+    for chunks in chunks_of(trace):
+        last = chunks[-1]
+        following = after.get((last.record.dp_rank, last.record.index))
+        records = [last.record, *([following] if following is not None and following.mode == "PREFILL" else [])]
+        if len(chunks) > 1 and last.final and any(cut(record, last.rid) for record in records):
+            yield last
+
+
+@situation("a prompt whose last chunk is a single token")
+def chunk_longer_by_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (parts[-1] for parts in chunks_of(trace) if len(parts) > 1 and parts[-1].final and parts[-1].length == 1)
+
+
+@situation("a prompt that fills its last chunk exactly")
+def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    size = scenario.engine.chunk
+    yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
+
+
+@situation("prefill and decode in one batch (SGLang switches that off where it speculates)")
+def mixed_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for record in leading_rounds(trace):
+        if record.mode == "MIXED" or bool(record.forwards.get("PREFILL") and record.forwards.get("VERIFY")):
+            yield record
+
+
+# Cached prefixes
+
+
+@situation("a request that started from a cached prefix")
+def prefix_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (parts[0] for parts in chunks_of(trace) if parts[0].start > 0)
+
+
+def _branches(scenario: Scenario, trace: Trace) -> Iterator[tuple[Part, int]]:
+    """(first part, tokens shared with an earlier prompt) of requests that hit a prefix and then differ from it."""
+    began = {rid: parts[0].record.tick for (rid, epoch), parts in parts_of(trace).items() if epoch == 0}
+    for parts in chunks_of(trace):
+        first = parts[0]
+        if first.start == 0 or first.epoch:
+            continue
+        own = scenario.request(first.rid).prompt
+        earlier = [scenario.request(rid).prompt for rid, tick in began.items() if tick < first.record.tick]
+        other = max(earlier, key=lambda prompt: _shared(own, prompt), default=())
+        if _shared(own, other) < min(len(own), len(other)):
+            yield first, _shared(own, other)
+
+
+def _shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
+    length = 0
+    for one, other in zip(left, right, strict=False):
+        if one != other:
+            break
+        length += 1
+    return length
+
+
+def _beside_border(scenario: Scenario, trace: Trace, *, offset: int) -> Iterator[Place]:
+    page = scenario.engine.page
+    if page > 1:
+        yield from (part for part, shared in _branches(scenario, trace) if shared % page == offset % page)
+
+
+@situation("a prefix hit whose shared tokens end at a page border and differ on the next token")
+def prefix_ends_at_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    return _beside_border(scenario, trace, offset=0)
+
+
+@situation("a prefix hit whose shared tokens end one short of a page border")
+def prefix_ends_before_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    return _beside_border(scenario, trace, offset=-1)
+
+
+@situation("a prefix hit whose shared tokens end one past a page border")
+def prefix_ends_after_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    return _beside_border(scenario, trace, offset=1)
+
+
+@situation("the prefix cache was emptied between two batches, and a prompt seen before starts from nothing")
+def cache_flushed(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    flushed = [event.tick for event in trace.events if event.name == "flush" and event.data.get("flushed")]
+    firsts = [parts[0] for request in scenario.requests if (parts := parts_of_request(trace, request.rid))]
+    for first in firsts:
+        own = scenario.request(first.rid).prompt
+        seen = [p.record.tick for p in firsts if p.rid != first.rid and scenario.request(p.rid).prompt == own]
+        if first.start == 0 and any(before < tick <= first.record.tick for before in seen for tick in flushed):
+            yield first

@@ -1,0 +1,264 @@
+"""Hypothesis strategies for batch programs: a lead that brings about one situation, then anything that may happen.
+
+Boot configurations are a short fixed list, since a reboot is what costs; everything else is drawn. A scenario asks
+for its lead's situation only where the lead makes it certain. No strategy may know a bug; nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from packaging.version import Version
+
+from cases.fixed import CHECKPOINT, VOCAB, tokens
+from cases.timeline import Timeline
+from harness.types import EngineConfig, RequestSpec, Scenario, SpecConfig
+
+#: The first n greedy tokens of a prompt, for stop ids that really occur.
+Greedy = Callable[[tuple[int, ...], int], tuple[int, ...]]
+
+LONGEST_PROMPT = 100
+MOST_NEW = 24
+MOST_REQUESTS = 5
+#: Engines are started with this context window; see `harness.launch`.
+CONTEXT = 512
+#: By this turn after its last prefill chunk, a request that may run on has decoded under every loop.
+DECODING = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """One boot configuration, what it is for, and the oldest release it works on."""
+
+    name: str
+    why: str
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    since: str = "0"
+
+    def works_on(self, release: str) -> bool:
+        return Version(release) >= Version(self.since)
+
+    def boot_key(self) -> str:
+        return Scenario(
+            name="x",
+            checkpoint=CHECKPOINT,
+            spec=self.spec,
+            engine=self.engine,
+            requests=(RequestSpec(rid="x", prompt=(1,)),),
+            script=Timeline(arrivals=[(0, RequestSpec(rid="x", prompt=(1,)))]).script(),
+        ).boot_key()
+
+
+BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
+        Boot(name="pages", why="pages of four tokens", engine=EngineConfig(page=4)),
+        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
+        Boot(
+            name="no-cache",
+            why="no prefix cache, two steps",
+            spec=SpecConfig(k=2, n=3),
+            engine=EngineConfig(prefix_cache=False),
+        ),
+        Boot(
+            name="long-draft",
+            why="five steps, two requests at a time",
+            spec=SpecConfig(k=5, n=6),
+            engine=EngineConfig(max_running=2),
+        ),
+        Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
+    )
+}
+#: Trees are apart: every release diverges on them in a known way (docs/findings.md).
+TREES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="tree", why="two candidates a step, six nodes", spec=SpecConfig(k=3, t=2, n=6), since="0.5.13"),
+        Boot(name="wide-tree", why="four candidates a step", spec=SpecConfig(k=3, t=4, n=8), since="0.5.13"),
+    )
+}
+
+
+def programs(boot: Boot, *, count: int, seed_value: int, greedy: Greedy | None = None) -> list[Scenario]:
+    """`count` scenarios, the leads taking turns in an order that the seed decides; the same for the same seed."""
+    from cases.leads import possible
+
+    shuffled = random.Random(f"{boot.name} {seed_value}")
+    leads = possible(boot)
+    shuffled.shuffle(leads)
+    turns = [leads[number % len(leads)] for number in range(count)]
+    drawn: dict[str, Iterator[Scenario]] = {}
+    for name in dict.fromkeys(turns):
+        strategy = scenarios(boot, greedy=greedy, lead=name)
+        drawn[name] = iter(collect(strategy, count=turns.count(name), seed_value=shuffled.randrange(2**32)))
+    return [scenario for name in turns for scenario in itertools.islice(drawn[name], 1)]
+
+
+def collect(strategy: st.SearchStrategy[Any], *, count: int, seed_value: int) -> list[Any]:
+    """`count` different draws, the same for the same seed; fewer only if there are no more.
+
+    The very first one, which Hypothesis always makes the simplest there is, is left out.
+    """
+    found: dict[Any, None] = {}
+    calls = itertools.count()
+
+    @seed(seed_value)
+    @settings(
+        max_examples=2 * count + 10,
+        phases=[Phase.generate],
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(drawn=strategy)
+    def keep(drawn: Any) -> None:
+        if next(calls) and len(found) < count:
+            found[drawn] = None
+
+    keep()
+    return list(found)
+
+
+@st.composite
+def scenarios(
+    draw: st.DrawFn, boot: Boot, *, greedy: Greedy | None = None, lead: str | None = None, quiet: bool = False
+) -> Scenario:
+    """A scenario for one boot configuration. lead: one of `cases.leads.LEADS`; None draws one.
+
+    quiet: nothing but the lead happens.
+    """
+    from cases.leads import LEADS, possible  # leads draw with this module's vocabulary
+
+    name = lead or draw(st.sampled_from(possible(boot)), label="lead")
+    kit = Kit(draw=draw, boot=boot, greedy=greedy, chunk=_chunk(draw, boot))
+    led = LEADS[name].build(kit)
+    if not quiet:
+        _bystanders(kit, calm=led.calm)
+    if led.events and not quiet:
+        _interference(kit, calm=led.calm, protected=led.protected)
+    return Scenario(
+        name=f"generated-{boot.name}",
+        checkpoint=CHECKPOINT,
+        spec=boot.spec,
+        engine=boot.engine.model_copy(update={"chunk": kit.chunk, "running_limit": kit.running_limit}),
+        requests=kit.timeline.requests,
+        script=kit.timeline.script(),
+        wants=(name,) if LEADS[name].certain else (),
+    )
+
+
+def _chunk(draw: st.DrawFn, boot: Boot) -> int:
+    return draw(st.sampled_from([size for size in (8, 16, 24, 32) if size % boot.engine.page == 0]), label="chunk")
+
+
+class Kit:
+    """What leads and bystanders draw with: the timeline being written, and labelled draws in its terms."""
+
+    def __init__(self, *, draw: st.DrawFn, boot: Boot, greedy: Greedy | None, chunk: int) -> None:
+        self.draw, self.boot, self.greedy, self.chunk = draw, boot, greedy, chunk
+        self.page, self.k = boot.engine.page, boot.spec.k
+        self.running_limit: int | None = None
+        self.timeline = Timeline()
+        self._made = self._prompts = 0
+
+    def integer(self, low: int, high: int, label: str) -> int:
+        return self.draw(st.integers(low, max(low, high)), label=label)
+
+    def chance(self, label: str) -> bool:
+        return self.draw(st.booleans(), label=label)
+
+    def choice(self, options: list[Any], label: str) -> Any:
+        return self.draw(st.sampled_from(options), label=label)
+
+    def length(self, low: int = 1, high: int = LONGEST_PROMPT) -> int:
+        """A prompt length in [low, high], often beside a chunk or page border."""
+        borders = [n * size + off for size in (self.chunk, self.page) for n in (1, 2, 3) for off in (-1, 0, 1)]
+        near = sorted({border for border in borders if low <= border <= high})
+        if near and self.chance("at a border"):
+            return self.choice(near, "length at a border")
+        return self.integer(low, high, "length")
+
+    def new_tokens(self, low: int = 1, high: int = MOST_NEW) -> int:
+        return self.integer(low, high, "new tokens")
+
+    def long_run(self) -> int:
+        """Enough new tokens for at least four verifies."""
+        return self.new_tokens(4 * (self.k + 1), max(MOST_NEW, 4 * (self.k + 1)))
+
+    def prompt(self, length: int) -> tuple[int, ...]:
+        """Tokens that no other prompt of this scenario starts with."""
+        self._prompts += 1
+        return tokens(seed=100 * self.integer(0, 999, "prompt seed") + self._prompts, length=length)
+
+    def request(self, prompt: tuple[int, ...], *, new: int, stops: bool = False) -> RequestSpec:
+        """A request with the next free name; with stops it may end early on a token it really generates."""
+        rid = f"r{self._made}"
+        self._made += 1
+        stop_ids = self.stop_ids(prompt, new) if stops and self.chance("stop ids") else ()
+        return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, stop_ids=stop_ids)
+
+    def stop_ids(self, prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
+        """One token of the greedy text where that is known, else a twelfth of the vocabulary."""
+        if self.greedy is not None:
+            return (self.choice(list(self.greedy(prompt, new)), "stop token"),)
+        start = self.integer(0, VOCAB - 1, "stop ids from")
+        return tuple(sorted((start + step * 12) % VOCAB for step in range(VOCAB // 12)))
+
+    def branch_of(self, earlier: tuple[int, ...], shared: int, more: int) -> tuple[int, ...]:
+        """A prompt that shares exactly `shared` tokens with an earlier one and then differs."""
+        tail = list(self.prompt(more))
+        if shared < len(earlier) and tail[0] == earlier[shared]:
+            tail[0] = (tail[0] + 1) % VOCAB
+        return earlier[:shared] + tuple(tail)
+
+    def chunks(self, length: int) -> int:
+        """Turns that a prompt alone takes to prefill."""
+        return -(-length // self.chunk)
+
+
+def _bystanders(kit: Kit, *, calm: int) -> None:
+    """Up to MOST_REQUESTS in all; each arrives from turn `calm` on, some as branches of an earlier prompt."""
+    room = MOST_REQUESTS - len(kit.timeline.requests)
+    for _ in range(kit.integer(0, min(2, room), "bystanders")):
+        earlier = [request.prompt for request in kit.timeline.requests]
+        if earlier and kit.chance("shares a prefix"):
+            parent = kit.choice(earlier, "parent prompt")[:LONGEST_PROMPT]
+            prompt = kit.branch_of(parent, kit.integer(1, len(parent), "shared"), kit.integer(1, 20, "own tokens"))
+        else:
+            prompt = kit.prompt(kit.length())
+        request = kit.request(prompt, new=kit.new_tokens(), stops=True)
+        kit.timeline.arrive(calm + kit.integer(0, 8, "arrival"), request)
+
+
+def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
+    """Up to two of: abort, retract, pause and resume, flush; from turn `calm` on."""
+    free = [(turn, request) for turn, request in kit.timeline.arrivals if request.rid not in protected]
+    for _ in range(kit.integer(0, 2, "interferences")):
+        kind = kit.choice(["retract", "pause", "flush", *(["abort"] if free else [])], "interference")
+        turn = calm + kit.integer(0, 12, "turn")
+        if kind == "abort":
+            _abort(kit, *kit.choice(free, "aborted"))
+        elif kind == "pause":
+            kit.timeline.at(turn, "pause")
+            kit.timeline.at(turn + kit.integer(1, 3, "paused turns"), "resume")
+        else:
+            kit.timeline.at(turn, kind)
+
+
+def _abort(kit: Kit, arrival: int, request: RequestSpec) -> None:
+    """While the request surely lives: whether SGLang still passes on an abort of one that has ended is a race."""
+    last = shortest_life(request, k=kit.k)
+    kit.timeline.at(arrival + kit.integer(0, last, "turns before the abort"), "abort", request.rid)
+
+
+def shortest_life(request: RequestSpec, *, k: int) -> int:
+    """Turns after its arrival for which a request lives whatever happens: a prefill, and every draft accepted."""
+    return 1 if request.stop_ids else 1 + max(0, request.max_new_tokens - 2) // (k + 1)

@@ -1,0 +1,103 @@
+"""What commands do with a real engine's run: judge it again, replay its specimen, tell its cells, survive a full disk.
+
+They run on the worker's live engine, so none of these tests boots one for itself alone.
+"""
+
+import errno
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from cases import catalogue
+from harness.cli import app
+
+POSITION_CASE = catalogue.load("pr25015")
+BAD, GOOD = POSITION_CASE.bad_up_to, "0.5.13"
+BOOT = POSITION_CASE.scenario.boot_key()
+
+#: Ends the process at the first attempt to import sglang, and says so if it was there all along.
+WITHOUT_SGLANG = """
+import sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "sglang":
+            raise SystemExit("sglang was imported")
+sys.meta_path.insert(0, Refuse())
+from harness.cli import app
+try:
+    app()
+finally:
+    assert not any(name.split(".")[0] == "sglang" for name in sys.modules)
+"""
+
+
+def _invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def failing_run(commands_on_live_engine, tmp_path):
+    """A run of pr25015 on the release that has the bug: (its JSON, its specimen)."""
+    commands_on_live_engine.environment(BAD)  # skips where it is not installed; the command would install it
+    report = tmp_path / "run.json"
+    done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path / "runs", "--json", report)
+    assert done.exit_code == 1, done.output
+    document = json.loads(report.read_text())
+    return document, document["scenarios"][0]["specimen"]
+
+
+@pytest.mark.engine(release=BAD, boot=BOOT, ends_it=True)
+def test_specimen_replays_as_failed_where_it_was_made_and_fixed_on_a_release_with_the_fix(failing_run, tmp_path):
+    _, specimen = failing_run
+    still = _invoke("replay", specimen, "--runs", tmp_path / "again")
+    assert (still.exit_code, "FAILED" in still.output) == (1, True), still.output
+    gone = _invoke("replay", specimen, "--engine", GOOD, "--runs", tmp_path / "fixed")
+    assert (gone.exit_code, "FIXED" in gone.output) == (0, True), gone.output
+
+
+@pytest.mark.engine(release=BAD, boot=BOOT)
+def test_stored_run_is_judged_the_same_where_sglang_cannot_be_imported(failing_run, tmp_path):
+    document, _ = failing_run
+    report = tmp_path / "recheck.json"
+    command = [sys.executable, "-c", WITHOUT_SGLANG, "recheck", document["run"], "--json", str(report)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+    again = json.loads(report.read_text())
+    for name in ("verdict", "reasons", "findings", "coverage", "compared"):
+        assert again[name] == document[name], name
+
+
+@pytest.mark.engine(release=BAD, boot=BOOT)
+def test_matrix_cell_names_the_first_wrong_place_and_the_identical_text(commands_on_live_engine, tmp_path):
+    commands_on_live_engine.environment(BAD)
+    report = tmp_path / "matrix.json"
+    done = _invoke("matrix", "--engines", BAD, "--cases", "pr25015", "--runs", tmp_path, "--json", report)
+    assert done.exit_code == 1, done.output
+    (cell,) = json.loads(report.read_text())["cells"]
+    assert (cell["engine"], cell["case"], cell["revert"]) == (BAD, "pr25015", None)
+    assert (cell["verdict"], cell["kinds"], cell["text_identical"]) == ("FAIL", ["POSITION"], True)
+    place = {name: cell["first"][name] for name in ("rid", "committed_len", "phase", "step", "expected", "observed")}
+    assert place == {"rid": "a", "committed_len": 7, "phase": "DRAFT", "step": 0, "expected": 7, "observed": 8}
+    assert cell["first"]["round"] >= 0
+
+
+@pytest.mark.engine(release=BAD, boot=BOOT)
+def test_full_disk_ends_a_run_as_unknown_without_a_verdict(commands_on_live_engine, tmp_path, monkeypatch):
+    commands_on_live_engine.environment(BAD)
+    sync, left = os.fsync, [2]  # room for the manifest and the scenario, not for what comes after
+
+    def full(descriptor):
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sync(descriptor)
+
+    monkeypatch.setattr("harness.store.os.fsync", full)
+    done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path)
+    assert done.exit_code == 3, done.output
+    assert "disk is full" in done.output
+    assert not list(tmp_path.glob("*/verdict.json"))

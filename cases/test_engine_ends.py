@@ -1,0 +1,107 @@
+"""An engine that dies or hangs is a finding, the next scenario gets a new one, and no process is ever left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import psutil
+import pytest
+
+from cases.processes import survivors, tree
+from cases.programs import DEFAULT
+from harness.trace import INT_COLUMNS
+from harness.types import Kind, Outcome
+
+SCENARIO = DEFAULT["staggered-arrivals"]
+BOOT = SCENARIO.boot_key()
+TURN = 5  # a is decoding and b has arrived
+
+
+def _signal_scheduler(engine, number):
+    """An observer that sends the signal to the scheduler after turn TURN."""
+
+    def on_turn(tick, _state):
+        if tick == TURN:
+            os.kill(engine.handshakes[0]["pid"], number)
+
+    return on_turn
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+def test_killed_engine_is_a_crash_finding_and_the_next_scenario_runs_as_if_nothing_had_been(engines, drive_scenario):
+    before = drive_scenario(SCENARIO)
+    engine = engines.use(engines.launch(SCENARIO))
+    processes = tree(engine.process.pid)
+    boots = engines.boots
+    dead = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGKILL))
+    assert dead.verdict.outcome is Outcome.FAIL
+    assert dead.verdict.root_kinds == (Kind.CRASH,)
+    assert survivors(processes) == []
+    assert 0 < len(dead.trace.rows) < len(before.trace.rows), "what was seen before the crash is kept"
+    after = drive_scenario(SCENARIO, fresh=True)
+    assert engines.boots == boots + 1
+    assert after.passed, after.verdict.reasons
+    for name in INT_COLUMNS:
+        assert np.array_equal(before.trace.rows.ints[name], after.trace.rows.ints[name]), name
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+def test_stopped_engine_is_a_hang_finding_and_is_ended(engines, drive_scenario, monkeypatch):
+    engine = engines.use(engines.launch(SCENARIO))
+    processes = tree(engine.process.pid)
+    monkeypatch.setattr("harness.engine.TURN_SECONDS", 2.0)
+    hung = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGSTOP))
+    assert hung.verdict.outcome is Outcome.FAIL
+    assert hung.verdict.root_kinds == (Kind.HANG,)
+    assert survivors(processes) == []
+
+
+def _command(folder, *arguments):
+    """`eaglecheck run` as a process of its own, with its run folders under `folder`."""
+    command = [sys.executable, "-c", "from harness.cli import app; app()", "run", "--runs", str(folder), *arguments]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+
+def _wait_for(what, process, *, within=120.0):
+    deadline = time.monotonic() + within
+    while not (found := what()):
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
+
+
+def _turns(folder):
+    logs = list(folder.glob("*/engine.jsonl"))
+    lines = logs[0].read_text().splitlines() if logs else []
+    return [line for line in lines if line.endswith("}") and json.loads(line)["event"] == "turn"]
+
+
+@pytest.mark.engine(boot="own process")
+def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, tmp_path):
+    engines.close()  # this test's engine is in a process tree of its own
+    process = _command(tmp_path, "--engine", engines.default, "--scenario", SCENARIO.name)
+    _wait_for(lambda: len(_turns(tmp_path)) > TURN, process)
+    processes = tree(process.pid)
+    assert len(processes) >= 3  # the command, the engine host, its scheduler
+    process.kill()
+    process.wait()
+    assert survivors(processes) == []
+    assert not list(tmp_path.glob("*/verdict.json")), "a run that was cut off has no verdict"
+
+
+@pytest.mark.engine(boot="own process")
+def test_interrupt_while_booting_leaves_no_engine(engines, tmp_path):
+    process = _command(tmp_path, "--engine", engines.default)
+    host = _wait_for(lambda: psutil.Process(process.pid).children(), process)
+    _wait_for(lambda: host[0].is_running() and len(tree(host[0].pid)) > 1, process)
+    processes = tree(process.pid)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 3, said
+    assert "incomplete" in said
+    assert survivors(processes) == []

@@ -1,0 +1,65 @@
+"""`eaglecheck mutants`: does every check notice what it is there for?"""
+
+from __future__ import annotations
+
+import difflib
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.cli import options, prepare
+from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
+from harness.documents import check_target, write_json
+from harness.faults import FAULTS, Fault
+from reports.prose import say
+
+
+@guarded
+def command(
+    engine: options.Release = None,
+    device: options.Device = "cpu",
+    only: Annotated[str | None, typer.Option(help="Only these mutants, comma-separated.")] = None,
+    runs: options.Runs = None,
+    json: options.Json = None,
+) -> Exit:
+    """Put faults into the running engine, one at a time, and print which checks notice.
+
+    Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
+    engine does not pass without a mutant.
+    """
+    from harness.live import LiveEngines
+    from harness.mutants import Campaign, document
+    from reports.mutants import MutantLine, render_scoreboard
+
+    console = Console(stderr=json == "-")
+    check_target(json)
+    prepare.check_device(device)
+    faults = _chosen(only)
+    root = prepare.writable(prepare.runs_root(runs))
+    env = prepare.engine_environment(engine, lambda text: say(console, text))
+    logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    engines = LiveEngines(environment=lambda _version: env, default=env.version, device=device, logs=logs)
+    try:
+        with MutantLine(console) as line:
+            board = Campaign(engines, env.version, faults, line).run()
+    finally:
+        engines.close()
+    render_scoreboard(console, board)
+    say(console, f"engine logs: {logs}")
+    write_json(document(board), json)
+    return BY_OUTCOME[board.outcome]
+
+
+def _chosen(only: str | None) -> list[Fault]:
+    if only is None:
+        return list(FAULTS.values())
+    chosen = []
+    for name in prepare.split_list(only, what="only"):
+        if name not in FAULTS:
+            near = difflib.get_close_matches(name, FAULTS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UsageError(f"--only: unknown mutant {name!r}{hint}\n  allowed: {', '.join(FAULTS)}")
+        chosen.append(FAULTS[name])
+    return chosen

@@ -1,0 +1,102 @@
+"""The scoreboard of `eaglecheck mutants`: mutant by check, and what is wrong.
+
+It must not judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
+
+from harness.mutants import EXCUSED, Fate, Score, Scoreboard, Step
+from reports.live import STYLE
+from reports.prose import heading, say
+
+FATES = {Fate.KILLED: "green", Fate.SURVIVED: "bold red", Fate.NOT_RUN: "yellow", Fate.BROKEN: "bold red"}
+SAME_TEXT = {True: "same", False: "differs", None: "-"}
+
+
+class MutantLine:
+    """The live line of a campaign: use as a context manager, and as its observer."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
+
+    def __enter__(self) -> MutantLine:
+        if self._status is not None:
+            self._status.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._status is not None:
+            self._status.stop()
+
+    def __call__(self, step: Step) -> None:
+        place = f"mutant {step.index:>{len(str(step.total))}}/{step.total}"
+        if step.score is not None:
+            say(self._console, _line(place, step.score))
+        elif self._status is not None:
+            self._status.update(Text(f"{place} {step.text}"))
+
+
+def _line(place: str, score: Score) -> Text:
+    line = Text(f"{place} {score.fault.id:<30} ")
+    line.append(str(score.fate), style=FATES[score.fate])
+    return line.append(f"  {', '.join(score.kinds) if score.fate is Fate.KILLED else score.why}")
+
+
+def render_scoreboard(console: Console, board: Scoreboard) -> None:
+    """The matrix, then each mutant that is not killed, each check that kills nothing, and the verdict."""
+    names = list(board.by_check)
+    heading(console, f"mutants on SGLang {board.engine}: who kills what")
+    for number, name in enumerate(names):
+        say(console, f"  {'│ ' * number}┌ {name}")
+    for family in dict.fromkeys(score.fault.family for score in board.scores):
+        say(console, f"  {'│ ' * len(names)}{family}", style="bold")
+        for score in board.scores:
+            if score.fault.family == family:
+                say(console, _row(names, score))
+    _complain(console, board)
+    _sum_up(console, board)
+
+
+def _row(names: Sequence[str], score: Score) -> Text:
+    row = Text("  ")
+    for name in names:
+        row.append("× " if score.fate is Fate.KILLED and name in score.killed_by else "· ")
+    row.append(f"  {score.fault.id:<30} ")
+    row.append(f"{score.fate!s:<9}", style=FATES[score.fate])
+    examples = f"{score.examples} example" + ("s" if score.examples != 1 else " ")
+    return row.append(f" {examples}  text {SAME_TEXT[score.text_identical]:<8} {' '.join(score.kinds)}")
+
+
+def _complain(console: Console, board: Scoreboard) -> None:
+    for what in board.unsound:
+        say(console, f"unsound without a mutant: {what}", style="bold")
+    reasons: dict[tuple[Fate, str], list[str]] = {}
+    for score in board.scores:
+        if score.fate is not Fate.KILLED:
+            reasons.setdefault((score.fate, score.why), []).append(score.fault.id)
+    for (fate, why), ids in reasons.items():
+        say(console, f"{fate}: {', '.join(ids)}", style=FATES[fate])
+        say(console, f"  because: {why}")
+        if fate is not Fate.NOT_RUN:
+            say(console, f"  look again:  eaglecheck mutants --engine {board.engine} --only {','.join(ids)}")
+    for name in board.idle_checks:
+        say(console, f"check {name} kills no mutant: it proves nothing; find it one, or remove it", style="bold red")
+    for name, why in EXCUSED.items():
+        say(console, f"check {name} has no mutant here: {why}")
+
+
+def _sum_up(console: Console, board: Scoreboard) -> None:
+    counts = Counter(score.fate for score in board.scores)
+    each = ", ".join(f"{counts[fate]} {str(fate).lower()}" for fate in Fate if counts[fate])
+    busy = sum(bool(killed) for killed in board.by_check.values())
+    say(console)
+    checks = f"{busy} of {len(board.by_check)} checks kill at least one"
+    say(console, f"verdict {board.outcome}: {len(board.scores)} mutants, {each}; {checks}", style=STYLE[board.outcome])
