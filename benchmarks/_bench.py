@@ -20,7 +20,8 @@ from harness.types import Scenario
 def machine() -> str:
     """Processor count and load, since these machines are shared: a ratio means something, a time hardly."""
     load = os.getloadavg()[0]
-    return f"{platform.machine()}, {os.cpu_count()} cores, load {load:.1f} at the end, Python {platform.python_version()}"
+    cores = f"{os.cpu_count()} cores, load {load:.1f} at the end"
+    return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
 
 
 def pair(name: str = "eagle-tiny") -> tuple[Path, Path]:

@@ -51,7 +51,8 @@ def main() -> None:
     middle_whole, middle_chunked = statistics.median(whole[2:]), statistics.median(chunked[2:])
     print(f"\nSGLang {options.engine}, 100-token prompt, {options.repeats} repeats; {machine()}")
     print(f"whole            {middle_whole * 1000:8.1f} ms")
-    print(f"in chunks of 32  {middle_chunked * 1000:8.1f} ms   ratio {middle_chunked / middle_whole:.2f} (limit {LIMIT})")
+    ratio = middle_chunked / middle_whole
+    print(f"in chunks of 32  {middle_chunked * 1000:8.1f} ms   ratio {ratio:.2f} (limit {LIMIT})")
 
 
 if __name__ == "__main__":

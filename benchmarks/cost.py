@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
+from itertools import pairwise
 from pathlib import Path
 
 from benchmarks._bench import booted, machine, oracle
@@ -42,7 +43,7 @@ def judged(engine: Engine, scenario: Scenario, reference: Oracle, writer: RunWri
     marks.append(time.perf_counter())
     writer.save_scenario(scenario, engine=trace, reference=answer, verdict=verdict, divergences=divergences)
     marks.append(time.perf_counter())
-    parts = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+    parts = [after - before for before, after in pairwise(marks)]
     return dict(zip(("engine", "reference", "judge", "store"), parts, strict=True))
 
 

@@ -75,7 +75,10 @@ def default_scenarios() -> list[Scenario]:
         _scenario("single", [request("a", 7, seed=11)], [submit("a"), DRAIN]),
         _scenario(
             "four-together",
-            [request(rid, length, seed=20 + i) for i, (rid, length) in enumerate(zip("abcd", (3, 12, 25, 60), strict=True))],
+            [
+                request(rid, length, seed=20 + i)
+                for i, (rid, length) in enumerate(zip("abcd", (3, 12, 25, 60), strict=True))
+            ],
             [submit(*"abcd"), DRAIN],
             wants=["batch_shrinks"],
         ),

@@ -26,9 +26,12 @@ from harness.types import Outcome, Scenario, SpecConfig
 
 def greedy_text(spec: SpecConfig) -> Greedy:
     """What the reference generates greedily, remembered; for stop ids that occur."""
-    from reference.model import DraftHead, Target  # torch
+    import torch
+
+    from reference.model import DraftHead, Target
     from reference.session import ReferenceSession
 
+    torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
     made = checkpoints.make(CHECKPOINT, envs.home() / "checkpoints")
     target = Target.load(made.target)
     session = ReferenceSession(target, DraftHead.load(made.draft, target), spec)

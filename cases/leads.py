@@ -253,8 +253,11 @@ def page_border_in_draft(kit: Kit) -> Led:
 
 @_lead(fits=lambda boot: boot.engine.pool_tokens > CONTEXT)
 def context_limit(kit: Kit) -> Led:
-    """As much as SGLang admits: prompt, output and the slots it holds back for drafts fill the window exactly."""
-    spec, new = kit.boot.spec, kit.new_tokens(2)
+    """As much as SGLang admits: prompt, output and the slots it holds back for drafts fill the window exactly.
+
+    It also refuses prompts that leave less than six tokens of the window.
+    """
+    spec, new = kit.boot.spec, kit.new_tokens(6)
     kit.chunk *= 4
     length = CONTEXT - max(spec.k * spec.t, spec.n) - new
     kit.timeline.arrive(0, kit.request(kit.prompt(length), new=new))

@@ -6,13 +6,14 @@ for its lead's situation only where the lead makes it certain. No strategy may k
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 from packaging.version import Version
 
@@ -105,25 +106,35 @@ def programs(boot: Boot, *, count: int, seed_value: int, greedy: Greedy | None =
 def collect(strategy: st.SearchStrategy[Any], *, count: int, seed_value: int) -> list[Any]:
     """`count` different draws, the same for the same seed; fewer only if there are no more.
 
-    The very first one, which Hypothesis always makes the simplest there is, is left out.
+    Hypothesis begins with the simplest draws there are, up to a tenth of what it may draw; those are left out.
     """
+    examples = 3 * count + 20
+    simple = 2 + examples // 10
     found: dict[Any, None] = {}
     calls = itertools.count()
 
+    class Enough(Exception):
+        """Hypothesis has no other way to be told that it may stop."""
+
     @seed(seed_value)
     @settings(
-        max_examples=2 * count + 10,
+        max_examples=examples,
         phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
+        report_multiple_bugs=False,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
     @given(drawn=strategy)
     def keep(drawn: Any) -> None:
-        if next(calls) and len(found) < count:
+        if len(found) >= count:
+            raise Enough
+        if next(calls) >= simple:
             found[drawn] = None
 
-    keep()
+    with contextlib.suppress(Enough):
+        keep()
     return list(found)
 
 
@@ -240,12 +251,15 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
 
 def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
     """Up to two of: abort, retract, pause and resume, flush; from turn `calm` on."""
-    free = [(turn, request) for turn, request in kit.timeline.arrivals if request.rid not in protected]
+    gone = [rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids]
+    free = [entry for entry in kit.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
     for _ in range(kit.integer(0, 2, "interferences")):
         kind = kit.choice(["retract", "pause", "flush", *(["abort"] if free else [])], "interference")
         turn = calm + kit.integer(0, 12, "turn")
         if kind == "abort":
-            _abort(kit, *kit.choice(free, "aborted"))
+            arrival, request = kit.choice(free, "aborted")
+            _abort(kit, arrival, request)
+            free = [other for other in free if other[1] is not request]
         elif kind == "pause":
             kit.timeline.at(turn, "pause")
             kit.timeline.at(turn + kit.integer(1, 3, "paused turns"), "resume")

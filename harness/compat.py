@@ -31,8 +31,8 @@ class Release:
 
     gate: where the scheduler asks for requests. worker/draft: module and class of the EAGLE worker that drives a
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
-    (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the module
-    whose `verify_tree_greedy_func` walks the tree for it. alarm: the module in which SGLang checks its own pool when idle.
+    (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the
+    module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
     """
 
     first: str

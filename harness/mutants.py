@@ -8,91 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cases.exercises import EXERCISES
 from harness.checks.evidence import gather
-
 from harness.checks.registry import CHECKS, run_check
 from harness.engine import EngineError
 from harness.faults import FAULTS, Fault
+from harness.scoreboard import UNDRIVABLE, Fate, Score, Scoreboard, Step
 from harness.types import Op, Outcome, Scenario
 
 if TYPE_CHECKING:
     from harness.live import LiveEngines, ScenarioOutcome
-
-SCHEMA = 1
-
-#: Why there is nothing to drive for a need.
-UNDRIVABLE = {"dp": "needs DP attention, which this version does not drive"}
-#: Checks about nothing else: no mutant can be asked of them yet.
-EXCUSED = {"idle_width": UNDRIVABLE["dp"]}
-
-
-class Fate(StrEnum):
-    """What became of a mutant."""
-
-    KILLED = "KILLED"
-    SURVIVED = "SURVIVED"
-    NOT_RUN = "NOT RUN"
-    BROKEN = "BROKEN"  # its own code failed: our fault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """One mutant. killed_by: checks that show it, each by itself. examples: scenarios driven. why: if not killed."""
-
-    fault: Fault
-    fate: Fate
-    killed_by: tuple[str, ...] = ()
-    kinds: tuple[str, ...] = ()
-    examples: int = 0
-    text_identical: bool | None = None
-    why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scoreboard:
-    """All scores of one campaign. unsound: what the engine showed without any mutant. whole: every mutant was asked."""
-
-    engine: str
-    scores: tuple[Score, ...]
-    unsound: tuple[str, ...] = ()
-    whole: bool = True
-
-    @property
-    def by_check(self) -> dict[str, list[str]]:
-        """Mutants each registered check killed."""
-        killed = [score for score in self.scores if score.fate is Fate.KILLED]
-        return {name: [score.fault.id for score in killed if name in score.killed_by] for name in CHECKS}
-
-    @property
-    def idle_checks(self) -> list[str]:
-        """Checks that killed nothing and have no excuse; says something only of a whole campaign."""
-        idle = [name for name, killed in self.by_check.items() if not killed and name not in EXCUSED]
-        return idle if self.whole else []
-
-    @property
-    def outcome(self) -> Outcome:
-        """PASS: every mutant that ran is killed and no check is idle. An unsound engine, or none at all, is UNKNOWN."""
-        fates = {score.fate for score in self.scores}
-        if fates & {Fate.SURVIVED, Fate.BROKEN}:
-            return Outcome.FAIL
-        if self.unsound or Fate.KILLED not in fates:
-            return Outcome.UNKNOWN
-        return Outcome.FAIL if self.idle_checks else Outcome.PASS
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """What the campaign does now, or (score set) what became of a mutant."""
-
-    text: str
-    index: int
-    total: int
-    score: Score | None = None
-
 
 Tell = Callable[[Step], None]
 
@@ -231,32 +158,3 @@ def _why(fault: Fault, outcome: ScenarioOutcome) -> str:
     if outcome.verdict.outcome is Outcome.FAIL:
         return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(fault.kinds)}"
     return f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2]) or 'no check says a word'}"
-
-
-def document(board: Scoreboard) -> dict[str, Any]:
-    """The scoreboard as JSON; described in docs/json.md."""
-    return {
-        "schema": SCHEMA,
-        "engine": board.engine,
-        "verdict": str(board.outcome),
-        "unsound": list(board.unsound),
-        "mutants": [
-            {
-                "id": score.fault.id,
-                "family": score.fault.family,
-                "what": score.fault.what,
-                "needs": score.fault.needs,
-                "killed_by": list(score.killed_by),
-                "kinds": list(score.kinds),
-                "expected_kinds": list(score.fault.kinds),
-                "examples": score.examples,
-                "engine": board.engine,
-                "verdict": str(score.fate),
-                "text_identical": score.text_identical,
-                "why": score.why,
-            }
-            for score in board.scores
-        ],
-        "checks": board.by_check,
-        "excused": dict(EXCUSED),
-    }

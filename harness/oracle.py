@@ -67,7 +67,8 @@ class Oracle:
 def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
     """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
     stops = [place for place, token in enumerate(claim) if token in request.stop_ids]
-    return bool(claim) and len(claim) == (min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens)
+    whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
+    return bool(claim) and len(claim) == whole
 
 
 def text_identical(engine: Trace, reference: Trace) -> bool | None:

@@ -136,7 +136,9 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
         reasons.update(verdict.reasons)
     return Verdict(
         outcome=Verdict.merge([verdict.outcome for verdict in verdicts]),
-        reasons=tuple(reason if count == 1 else f"{reason} (in {count} scenarios)" for reason, count in reasons.items()),
+        reasons=tuple(
+            reason if count == 1 else f"{reason} (in {count} scenarios)" for reason, count in reasons.items()
+        ),
         coverage=dict(coverage),
         compared=dict(compared),
         ties=sum(verdict.ties for verdict in verdicts),
@@ -156,9 +158,7 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
     with contextlib.ExitStack() as stack:
         engine: Engine | None = None
         for scenario in scenarios:
-            session.tell(
-                Started(scenario=scenario, index=len(session.results) + 1, total=len(session.plan.scenarios))
-            )
+            session.tell(Started(scenario=scenario, index=len(session.results) + 1, total=len(session.plan.scenarios)))
             try:
                 if engine is None:
                     engine = stack.enter_context(_booted(session, scenario))

@@ -52,6 +52,7 @@ def _valid(scenario: Scenario, changes: dict[str, Any]) -> Scenario | None:
 
 
 Cut = Iterator[tuple[dict[str, Any], str]]
+Change = Callable[[RequestSpec], dict[str, Any]]
 
 
 def _fewer_requests(scenario: Scenario) -> Cut:
@@ -105,25 +106,27 @@ def _fewer_new_tokens(scenario: Scenario) -> Cut:
 def _shorter_prompts(scenario: Scenario) -> Cut:
     """Cut at the end, so that shared prefixes stay shared."""
     for share in (2, 4, 8):
-        yield from _with_each(
-            scenario,
-            lambda r, share=share: {"prompt": r.prompt[: max(1, len(r.prompt) - len(r.prompt) // share)]},
-            f"1/{share} of the prompt less",
-        )
+        yield from _with_each(scenario, _prompt_less(share), f"1/{share} of the prompt less")
     yield from _with_each(
         scenario, lambda r: {"prompt": r.prompt[: max(1, len(r.prompt) - 1)]}, "one prompt token less"
     )
 
 
+def _prompt_less(share: int) -> Change:
+    return lambda r: {"prompt": r.prompt[: max(1, len(r.prompt) - len(r.prompt) // share)]}
+
+
+def _half_the_stops(half: int) -> Change:
+    return lambda r: {"stop_ids": r.stop_ids[half::2] or r.stop_ids}
+
+
 def _fewer_stops(scenario: Scenario) -> Cut:
     yield from _with_each(scenario, lambda r: {"stop_ids": ()}, "without stop ids")
     for half in (0, 1):
-        yield from _with_each(
-            scenario, lambda r, half=half: {"stop_ids": r.stop_ids[half::2] or r.stop_ids}, "half the stop ids"
-        )
+        yield from _with_each(scenario, _half_the_stops(half), "half the stop ids")
 
 
-def _with_each(scenario: Scenario, change: Callable[[RequestSpec], dict[str, Any]], what: str) -> Cut:
+def _with_each(scenario: Scenario, change: Change, what: str) -> Cut:
     """The change on all requests at once, then on one at a time."""
     changed = [request.model_copy(update=change(request)) for request in scenario.requests]
     if len(changed) > 1:

@@ -79,9 +79,7 @@ class RowBuilder:
     """Collects rows one by one; `build` freezes them into `Rows`."""
 
     columns: dict[str, list[Any]] = field(
-        default_factory=lambda: {
-            name: [] for name in (*INT_COLUMNS, *STRING_COLUMNS, *FLOAT_COLUMNS, *LIST_COLUMNS)
-        }
+        default_factory=lambda: {name: [] for name in (*INT_COLUMNS, *STRING_COLUMNS, *FLOAT_COLUMNS, *LIST_COLUMNS)}
     )
 
     def add(
@@ -118,9 +116,7 @@ class RowBuilder:
             ints={name: np.asarray(c[name], dtype=np.int64) for name in INT_COLUMNS},
             strings={name: np.asarray(c[name], dtype=object) for name in STRING_COLUMNS},
             floats={name: np.asarray(c[name], dtype=np.float32) for name in FLOAT_COLUMNS},
-            lists={
-                name: [np.asarray(value, dtype=dtype) for value in c[name]] for name, dtype in LIST_COLUMNS.items()
-            },
+            lists={name: [np.asarray(value, dtype=dtype) for value in c[name]] for name, dtype in LIST_COLUMNS.items()},
         )
 
 

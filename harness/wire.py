@@ -37,9 +37,7 @@ def encode(message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None)
     return b"".join([_LENGTH.pack(len(header)), header, *chunks])
 
 
-def send(
-    sock: socket.socket, message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None
-) -> None:
+def send(sock: socket.socket, message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
     """Write one frame; WireClosed if the peer is gone."""
     try:
         sock.sendall(encode(message, arrays))

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from harness.mutants import EXCUSED, Fate, Score, Scoreboard, Step
+from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
 from reports.live import STYLE
 from reports.prose import heading, say
 

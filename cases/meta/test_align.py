@@ -1,6 +1,5 @@
 """Alignment joins by meaning: order never matters, and a key on one side only is never dropped."""
 
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

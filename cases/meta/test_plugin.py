@@ -37,7 +37,11 @@ def session(tmp_path):
     def run(text, *options, **environment):
         (tmp_path / "test_inner.py").write_text(text)
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engine\naddopts = --dist=worksteal -ra\n")
-        plugins = ["-p", "harness.plugin", *(f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy"))]
+        plugins = [
+            "-p",
+            "harness.plugin",
+            *(f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy")),
+        ]
         command = [sys.executable, "-m", "pytest", *plugins, *options]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EAGLECHECK_"))}
         kept.pop("CI", None)

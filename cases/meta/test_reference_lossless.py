@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cases.checkpoints import Recipe, make, make_recipe
+from cases.fixed import tokens as random_tokens
 from harness.types import RequestSpec, SpecConfig
 from reference.chain import Forced, draft
 from reference.model import DraftHead, Target
@@ -131,22 +132,10 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)
 
 
-def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(session_factory=None):
-    from pathlib import Path
-    import tempfile
-
-    from cases import checkpoints
-    from cases.fixed import tokens
-    from harness.types import SpecConfig
-    from reference.model import DraftHead, Target
-    from reference.session import ReferenceSession
-
-    with tempfile.TemporaryDirectory() as folder:
-        pair = checkpoints.make("eagle-tiny", Path(folder))
-        target = Target.load(pair.target, torch.float32)
-        session = ReferenceSession(target, DraftHead.load(pair.draft, target, torch.float32), SpecConfig())
+def test_confirmed_text_is_the_generated_text_and_a_wrong_claim_is_refused(tiny):
+    session = ReferenceSession(tiny.target, tiny, SpecConfig())
     for seed, length in enumerate((1, 7, 40)):
-        prompt = tokens(seed=seed, length=length)
+        prompt = random_tokens(seed=seed, length=length)
         text = session.generate_with_margins(prompt, 20)
         confirmed = session.confirm(prompt, text.tokens)
         assert confirmed is not None

@@ -13,6 +13,8 @@ from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.documents import check_target, write_json
 from harness.faults import FAULTS, Fault
+from harness.scoreboard import document
+from reports.mutants import MutantLine, render_scoreboard
 from reports.prose import say
 
 
@@ -30,8 +32,7 @@ def command(
     engine does not pass without a mutant.
     """
     from harness.live import LiveEngines
-    from harness.mutants import Campaign, document
-    from reports.mutants import MutantLine, render_scoreboard
+    from harness.mutants import Campaign
 
     console = Console(stderr=json == "-")
     check_target(json)

@@ -1,0 +1,86 @@
+"""The corpus as data: every entry can be read and run, says what its windows foretell, and is refused when it lies."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cases import catalogue
+from cases.catalogue import CaseError
+from harness.cli import prepare, programs
+from harness.envs import SUPPORTED
+from harness.types import Kind, Scenario
+
+NAMES = catalogue.names()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_case_can_be_read_run_and_told_apart(name):
+    case = catalogue.load(name)
+    assert case.id == case.scenario.name == name
+    assert set(case.kinds) <= set(Kind)
+    assert case.revert is None or case.revert in prepare.REVERTS
+    programs.check_scenarios([case.scenario], device="cpu")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_windows_are_ordered_and_say_pass_fail_or_unknown(name):
+    case = catalogue.load(name)
+    told = [case.expected(release=release, revert=None) for release in SUPPORTED]
+    order = ["FAIL", "unknown", "PASS"]
+    assert told == sorted(told, key=order.index)
+    assert case.expected(release=case.bad_up_to, revert=None) == "FAIL"
+    assert case.expected(release=case.good_from, revert=None) == "PASS"
+
+
+def test_a_reverted_fix_fails_its_own_case_and_no_other():
+    case = catalogue.load("pr25015")
+    assert case.expected(release="0.5.23", revert=25015) == "FAIL"
+    assert case.expected(release="0.5.23", revert=26329) == "PASS"
+
+
+def test_between_the_ends_of_its_window_a_case_foretells_nothing():
+    case = catalogue.load("pr25015").model_copy(update={"bad_up_to": "0.5.11", "good_from": "0.5.13"})
+    assert case.expected(release="0.5.12.post1", revert=None) == "unknown"
+
+
+def test_unknown_case_names_the_nearest_and_all():
+    with pytest.raises(CaseError, match=r"unknown case 'pr2501'; did you mean 'pr25015'\?\n  allowed: .*pr26329"):
+        catalogue.load("pr2501")
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(catalogue, "CORPUS", tmp_path)
+    entry = json.loads((catalogue.Path(catalogue.__file__).with_name("corpus") / "pr25015.json").read_text())
+
+    def write(name, **changes):
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry | changes))
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"case_schema": 2}, "case_schema"),
+        ({"revet": 1}, "unknown key 'revet'; did you mean 'revert'?"),
+        ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
+        ({"scenario": {"name": "x"}}, "scenario.requests: is missing"),
+    ],
+)
+def test_an_entry_that_is_not_one_is_refused(corpus, changes, words):
+    corpus("pr25015", **changes)
+    with pytest.raises(CaseError) as caught:
+        catalogue.load("pr25015")
+    assert words in str(caught.value)
+    assert "pr25015.json" in str(caught.value)
+
+
+def test_a_scenario_of_a_run_folder_is_read_back_as_it_was(tmp_path):
+    scenario = catalogue.load("pr25015").scenario
+    (tmp_path / "scenario.json").write_text(scenario.model_dump_json())
+    read = catalogue.read_scenario(tmp_path / "scenario.json")
+    assert isinstance(read, Scenario)
+    assert (read, read.id) == (scenario, scenario.id)

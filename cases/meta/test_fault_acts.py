@@ -1,0 +1,163 @@
+"""What mutants change is what they say, on copies only."""
+
+import pytest
+import torch
+
+from harness.fault_acts import ACTS, Scene, Share
+from harness.fault_acts_tree import _line
+from harness.fault_wraps import ACTS as KNOWN
+
+# Two requests: "a" with rows 0..2, "b" with rows 3..4 (half read), both after a retraction of "b".
+SHARES = [Share("a", 0, 3, 10, True, 0), Share("b", 3, 2, 20, False, 1)]
+
+
+def scene(memory=None, shares=SHARES, step=0, **args):
+    return Scene(args=args, memory={} if memory is None else memory, shares=shares, step=step)
+
+
+def ran(name, values, **args):
+    """The values an act leaves, with those it was given unharmed."""
+    before = {key: value.clone() for key, value in values.items()}
+    made = KNOWN[name](args.pop("at_scene", None) or scene(**args), values)
+    assert all(torch.equal(values[key], before[key]) for key in before), f"{name} wrote into what it was given"
+    return {key: value.tolist() for key, value in made.items()}
+
+
+def rows(*values):
+    return {"ids": torch.tensor(values)}
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "expected"),
+    [
+        ("add", {"by": 1}, [2, 3, 4, 5, 6]),
+        ("add", {"by": -1, "at": "inner"}, [1, 1, 2, 4, 4]),
+        ("add", {"by": 9, "at": "last-request"}, [1, 2, 3, 4, 14]),
+        ("zero", {"at": "last"}, [1, 2, 0, 4, 0]),
+        ("zero", {"at": "border"}, [1, 2, 3, 4, 0]),
+        ("zero", {"at": "retracted"}, [1, 2, 3, 4, 0]),
+        ("previous_row", {}, [1, 1, 2, 4, 4]),
+        ("previous_row", {"at": "last"}, [1, 2, 2, 4, 4]),
+        ("next_row", {}, [2, 3, 3, 5, 5]),
+        ("first_row", {}, [1, 1, 1, 4, 4]),
+        ("neighbour", {}, [4, 5, 5, 1, 2]),
+        ("neighbour", {"at": "last"}, [1, 2, 5, 4, 3]),
+        ("restart", {}, [-9, -8, -7, -16, -15]),
+    ],
+)
+def test_acts_on_rows(name, args, expected):
+    assert ran(name, rows(1, 2, 3, 4, 5), field="ids", **args) == {"ids": expected}
+
+
+def test_last_request_is_nobody_in_a_batch_of_one():
+    alone = scene(shares=SHARES[:1], field="ids", at="last-request", by=1)
+    assert ran("add", rows(1, 2, 3), at_scene=alone) == {"ids": [1, 2, 3]}
+
+
+def test_frozen_holds_the_first_step_of_each_round():
+    memory, seen = {}, []
+    for step, value in [(0, 5), (1, 6), (2, 7), (0, 8), (1, 9)]:
+        made = ACTS["frozen"](scene(memory, step=step, field="ids"), rows(value))
+        seen.append(int(made["ids"][0]) if made else value)
+    assert seen == [5, 5, 5, 8, 8]
+
+
+def test_from_before_hands_on_what_the_same_request_had_a_round_earlier():
+    memory = {}
+    act, one = ACTS["from_before"], [Share("a", 0, 1, 0, True, 0)]
+    assert act(scene(memory, one, field="ids"), rows(5))["ids"].tolist() == [5]
+    assert act(scene(memory, one, step=1, field="ids"), rows(6)) == {}
+    assert act(scene(memory, one, field="ids"), rows(7))["ids"].tolist() == [5]
+
+
+def test_second_best_leaves_the_best_out():
+    one = scene(shares=[Share("a", 0, 1, 0, True, 0)], field="ids")
+    one.logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
+    assert ran("second_best", {"ids": torch.tensor([[1, 2]])}, at_scene=one) == {"ids": [[2, 3]]}
+
+
+#      0
+#     / \
+#    1   2
+#    |   |
+#    3   4
+TREE = {"next_token": torch.tensor([[1, 3, 4, -1, -1]]), "next_sibling": torch.tensor([[-1, 2, -1, -1, -1]])}
+
+
+def test_line_of_a_node_goes_up_to_the_root():
+    assert _line(TREE["next_token"][0].tolist(), TREE["next_sibling"][0].tolist(), node=4) == [2, 0]
+
+
+@pytest.mark.parametrize(("column", "place"), [("parent", 2), ("root", 0), ("stranger", 3)])
+def test_mask_bit_changes_one_bit_of_the_last_node(column, place):
+    committed, n = 3, 5
+    mask = torch.zeros(n * (committed + n), dtype=torch.bool)
+    one = scene(shares=[Share("a", 0, n, committed, True, 0)], column=column, value=True)
+    made = ran("mask_bit", {**TREE, "mask": mask}, at_scene=one)["mask"]
+    assert [index for index, bit in enumerate(made) if bit] == [(n - 1) * (committed + n) + committed + place]
+
+
+def test_lost_sibling_is_no_longer_linked():
+    assert ran("lose_sibling", TREE)["next_sibling"] == [[-1] * 5]
+
+
+def test_parents_are_swapped_only_where_both_were_kept():
+    values = {"parents": torch.tensor([[-1, 0, 1], [-1, 0, 1]]), "selected": torch.tensor([[0, 1, 2], [0, 2, 3]])}
+    assert ran("swap_parents", values)["parents"] == [[-1, 1, 0], [-1, 0, 1]]
+
+
+def walk():
+    """A chain of four nodes a request; a accepted one draft, b none."""
+    return {
+        "predict": torch.tensor([11, 12, 0, 0, 21, 0, 0, 0], dtype=torch.int32),
+        "accept_index": torch.tensor([[0, 1, -1, -1], [4, -1, -1, -1]], dtype=torch.int32),
+        "drafts": torch.tensor([1, 0], dtype=torch.int32),
+        "next_token": torch.tensor([[1, 2, 3, -1], [1, 2, 3, -1]]),
+        "target": torch.tensor([[11, 12, 13, 14], [21, 22, 23, 24]]),
+    }
+
+
+def test_one_more_goes_on_with_the_first_child():
+    made = ran("one_more", walk())
+    assert made["accept_index"] == [[0, 1, 2, -1], [4, 5, -1, -1]]
+    assert made["drafts"] == [2, 1]
+    assert made["predict"] == [11, 12, 13, 0, 21, 22, 0, 0]
+
+
+def test_one_less_gives_the_last_one_back_and_never_the_root():
+    made = ran("one_less", walk())
+    assert made["accept_index"] == [[0, -1, -1, -1], [4, -1, -1, -1]]
+    assert made["drafts"] == [0, 0]
+
+
+def test_neighbours_exchange_lengths():
+    made = ran("neighbour_length", walk())
+    assert made["accept_index"] == [[0, -1, -1, -1], [4, 5, -1, -1]]
+    assert made["drafts"] == [0, 1]
+
+
+def test_bonus_comes_from_elsewhere():
+    assert ran("bonus_from_root", walk())["predict"] == [11, 11, 0, 0, 21, 0, 0, 0]
+    assert ran("bonus_of_neighbour", walk())["predict"] == [11, 21, 0, 0, 12, 0, 0, 0]
+
+
+def test_pool_hands_out_again_what_it_handed_out_first():
+    memory, act = {}, ACTS["hand_out_again"]
+    assert act(scene(memory), {"slots": torch.tensor([1, 2])}) == {}
+    assert act(scene(memory), {"slots": torch.tensor([3, 4])})["slots"].tolist() == [3, 1]
+
+
+def test_finished_request_stays_for_one_batch_however_often_the_scheduler_asks():
+    memory, values = {}, {"keep": torch.tensor([0]), "finished": torch.tensor([False, True])}
+    kept = []
+    for batch in (4, 4, 5):
+        one = scene(memory)
+        one.batch = batch
+        kept.append(ACTS["keep_finished"](one, values)["keep"].tolist())
+    assert kept == [[0, 1], [0, 1], [0]]
+
+
+def test_one_live_request_is_dropped_once():
+    memory, values = {}, {"keep": torch.tensor([0, 1, 2])}
+    assert ACTS["drop_live"](scene(memory), values)["keep"].tolist() == [0, 1]
+    assert ACTS["drop_live"](scene(memory), values) == {}

@@ -1,0 +1,161 @@
+"""When a mutant counts as killed, and when a campaign passes."""
+
+import io
+import json
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from harness import mutants
+from harness.checks import CHECKS
+from harness.engine import EngineError
+from harness.faults import FAULTS
+from harness.mutants import Campaign, judged
+from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, document
+from harness.trace import Event
+from harness.types import Outcome
+from reports.mutants import MutantLine, render_scoreboard
+
+LATE = FAULTS["draft-position-late"]
+BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
+
+
+def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash=""):
+    events = [Event(name="fault", tick=9, data={"mutant": LATE.id, "fired": fired})]
+    events += [Event(name="crash", tick=9, data={"error": crash})] if crash else []
+    return SimpleNamespace(
+        verdict=SimpleNamespace(outcome=verdict, root_kinds=kinds, reasons=("1 × something",)),
+        trace=SimpleNamespace(events=tuple(events)),
+        scenario=SimpleNamespace(name="together"),
+        text_identical=True,
+        passed=verdict is Outcome.PASS,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _killers(monkeypatch):
+    monkeypatch.setattr(mutants, "killers", lambda _outcome: ("positions",))
+
+
+@pytest.mark.parametrize(
+    ("given", "fate", "why"),
+    [
+        (outcome(), Fate.KILLED, ""),
+        (outcome(kinds=("TOKEN",)), Fate.SURVIVED, "shown only by TOKEN; expected POSITION"),
+        (outcome(Outcome.PASS, kinds=()), Fate.SURVIVED, "PASS: 1 × something"),
+        (outcome(Outcome.UNKNOWN, kinds=()), Fate.SURVIVED, "UNKNOWN: 1 × something"),
+        (outcome(Outcome.PASS, kinds=(), fired=0), Fate.SURVIVED, "it never acted in together"),
+        (
+            outcome(kinds=("CRASH",), crash="FaultBroken: mutant x: KeyError"),
+            Fate.BROKEN,
+            "FaultBroken: mutant x: KeyError",
+        ),
+    ],
+)
+def test_only_an_expected_kind_kills(given, fate, why):
+    score = judged(LATE, given, examples=1)
+    assert (score.fate, score.why) == (fate, why)
+
+
+def board(*fates, killed_by=BUSY, **more):
+    faults = list(FAULTS.values())
+    scores = [
+        Score(fault=faults[number], fate=fate, killed_by=killed_by if fate is Fate.KILLED else (), examples=1, why="so")
+        for number, fate in enumerate(fates)
+    ]
+    return Scoreboard(engine="0.5.23", scores=tuple(scores), **more)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (board(Fate.KILLED, Fate.NOT_RUN), Outcome.PASS),
+        (board(Fate.KILLED, Fate.SURVIVED), Outcome.FAIL),
+        (board(Fate.KILLED, Fate.BROKEN), Outcome.FAIL),
+        (board(Fate.KILLED, unsound=("x",)), Outcome.UNKNOWN),
+        (board(Fate.SURVIVED, unsound=("x",)), Outcome.FAIL),
+        (board(Fate.NOT_RUN), Outcome.UNKNOWN),
+        (board(), Outcome.UNKNOWN),
+        (board(Fate.KILLED, killed_by=BUSY[1:]), Outcome.FAIL),
+        (board(Fate.KILLED, killed_by=BUSY[1:], whole=False), Outcome.PASS),
+    ],
+)
+def test_campaign_passes_only_if_all_that_ran_are_killed_and_no_check_is_idle(given, expected):
+    assert given.outcome is expected
+
+
+def test_document_says_who_kills_what_both_ways():
+    made = json.loads(json.dumps(document(board(Fate.KILLED, Fate.SURVIVED, killed_by=("walk",)))))
+    first, second = made["mutants"]
+    assert made["schema"] == 1
+    assert (first["id"], first["verdict"], first["killed_by"], first["examples"]) == (
+        "draft-position-early",
+        "KILLED",
+        ["walk"],
+        1,
+    )
+    assert (second["verdict"], second["killed_by"], second["engine"]) == ("SURVIVED", [], "0.5.23")
+    assert made["checks"]["walk"] == ["draft-position-early"]
+    assert set(made["checks"]) == set(CHECKS)
+
+
+def test_printed_scoreboard_names_survivors_idle_checks_and_what_to_type():
+    stream = io.StringIO()
+    render_scoreboard(
+        Console(file=stream, width=100), board(Fate.KILLED, Fate.SURVIVED, Fate.NOT_RUN, killed_by=BUSY[1:])
+    )
+    text = stream.getvalue()
+    assert "SURVIVED: draft-position-late" in text
+    assert "eaglecheck mutants --engine 0.5.23 --only draft-position-late" in text
+    assert f"check {BUSY[0]} kills no mutant" in text
+    assert "check idle_width has no mutant here: needs DP attention" in text
+    assert "verdict FAIL: 3 mutants, 1 killed, 1 survived, 1 not run" in text
+
+
+def test_line_without_a_terminal_prints_one_line_a_mutant():
+    stream = io.StringIO()
+    with MutantLine(Console(file=stream, width=100)) as line:
+        Campaign(lambda *_, **__: outcome(Outcome.PASS), "0.5.23", [LATE, FAULTS["idle-width"]], line).run()
+    assert [text.split()[2:5] for text in stream.getvalue().splitlines()] == [
+        ["draft-position-late", "SURVIVED", "PASS:"],
+        ["idle-width", "NOT", "RUN"],
+    ]
+
+
+def drives(answers):
+    """Engines that answer scenario by scenario; an exception is raised."""
+
+    def engines(scenario, *, engine, fresh=False):
+        asked.append(scenario.name)
+        answer = next((value for name, value in answers.items() if name in scenario.name), outcome(Outcome.PASS))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    asked = []
+    engines.asked = asked
+    return engines
+
+
+def test_campaign_stops_at_the_first_scenario_that_shows_the_mutant():
+    engines = drives({"joined-draft": outcome()})
+    (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
+    assert (score.fate, score.examples) == (Fate.KILLED, 2)
+    assert engines.asked == [
+        *("together", "joined", "together-draft-position-late", "joined-draft-position-late", "together"),
+    ]
+
+
+def test_engine_that_fails_without_a_mutant_runs_none():
+    engines = drives({"joined": outcome()})
+    made = Campaign(engines, "0.5.23", [LATE]).run()
+    assert made.scores[0].fate is Fate.NOT_RUN
+    assert made.outcome is Outcome.UNKNOWN
+    assert "joined is FAIL without a mutant" in made.unsound[0]
+
+
+def test_mutant_that_the_engine_refuses_is_not_run():
+    engines = drives({LATE.id: EngineError("the engine refused 'fault': nothing to wrap")})
+    (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
+    assert (score.fate, score.why) == (Fate.NOT_RUN, "the engine refused 'fault': nothing to wrap")

@@ -1,0 +1,226 @@
+"""Shrinking keeps the signature, ends at the smallest program, stays in its budget; slices and tallies say enough."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import handmade
+from cases.strategies import BOOTS, programs
+from harness.checks import group, judge
+from harness.shrink import Budget, shrink
+from harness.slicing import slice_to
+from harness.smaller import simpler_boots, smaller, tidy
+from harness.tally import roots, size, tally
+from harness.types import Kind, Op, Scenario
+
+SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
+OTHER = "POSITION:positions:DRAFT:one-ahead"
+GENERATED = programs(BOOTS["plain"], count=24, seed_value=11)
+LARGE = max(GENERATED, key=size)
+
+
+def long_prompt(scenario):
+    """Fails where a prompt exceeds the chunk; and in another way where more than one request is in play."""
+    chunk = scenario.engine.chunk
+    found = {SIGNATURE} if chunk and any(len(r.prompt) > chunk for r in scenario.requests) else set()
+    return frozenset(found | ({OTHER} if len(scenario.requests) > 1 else set()))
+
+
+def failing():
+    return max((s for s in GENERATED if SIGNATURE in long_prompt(s) and len(s.requests) > 2), key=size)
+
+
+def test_smallest_program_with_the_same_signature_is_found():
+    shrunk = shrink(failing(), long_prompt, SIGNATURE)
+    small = shrunk.scenario
+    assert shrunk.finished
+    assert SIGNATURE in long_prompt(small)
+    assert len(small.requests) == 1
+    assert [op.kind for op in small.script] == ["submit", "drain"]
+    assert len(small.requests[0].prompt) == small.engine.chunk + 1
+    assert small.requests[0].max_new_tokens == 1
+    assert small.wants == ()
+
+
+def test_another_failure_is_not_followed_but_told():
+    shrunk = shrink(failing(), long_prompt, SIGNATURE)
+    assert shrunk.other == {OTHER}
+    small = shrink(failing(), long_prompt, OTHER).scenario
+    assert len(small.requests) == 2
+    assert SIGNATURE not in long_prompt(small)
+
+
+def test_nothing_smaller_leaves_the_scenario_as_it_was():
+    given = failing()
+    shrunk = shrink(given, lambda scenario: frozenset({SIGNATURE} if scenario == given else ()), SIGNATURE)
+    assert shrunk.scenario == given
+    assert shrunk.finished
+
+
+def test_tries_are_bounded_and_the_best_so_far_is_kept():
+    steps = []
+    shrunk = shrink(failing(), long_prompt, SIGNATURE, budget=Budget(tries=5), progress=steps.append)
+    assert not shrunk.finished
+    assert shrunk.tries == len(steps) == 5
+    assert size(shrunk.scenario) < size(failing())
+
+
+def test_no_time_means_no_try():
+    shrunk = shrink(failing(), long_prompt, SIGNATURE, budget=Budget(seconds=0.0))
+    assert (shrunk.tries, shrunk.finished) == (0, False)
+
+
+def test_a_crash_costs_a_restart():
+    def crashes(_scenario):
+        return frozenset({"CRASH:ledger:DRAFT:somewhere"})
+
+    shrunk = shrink(failing(), crashes, "CRASH:ledger:DRAFT:somewhere", budget=Budget(restarts=3))
+    assert shrunk.restarts == 3
+    assert not shrunk.finished
+
+
+def test_no_scenario_is_tried_twice():
+    tried = []
+
+    def fails(scenario):
+        tried.append(scenario.id)
+        return long_prompt(scenario)
+
+    shrink(failing(), fails, SIGNATURE)
+    assert len(set(tried)) == len(tried)
+
+
+def test_progress_tells_every_try_and_what_was_left_out():
+    steps = []
+    shrink(failing(), long_prompt, SIGNATURE, progress=steps.append)
+    assert [step.tries for step in steps] == list(range(1, len(steps) + 1))
+    assert any(step.kept for step in steps)
+    assert all(step.what for step in steps)
+
+
+def test_shrinking_repeats():
+    first, second = (shrink(failing(), long_prompt, SIGNATURE).scenario for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("scenario", GENERATED[:8], ids=lambda scenario: scenario.id)
+def test_candidates_are_valid_and_share_the_engine(scenario):
+    for candidate, what in itertools.islice(smaller(scenario), 200):
+        assert Scenario.model_validate(candidate.model_dump()) == candidate, what
+        assert candidate.boot_key() == scenario.boot_key()
+
+
+def test_simpler_boots_need_another_engine():
+    pages = programs(BOOTS["pages"], count=1, seed_value=1)[0]
+    candidates = [candidate for candidate, _ in simpler_boots(pages)]
+    assert [candidate.engine.page for candidate in candidates] == [1, 4]
+    assert all(candidate.boot_key() != pages.boot_key() for candidate in candidates)
+
+
+def test_shared_prefixes_stay_shared_when_prompts_are_cut():
+    drawn = programs(BOOTS["pages"], count=60, seed_value=2)
+    shared = next(s for s in drawn if "prefix_hit" in s.wants)
+    first, second = (request.prompt for request in shared.requests[:2])
+    for candidate, _ in smaller(shared):
+        for request in candidate.requests:
+            original = first if request.rid == "r0" else second if request.rid == "r1" else request.prompt
+            assert original[: len(request.prompt)] == request.prompt
+
+
+def test_tidy_joins_ticks_and_waits_for_nothing_at_the_ends():
+    tick, drain, submit = Op(kind="tick", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
+    assert tidy([tick, submit, tick, tick, Op(kind="retract"), tick, drain]) == (
+        submit,
+        Op(kind="tick", count=4),
+        Op(kind="retract"),
+        drain,
+    )
+
+
+# Slicing
+
+
+def broken(round_number):
+    """A hand-made trace whose draft position is wrong from one round on, with its judgement."""
+    given = handmade.scenario()
+    engine, reference = handmade.build(given)
+    engine = handmade.copy_trace(engine)
+    rows = engine.rows
+    wrong = (rows.strings["phase"] == "DRAFT") & (rows.ints["round"] >= round_number)
+    rows.ints["position"][wrong] += 1
+    _, divergences = judge(given, engine, reference)
+    return given, engine, reference, divergences
+
+
+def first_of(divergences):
+    return next(found for found in divergences if found.first)
+
+
+def test_slice_ends_with_the_first_wrong_round_and_still_shows_it():
+    rounds = [record.index for record in handmade.build(handmade.scenario())[0].rounds if record.mode == "DECODE"]
+    given, engine, reference, divergences = broken(rounds[1])
+    first = first_of(divergences)
+    cut_engine, cut_reference = slice_to(engine, first), slice_to(reference, first)
+    assert max(record.index for record in cut_engine.rounds) == first.round < engine.rounds[-1].index
+    assert len(cut_engine.rows) < len(engine.rows)
+    verdict, again = judge(given, cut_engine, cut_reference)
+    assert first_of(again).signature == first.signature
+    assert first_of(again).key == first.key
+    assert verdict.root_kinds == (Kind.POSITION,)
+    assert roots(group(again)) == {first.signature}
+
+
+def test_slice_keeps_of_the_tensors_what_its_rows_point_at():
+    _, engine, _, divergences = broken(2)
+    cut = slice_to(engine, first_of(divergences))
+    rows = cut.rows
+    for name, tensor in cut.tensors.items():
+        column, _, phase = name.partition(".")
+        at = rows.ints[column][(rows.strings["phase"] == phase) & (rows.ints[column] >= 0)]
+        assert sorted(at.tolist()) == list(range(len(tensor)))
+    whole = engine.rows
+    where = handmade.find(engine, phase="DRAFT")
+    key = whole.key(where)
+    same = next(index for index in range(len(rows)) if rows.key(index) == key)
+    old = engine.tensors["hidden_in.DRAFT"][whole.ints["hidden_in"][where]]
+    assert (cut.tensors["hidden_in.DRAFT"][rows.ints["hidden_in"][same]] == old).all()
+
+
+def test_slice_says_that_it_is_one():
+    _, engine, _, divergences = broken(2)
+    cut = slice_to(engine, first_of(divergences))
+    assert cut.header["sliced_to"]["round"] == first_of(divergences).round
+    assert cut.ends == ()
+
+
+# Tallies
+
+
+def test_the_same_failure_in_many_scenarios_is_one_finding_with_a_count():
+    given, _, _, divergences = broken(2)
+    findings = group(divergences)
+    larger = given.model_copy(update={"requests": given.requests[:2], "script": given.script[-1:]})
+    entries = tally([(given, findings), (larger, findings)])
+    assert [entry.scenarios for entry in entries] == [2] * len(entries)
+    assert entries[0].divergences == 2 * findings[0].count
+    assert entries[0].smallest == larger
+
+
+def test_failures_of_two_kinds_are_two_findings():
+    given, _, _, divergences = broken(2)
+    first = first_of(divergences)
+    other = replace(first, kind=Kind.CACHE_SLOT, check="slots")
+    entries = tally([(given, group([first])), (given, group([other]))])
+    assert {entry.signature for entry in entries} == {first.signature, other.signature}
+    assert [entry.scenarios for entry in entries] == [1, 1]
+
+
+def test_a_consequence_is_not_a_root_and_comes_last():
+    given, _, _, divergences = broken(2)
+    first = first_of(divergences)
+    later = replace(first, kind=Kind.NUMERIC, check="chain", cause=first.signature, first=False)
+    findings = group([later, first])
+    assert roots(findings) == {first.signature}
+    entries = tally([(given, findings)])
+    assert [entry.consequence for entry in entries] == [False, True]

@@ -1,0 +1,52 @@
+"""Faults in the running engine are noticed: a spread of mutants on one boot. `eaglecheck mutants` runs all of them."""
+
+import pytest
+
+from cases.exercises import EXERCISES
+from harness.checks import CHECKS
+from harness.faults import FAULTS
+from harness.mutants import Campaign, with_fault
+from harness.scoreboard import EXCUSED, Fate
+from harness.types import Kind
+
+#: Few that together show every check, none of which ends the engine.
+SPREAD = (
+    *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
+    *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
+    *("limit-off-by-one", "draft-step-skipped"),
+)
+BOOT = EXERCISES["chain"][0].boot_key()
+
+
+@pytest.mark.engine(boot=BOOT)
+def test_spread_of_mutants_is_killed_and_no_check_is_idle(engines):
+    board = Campaign(engines, engines.default, [FAULTS[name] for name in SPREAD]).run()
+    assert board.unsound == (), "the engine must pass without a mutant, before and after"
+    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    assert [name for name, killed in board.by_check.items() if not killed] == sorted(EXCUSED)
+    assert set(EXCUSED) < set(CHECKS)
+
+
+@pytest.mark.engine(boot=BOOT)
+def test_wrong_draft_chain_leaves_the_text_as_it_is(engines):
+    outcome = engines(with_fault(EXERCISES["chain"][0], FAULTS["hidden-zeroed"]))
+    assert outcome.text_identical is True
+    assert not outcome.passed
+
+
+@pytest.mark.engine(boot=BOOT)
+def test_trace_header_names_what_was_armed_and_the_events_how_often_it_acted(engines):
+    sound = engines(EXERCISES["chain"][0])
+    mutated = engines(with_fault(EXERCISES["chain"][0], FAULTS["draft-position-late"]))
+    assert "faults" not in sound.trace.header
+    assert mutated.trace.header["faults"] == ["draft-position-late"]
+    (event,) = (event for event in mutated.trace.events if event.name == "fault")
+    assert event.data["mutant"] == "draft-position-late"
+    assert event.data["fired"] > 0
+
+
+@pytest.mark.engine(boot=BOOT)
+def test_mutant_armed_from_a_later_batch_leaves_the_earlier_ones_sound(engines):
+    outcome = engines(with_fault(EXERCISES["chain"][0], FAULTS["draft-position-late"], first=4))
+    wrong = [found.round for found in outcome.divergences if found.kind is Kind.POSITION]
+    assert min(wrong) == 3  # batches are counted from 1, rounds from 0
