@@ -10,6 +10,7 @@ import os
 import socket
 import time
 import traceback
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,7 @@ class Gate:
         self._sock = sock
         self._recorder = recorder
         self._turn: int | None = None
-        self._arrived: dict[str, Any] = {}
+        self._arrived: dict[str, deque[Any]] = defaultdict(deque)
         self._boot_limit = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,25 +73,35 @@ class Gate:
 
     def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
         """Wait until every announced request arrived, then hand them over in the announced order."""
+        expect = self._still_sent(expect)
+        wanted = Counter(expect)
         deadline = time.monotonic() + ARRIVAL_SECONDS
         others: list[Any] = []
         while True:
             for item in poll() or []:
                 name = announced_name(item)
-                if name in expect:
-                    self._arrived[name] = item
+                if name in wanted:
+                    self._arrived[name].append(item)
                 else:
                     others.append(item)
-            if all(name in self._arrived for name in expect):
-                break
+            missing = [name for name, count in wanted.items() if len(self._arrived[name]) < count]
+            if not missing:
+                return others + [self._arrived[name].popleft() for name in expect]
             if time.monotonic() > deadline:
-                missing = [name for name in expect if name not in self._arrived]
                 what = f"announced, but SGLang's tokenizer never passed on: {', '.join(missing)}"
                 wire.send(self._sock, {"op": "error", "what": what})
-                expect = [name for name in expect if name in self._arrived]
-                break
+                return others
             time.sleep(0.0005)
-        return others + [self._arrived.pop(name) for name in expect]
+
+    def _still_sent(self, expect: list[str]) -> list[str]:
+        """Without aborts of requests that are over: SGLang's tokenizer may send those or not; they do nothing."""
+        state = scheduler_state(self.scheduler)
+        alive = {*state["running"], *state["waiting"], state["chunked"], *expect, *self._in_flight()}
+        return [name for name in expect if not name.startswith("abort:") or name.removeprefix("abort:") in alive]
+
+    def _in_flight(self) -> list[str]:
+        last = self.scheduler.last_batch
+        return [] if last is None else [plain_rid(req.rid) for req in last.reqs if not req.finished()]
 
     def _report_turn(self) -> None:
         messages = self._recorder.take()
@@ -146,18 +157,18 @@ class Gate:
         frames = traceback.extract_tb(error.__traceback__)
         site = next((f for f in reversed(frames) if "/sglang/" in f.filename), frames[-1])
         where = site.filename.split("/sglang/")[-1]
+        report = {
+            "op": "crashed",
+            "site": f"{where}:{site.name}",
+            "line": site.lineno,
+            "error": f"{type(error).__name__}: {error}",
+            "trace": "".join(traceback.format_exception(error))[-6000:],
+            **{f"at_{key}": value for key, value in self._recorder.last.items()},
+        }
+        if frames[-1].filename == __file__:  # the gate itself failed: our fault, and no finding about SGLang
+            report = {"op": "error", "what": f"the gate failed: {report['error']}", "trace": report["trace"]}
         try:
-            wire.send(
-                self._sock,
-                {
-                    "op": "crashed",
-                    "site": f"{where}:{site.name}",
-                    "line": site.lineno,
-                    "error": f"{type(error).__name__}: {error}",
-                    "trace": "".join(traceback.format_exception(error))[-6000:],
-                    **{f"at_{key}": value for key, value in self._recorder.last.items()},
-                },
-            )
+            wire.send(self._sock, report)
         except (wire.WireClosed, OSError):
             pass  # the control side is gone; SGLang still logs the traceback
 
