@@ -35,7 +35,7 @@ run: $(BASE)
 
 test: $(DEV)
 	@$(VENV)/bin/python -m harness.envs $(TEST_ENGINES)
-	@$(VENV)/bin/pytest -n auto
+	@EAGLECHECK_REQUIRE_ENGINES=1 $(VENV)/bin/pytest -n auto
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .

@@ -36,7 +36,7 @@ def report(hunt: Hunt) -> str:
         small = shrunk.scenario
         parts.append(
             f"{found.signature}: {found.divergences} divergences in {found.scenarios} scenarios\n"
-            f"{describe(found.first)}\n"
+            f"{describe(found.first, found.smallest)}\n"
             f"  shrunk in {shrunk.tries} tries to {len(small.requests)} request(s), "
             f"{sum(len(request.prompt) for request in small.requests)} prompt tokens, {len(small.script)} ops\n"
             f"  run again:  eaglecheck replay {folder}"

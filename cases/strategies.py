@@ -258,7 +258,7 @@ def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
         turn = calm + kit.integer(0, 12, "turn")
         if kind == "abort":
             arrival, request = kit.choice(free, "aborted")
-            _abort(kit, arrival, request)
+            _abort(kit, arrival, request, calm=calm)
             free = [other for other in free if other[1] is not request]
         elif kind == "pause":
             kit.timeline.at(turn, "pause")
@@ -267,10 +267,11 @@ def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
             kit.timeline.at(turn, kind)
 
 
-def _abort(kit: Kit, arrival: int, request: RequestSpec) -> None:
+def _abort(kit: Kit, arrival: int, request: RequestSpec, *, calm: int) -> None:
     """While the request surely lives: whether SGLang still passes on an abort of one that has ended is a race."""
-    last = shortest_life(request, k=kit.k)
-    kit.timeline.at(arrival + kit.integer(0, last, "turns before the abort"), "abort", request.rid)
+    first, last = max(arrival, calm), arrival + shortest_life(request, k=kit.k)
+    if first <= last:
+        kit.timeline.at(kit.integer(first, last, "turn of the abort"), "abort", request.rid)
 
 
 def shortest_life(request: RequestSpec, *, k: int) -> int:

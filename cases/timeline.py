@@ -10,9 +10,6 @@ from dataclasses import dataclass, field
 
 from harness.types import Op, RequestSpec
 
-#: What SGLang holds back or refuses while it is paused; here it waits for the end of the pause.
-WAITS_FOR_RESUME = ("submit", "retract", "flush")
-
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
@@ -34,8 +31,9 @@ class Timeline:
     def script(self) -> tuple[Op, ...]:
         """Ops in order of turns, arrivals of one turn as one submit, a drain at the end.
 
-        A second pause inside a pause is left out, a pause without an end is ended before the drain, and an abort that
-        would come before its request's arrival comes right after it.
+        What SGLang holds back or refuses while it is paused waits for the end of the pause. A second pause inside a
+        pause is left out, a pause without an end is ended before the drain, and an abort that would come before its
+        request's arrival comes right after it.
         """
         return _render(self._placed())
 
@@ -51,10 +49,21 @@ class Timeline:
         for turn, op in self.ops:
             if op.kind == "abort":
                 placed.append((max(turn, arrived[op.rids[0]]), _RANK["abort"], op))
-            elif op.kind in WAITS_FOR_RESUME:
-                placed.append((_after_pause(turn, pauses), _RANK[op.kind], op))
+            elif op.kind == "flush":
+                placed.append((_after_pause(turn, pauses), _RANK["flush"], op))
+        placed += [(turn, _RANK["retract"], Op(kind="retract")) for turn in self._retractions(pauses)]
         placed.sort(key=lambda entry: entry[:2])
         return [(turn, op) for turn, _, op in placed]
+
+    def _retractions(self, pauses: list[tuple[int, Op]]) -> list[int]:
+        """Turns of retractions. Each is a pause and a resume by itself, and a turn takes one of either."""
+        taken = {turn for turn, _ in pauses}
+        for wanted in sorted(turn for turn, op in self.ops if op.kind == "retract"):
+            turn = _after_pause(wanted, pauses)
+            while turn in taken:
+                turn = _after_pause(turn + 1, pauses)
+            taken.add(turn)
+        return sorted(taken - {turn for turn, _ in pauses})
 
 
 #: Order of ops given before one turn.

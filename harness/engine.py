@@ -284,7 +284,7 @@ class Engine:
         """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
         self._turns += 1
         for peer in self.ranks:
-            wire.send(peer.sock, {"op": "turn", "turn": self._turns, "expect": expect})
+            self._send(peer, {"op": "turn", "turn": self._turns, "expect": expect})
         return [self._read_turn(peer) for peer in self.ranks]
 
     def _read_turn(self, peer: _Peer) -> Turn:
@@ -303,8 +303,16 @@ class Engine:
             messages=messages,
         )
 
+    def _send(self, peer: _Peer, command: dict[str, Any]) -> None:
+        """Write a command; a peer that is gone may have said why before it went."""
+        try:
+            wire.send(peer.sock, command)
+        except wire.WireClosed:
+            self._receive(peer)
+            raise EngineCrashed({"error": "the process ended between two commands", "site": "unknown"}) from None
+
     def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
-        wire.send(peer.sock, command)
+        self._send(peer, command)
         answer, _ = self._receive(peer, seconds=seconds)
         if answer["op"] == "error":
             raise EngineError(f"the engine refused {command['op']!r}: {answer['what']}")

@@ -209,5 +209,5 @@ def mirrored(scene: Scene, values: Values) -> Values:
 
 
 @act
-def fill(scene: Scene, values: Values) -> Values:
-    return {scene.name: torch.full_like(values[scene.name], scene.args["value"])} if scene.name in values else {}
+def squared(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name] ** 2} if scene.name in values else {}

@@ -15,7 +15,7 @@ from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.engine import EngineError
 from harness.faults import FAULTS, Fault
-from harness.scoreboard import UNDRIVABLE, Fate, Score, Scoreboard, Step
+from harness.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 from harness.types import Op, Outcome, Scenario
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Campaign:
 
     def _can_run(self, fault: Fault) -> bool:
         """Whether there is a sound exercise for it; noted as not run otherwise."""
-        why = UNDRIVABLE.get(fault.needs, "") or self._wrong_without(fault.needs)
+        why = undrivable(fault.needs, self.engine) or self._wrong_without(fault.needs)
         if why:
             self._note(Score(fault=fault, fate=Fate.NOT_RUN, why=why))
         return not why

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from packaging.version import Version
+
 from harness.checks import CHECKS
 from harness.faults import Fault
 from harness.types import Outcome
@@ -17,8 +19,21 @@ SCHEMA = 1
 
 #: Why there is nothing to drive for a need.
 UNDRIVABLE = {"dp": "needs DP attention, which this version does not drive"}
+#: Need -> the first release on which it can be asked, and why not before.
+SINCE = {
+    "tree": (
+        "0.5.13",
+        "before 0.5.13 a tree needs the v1 worker, which fails without a mutant (its draft extend is wrong)",
+    )
+}
 #: Checks about nothing else: no mutant can be asked of them yet.
 EXCUSED = {"idle_width": UNDRIVABLE["dp"]}
+
+
+def undrivable(need: str, release: str) -> str:
+    """Why no mutant that needs this can be asked of a release, empty if it can."""
+    first, why = SINCE.get(need, (release, ""))
+    return UNDRIVABLE.get(need, "") or (why if Version(release) < Version(first) else "")
 
 
 class Fate(StrEnum):

@@ -39,6 +39,11 @@ STAND_INS = [
         ("extend_attention_fwd", "attention"),
     )
 ]
+#: Enough to look at; the list of situations grows, and the texts kept here need not.
+SITUATIONS = (
+    *(f"accept_len_{length}" for length in range(1, 5)),
+    *("accept_len_1_and_full_in_one_batch", "batch_shrinks", "idle_tick", "non_final_chunk", "one_token_left"),
+)
 COST = Cost(
     boots=1,
     boot_seconds=23.2,
@@ -87,7 +92,8 @@ def judged(
     scenario = named(name, **o)
     engine, reference = traces(scenario, break_it, header)
     verdict, divergences = judge(scenario, engine, reference)
-    return result(scenario, verdict, divergences, identical=identical, trace=engine)
+    coverage = {situation: verdict.coverage[situation] for situation in SITUATIONS}
+    return result(scenario, replace(verdict, coverage=coverage), divergences, identical=identical, trace=engine)
 
 
 def without_engine(name: str, why: str) -> ScenarioResult:

@@ -139,7 +139,7 @@ def test_stopped_in_the_middle_of_a_scenario(tmp_path, monkeypatch):
     assert "cut off after 1 scenarios" in again.stdout
 
 
-def _until(ready, process, *, within=120.0):
+def _until(ready, process, *, within=300.0):
     deadline = time.monotonic() + within
     while not ready():
         assert process.poll() is None, process.communicate()

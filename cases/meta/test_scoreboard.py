@@ -155,6 +155,13 @@ def test_engine_that_fails_without_a_mutant_runs_none():
     assert "joined is FAIL without a mutant" in made.unsound[0]
 
 
+@pytest.mark.parametrize(("release", "fate"), [("0.5.12.post1", Fate.NOT_RUN), ("0.5.13", Fate.SURVIVED)])
+def test_tree_is_asked_only_of_releases_whose_tree_worker_is_sound(release, fate):
+    made = Campaign(drives({}), release, [FAULTS["mask-bit-lost"]]).run()
+    assert made.scores[0].fate is fate
+    assert made.unsound == ()
+
+
 def test_mutant_that_the_engine_refuses_is_not_run():
     engines = drives({LATE.id: EngineError("the engine refused 'fault': nothing to wrap")})
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores

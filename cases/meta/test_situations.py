@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
-from cases.situations import SITUATIONS, coverage
+from cases.situations import SITUATIONS, ReachTable, coverage, positions_inside
 from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.types import Op
 
@@ -36,6 +36,10 @@ def record(tick, mode, parts, dp_rank=0):
         final=final,
         forwards=forwards,
     )
+
+
+def turn(tick, **state):
+    return Event(name="turn", tick=tick, data=state)
 
 
 def end(rid, tick, count, reason="length"):
@@ -84,6 +88,35 @@ HAVING = {
     "retract_resume": (trace(WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)])), 1),
     "pool_exhausted": (trace(WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)])), 1),
     "context_limit": (trace(WHOLE, ends=(end("r0", 1, 2),)), 1),
+    "chunked_back_to_back": (
+        trace(
+            prefill(0, ("r1", 0, 4, False)),
+            prefill(1, ("r1", 4, 2, True), ("r0", 0, 2, False)),
+            prefill(2, ("r0", 2, 2, True)),
+        ),
+        1,
+    ),
+    "running_limit_reached": (
+        trace(decode(1, ("r0", 4, 1)), events=(turn(1, running=["r0"] * 8, waiting=["r1"]),)),
+        1,
+    ),
+    "abort_before_prefill": (trace(WHOLE, ends=(end("r1", 1, 0, "abort"),)), 1),
+    "pause_resume": (
+        trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", tick=2),)),
+        1,
+    ),
+    "retract_border_in_prompt": (
+        trace(prefill(0, ("r1", 0, 6, True)), record(3, "PREFILL", [("r1", 1, 4, 3, True)])),
+        1,
+    ),
+    "retract_border_in_output": (
+        trace(
+            prefill(0, ("r0", 0, 4, True)),
+            record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
+            record(4, "PREFILL", [("r0", 1, 5, 1, True)]),
+        ),
+        1,
+    ),
 }
 
 #: situation -> the nearest trace that has it not.
@@ -105,6 +138,23 @@ LACKING = {
     "abort_in_decode": trace(prefill(0, ("r1", 0, 4, False)), ends=(end("r1", 1, 0, "abort"),)),
     "abort_last_live": trace(WHOLE, decode(1, ("r1", 6, 1)), decode(5, ("r1", 7, 1)), ends=(end("r0", 3, 1, "abort"),)),
     "pool_exhausted": trace(WHOLE),
+    "chunked_back_to_back": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True), ("r0", 0, 2, True))),
+    "running_limit_reached": trace(
+        decode(1, ("r0", 4, 1)),
+        events=(turn(1, running=["r0"], waiting=["r1"]), turn(2, running=["r0"] * 8, waiting=[])),
+    ),
+    "abort_before_prefill": trace(WHOLE, ends=(end("r0", 1, 0, "abort"),)),
+    "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", tick=5),)),
+    "retract_border_in_prompt": trace(
+        prefill(0, ("r0", 0, 4, True)),
+        record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
+        record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
+    ),
+    "retract_border_in_output": trace(
+        prefill(0, ("r0", 0, 4, True)),
+        record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
+        record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
+    ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
 }
 
@@ -121,7 +171,99 @@ def test_situation_is_not_counted_where_it_does_not_happen(name):
 
 
 def test_every_situation_has_a_trace_that_shows_it():
-    assert set(SITUATIONS) - set(HAVING) == {f"accept_len_{n}" for n in range(1, 18)} - {"accept_len_1", "accept_len_4"}
+    lengths = {f"accept_len_{n}" for n in range(1, 18)} - {"accept_len_1", "accept_len_4"}
+    assert set(SITUATIONS) - set(HAVING) == lengths | SHOWN_BELOW
+
+
+# Shared prefixes, on page 4: what two prompts share is what counts
+
+SHOWN_BELOW = {
+    "prefix_ends_at_page_border",
+    "prefix_ends_before_page_border",
+    "prefix_ends_after_page_border",
+    "cache_flushed",
+}
+
+
+def branching(shared, *, own=3):
+    """Two prompts of 12 tokens that share `shared` of them."""
+    first = tuple(range(12))
+    prompts = (first, first[:shared] + (99,) * own)
+    given = handmade.scenario(prompts=(12, shared + own), page=4)
+    requests = tuple(r.model_copy(update={"prompt": p}) for r, p in zip(given.requests, prompts, strict=True))
+    return given.model_copy(update={"requests": requests})
+
+
+HIT = trace(prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 4, 7, True)))
+
+
+@pytest.mark.parametrize(
+    ("shared", "name"),
+    [
+        (8, "prefix_ends_at_page_border"),
+        (7, "prefix_ends_before_page_border"),
+        (9, "prefix_ends_after_page_border"),
+        (10, None),
+    ],
+)
+def test_prefix_hits_are_told_apart_by_where_the_shared_tokens_end(shared, name):
+    seen = coverage(branching(shared), HIT)
+    assert {found for found in SHOWN_BELOW if seen[found]} == ({name} if name else set())
+
+
+def test_prompt_that_only_goes_on_does_not_diverge():
+    assert not coverage(branching(12), HIT)["prefix_ends_at_page_border"]
+
+
+def test_prefix_that_was_not_cached_is_no_hit():
+    missed = trace(prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 11, True)))
+    assert not coverage(branching(8), missed)["prefix_ends_at_page_border"]
+
+
+def test_flush_counts_where_the_same_prompt_starts_from_nothing():
+    given = branching(12, own=0)
+    rounds = (prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 12, True)))
+    flush = Event(name="flush", tick=4, data={"flushed": True})
+    count = SITUATIONS["cache_flushed"].count
+    assert count(given, trace(*rounds, events=(flush,))) == 1
+    assert count(given, trace(*rounds)) == 0
+    assert count(given, trace(*rounds, events=(replace(flush, data={"flushed": False}),))) == 0
+
+
+# The table
+
+
+def test_positions_are_counted_inside_the_places_where_it_happened():
+    given = handmade.scenario()
+    engine, _ = handmade.build(given)
+    inside = positions_inside(given, engine)
+    rows, phases = engine.rows, engine.rows.strings["phase"]
+    chunk = next(record for record in engine.rounds if not all(record.final) and record.mode == "PREFILL")
+    rid = chunk.rids[chunk.final.index(False)]
+    mine = (rows.strings["rid"] == rid) & (rows.ints["round"] == chunk.index) & (rows.ints["position"] >= 0)
+    assert 0 < mine.sum() <= inside["non_final_chunk"] < len(rows)
+    assert inside["idle_rank"] == 0
+    decoding = sum(inside[f"accept_len_{n}"] for n in range(1, 5))
+    assert decoding == ((phases != "ACCEPT") & (phases != "PREFILL") & (phases != "DRAFT_PREFILL")).sum()
+
+
+def test_table_adds_scenarios_up_and_keeps_what_was_asked_for_apart():
+    table = ReachTable()
+    for wants in (("non_final_chunk", "idle_rank"), ()):
+        given = handmade.scenario(wants=wants)
+        table.add(given, handmade.build(given)[0])
+    chunk, idle = table.lines["non_final_chunk"], table.lines["idle_rank"]
+    assert (chunk.generated, chunk.reached, chunk.seen) == (1, 1, 2)
+    assert (idle.generated, idle.reached, idle.seen, idle.positions) == (1, 0, 0, 0)
+    assert chunk.times == 2 * coverage(given, handmade.build(given)[0])["non_final_chunk"]
+
+
+def test_context_limit_counts_a_window_filled_as_far_as_drafts_allow():
+    given = handmade.scenario(prompts=(500,), chunk=None, max_new_tokens=8)
+    whole = trace(prefill(0, ("r0", 0, 500, True)), ends=(end("r0", 5, 8),))
+    assert SITUATIONS["context_limit"].count(given, whole) == 1
+    roomier = replace(whole, header={"context_length": 600})
+    assert SITUATIONS["context_limit"].count(given, roomier) == 0
 
 
 def test_restart_that_was_asked_for_is_no_exhausted_pool():

@@ -177,7 +177,12 @@ def test_every_timeline_is_a_valid_script(arrivals, ops):
         timeline.arrive(turn, request(f"r{number}"))
     for turn, kind in ops:
         timeline.at(turn, kind)
-    Scenario(name="x", requests=timeline.requests, script=timeline.script())
+    made = Scenario(name="x", requests=timeline.requests, script=timeline.script())
+    turns, now = [], 0
+    for op in made.script:
+        now += op.count if op.kind == "tick" else 0
+        turns += [now] if op.kind in ("pause", "resume", "retract") else []
+    assert len(set(turns)) == len(turns), "a turn takes one pause or resume, and a retraction is one of each"
 
 
 @pytest.mark.parametrize(("turn", "expected"), [(0, 1), (2, 2), (5, 4), (9, 4)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import options, prepare
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
+from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded, unknown
 from harness.documents import check_target, write_json
 from harness.faults import FAULTS, Fault
 from harness.scoreboard import document
@@ -59,8 +58,6 @@ def _chosen(only: str | None) -> list[Fault]:
     chosen = []
     for name in prepare.split_list(only, what="only"):
         if name not in FAULTS:
-            near = difflib.get_close_matches(name, FAULTS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UsageError(f"--only: unknown mutant {name!r}{hint}\n  allowed: {', '.join(FAULTS)}")
+            raise UsageError(f"--only: {unknown('mutant', name, FAULTS)}")
         chosen.append(FAULTS[name])
     return chosen
