@@ -13,29 +13,31 @@ from harness.types import Scenario
 CONTEXT = 512
 
 
+def _before_abort(trace: Trace) -> Iterator[list[Part]]:
+    """What each aborted request had done when the abort was asked for; releases differ in how soon they act on it."""
+    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
+    for end in aborted(trace):
+        parts = parts_of_request(trace, end.rid)
+        yield [part for part in parts if part.record.tick < asked.get(end.rid, part.record.tick + 1)]
+
+
 @situation("a request aborted while it waited, before any of its prompt was prefilled")
 def abort_before_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (None for end in aborted(trace) if not parts_of_request(trace, end.rid))
+    yield from (None for parts in _before_abort(trace) if not parts)
 
 
-def _decoded(part: Part) -> bool:
-    return part.final or part.record.mode == "DECODE"
+def _prefilled(parts: list[Part]) -> bool:
+    return any(part.final or part.record.mode == "DECODE" for part in parts)
 
 
 @situation("a request aborted before its prompt was prefilled to the end")
 def abort_in_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for end in aborted(trace):
-        parts = parts_of_request(trace, end.rid)
-        if parts and not any(_decoded(part) for part in parts):
-            yield parts[-1]
+    yield from (parts[-1] for parts in _before_abort(trace) if parts and not _prefilled(parts))
 
 
 @situation("a request aborted after its prompt was prefilled")
 def abort_in_decode(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for end in aborted(trace):
-        parts = parts_of_request(trace, end.rid)
-        if any(_decoded(part) for part in parts):
-            yield parts[-1]
+    yield from (parts[-1] for parts in _before_abort(trace) if _prefilled(parts))
 
 
 @situation("the only live request aborted")

@@ -1,5 +1,6 @@
 """An engine that dies or hangs is a finding, the next scenario gets a new one, and no process is ever left behind."""
 
+import contextlib
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import pytest
 
 from cases.processes import survivors, tree
 from cases.programs import DEFAULT
+from harness.engine import BOOT_SECONDS
 from harness.trace import INT_COLUMNS
 from harness.types import Kind, Outcome
 
@@ -60,13 +62,33 @@ def test_stopped_engine_is_a_hang_finding_and_is_ended(engines, drive_scenario, 
     assert survivors(processes) == []
 
 
-def _command(folder, *arguments):
-    """`eaglecheck run` as a process of its own, with its run folders under `folder`."""
-    command = [sys.executable, "-c", "from harness.cli import app; app()", "run", "--runs", str(folder), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(tmp_path):
+    """start(*arguments): `eaglecheck run` as a process of its own, with its run folders under tmp_path."""
+    started = []
+
+    def run(*arguments):
+        command = [sys.executable, "-c", "from harness.cli import app; app()", "run", "--runs", str(tmp_path)]
+        process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
-def _wait_for(what, process, *, within=120.0):
+def _host(process):
+    """The engine host among the children of a command (git is another, for a moment), once it is there."""
+    for child in psutil.Process(process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(part.endswith("engine_host.py") for part in child.cmdline()):
+                return child
+    return None
+
+
+def _wait_for(what, process, *, within=BOOT_SECONDS):
     deadline = time.monotonic() + within
     while not (found := what()):
         assert process.poll() is None, process.stderr.read()
@@ -82,12 +104,12 @@ def _turns(folder):
 
 
 @pytest.mark.engine(boot="own process")
-def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, tmp_path):
+def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, start, tmp_path):
     engines.close()  # this test's engine is in a process tree of its own
-    process = _command(tmp_path, "--engine", engines.default, "--scenario", SCENARIO.name)
+    process = start("--engine", engines.default)
     _wait_for(lambda: len(_turns(tmp_path)) > TURN, process)
     processes = tree(process.pid)
-    assert len(processes) >= 3  # the command, the engine host, its scheduler
+    assert {process.pid, _host(process).pid} < {each.pid for each in processes}, "and the engine's own processes"
     process.kill()
     process.wait()
     assert survivors(processes) == []
@@ -95,10 +117,10 @@ def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, t
 
 
 @pytest.mark.engine(boot="own process")
-def test_interrupt_while_booting_leaves_no_engine(engines, tmp_path):
-    process = _command(tmp_path, "--engine", engines.default)
-    host = _wait_for(lambda: psutil.Process(process.pid).children(), process)
-    _wait_for(lambda: host[0].is_running() and len(tree(host[0].pid)) > 1, process)
+def test_interrupt_while_booting_leaves_no_engine(start, engines):
+    process = start("--engine", engines.default)
+    host = _wait_for(lambda: _host(process), process)
+    _wait_for(lambda: len(tree(host.pid)) > 1, process)
     processes = tree(process.pid)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)

@@ -21,10 +21,8 @@ SCHEMA = 1
 UNDRIVABLE = {"dp": "needs DP attention, which this version does not drive"}
 #: Need -> the first release on which it can be asked, and why not before.
 SINCE = {
-    "tree": (
-        "0.5.13",
-        "before 0.5.13 a tree needs the v1 worker, which fails without a mutant (its draft extend is wrong)",
-    )
+    "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
+    "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
 }
 #: Checks about nothing else: no mutant can be asked of them yet.
 EXCUSED = {"idle_width": UNDRIVABLE["dp"]}
