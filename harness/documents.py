@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -141,8 +140,14 @@ def check_target(target: str | None) -> None:
         raise _cannot(path, "it is a folder")
     if not path.parent.is_dir():
         raise _cannot(path, f"there is no folder {path.parent}")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise _cannot(path, "it may not be written")
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it now could block or be seen
+    part = path.with_name(f"{path.name}.part")
+    try:  # asking for permission is not enough: root may always, and some file systems still refuse
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise _cannot(path, error.strerror or "it may not be written") from error
 
 
 def write_json(document: dict[str, Any], target: str | None) -> None:

@@ -116,6 +116,7 @@ class Engine:
     _lifeline: list[socket.socket] = field(default_factory=list)
     _turns: int = 0
     _scenarios: int = 0
+    _seen: dict[str, Any] = field(default_factory=dict)
     _folder: tempfile.TemporaryDirectory[str] | None = None
 
     @property
@@ -292,6 +293,9 @@ class Engine:
         if report["op"] == "error":
             raise EngineError(str(report["what"]))
         messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
+        forwards = [message for message, _ in messages if message["ev"] == "forward"]
+        if forwards:  # where a rank was when it was last heard of, should it never speak again
+            self._seen = {name: forwards[-1][name] for name in ("phase", "step", "round")}
         for name, array in arrays.items():
             index, _, label = name.partition(".")
             messages[int(index)][1][label] = array
@@ -331,10 +335,19 @@ class Engine:
         except TimeoutError:
             raise EngineHung({**rank, "seconds": seconds}) from None
         except wire.WireClosed:
-            raise EngineCrashed({**rank, "error": "the process ended without a word", "site": "unknown"}) from None
+            raise EngineCrashed({**rank, **self._silent_death(peer)}) from None
         if message["op"] == "crashed":
             raise EngineCrashed({**rank, **message})
         return message, arrays
+
+    def _silent_death(self, peer: _Peer) -> dict[str, Any]:
+        """What can be said of a process that could not say anything: it was killed; the log may know by whom."""
+        who = f"{peer.hello.get('role', 'engine')} process {peer.hello.get('pid')}"
+        return {
+            "error": f"{who} ended without a word, as when killed from outside or for memory; see {self.log}",
+            "site": "killed",
+            **{f"at_{key}": value for key, value in self._seen.items()},
+        }
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""

@@ -11,7 +11,7 @@ from rich.console import Console
 from harness.cli import options, prepare
 from harness.cli.outcome import Exit, UsageError, guarded
 from harness.runner import run
-from harness.store import MANIFEST, read_specimen
+from harness.store import EVENTS, MANIFEST, read_specimen
 from reports.prose import say
 from reports.replay import answer, render_replay
 from reports.terminal import LiveLine
@@ -29,6 +29,13 @@ def command(
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
     console = Console()
+    if (specimen / MANIFEST).is_file() and (specimen / EVENTS).is_file():
+        found = sorted(str(path.parent) for path in specimen.glob(f"specimens/*/{MANIFEST}"))
+        has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
+        raise UsageError(
+            f"{specimen} is a run folder, not a specimen; {has}\n"
+            f"  judge a run again with:  eaglecheck recheck {specimen}"
+        )
     if not (specimen / MANIFEST).is_file():
         raise UsageError(
             f"{specimen} is not a specimen folder: it has no {MANIFEST}\n"
