@@ -8,6 +8,10 @@ from cases.profiles import PROFILES, blocks, seed_of
 from cases.strategies import BOOTS, programs
 
 
+#: Signatures of docs/findings.md F-002, seen on 0.5.23; the text names the finding in every report.
+KNOWN = ("TOKEN:finish:ACCEPT:ran-past-length", "TOKEN:finish:ACCEPT:ran-past-stop")
+
+
 def pytest_generate_tests(metafunc):
     if "block" in metafunc.fixturenames:
         profile = PROFILES[metafunc.config.getoption("--profile")]
@@ -33,4 +37,11 @@ def test_generated_scenarios_equal_the_reference(engines, release, block, record
     )
     assert hunt.outcomes.total(), "the time box was spent before the first scenario"
     if set(hunt.outcomes) != {"PASS"}:
+        if set(hunt.outcomes) <= {"PASS", "FAIL"} and all(_is_known(finding) for finding in hunt.findings()):
+            pytest.xfail(f"docs/findings.md F-002, an aborted request that ran past its limit: {report(hunt)}")
         pytest.fail(report(hunt), pytrace=False)
+
+
+def _is_known(finding):
+    """F-002: the tokens are right, only an aborted request's limit is exceeded. Every other finding fails the test."""
+    return finding.signature.startswith(KNOWN)
