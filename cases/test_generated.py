@@ -7,7 +7,6 @@ from cases.hunt import Hunt, greedy_text
 from cases.profiles import PROFILES, blocks, seed_of
 from cases.strategies import BOOTS, programs
 
-
 #: Signatures of docs/findings.md F-002, seen on 0.5.23; the text names the finding in every report.
 KNOWN = ("TOKEN:finish:ACCEPT:ran-past-length", "TOKEN:finish:ACCEPT:ran-past-stop")
 
