@@ -18,6 +18,7 @@ from pathlib import Path
 
 from benchmarks._bench import machine
 from cases.hunt import Hunt, as_json, greedy_text
+from cases.known import known_as
 from cases.situations import ELSEWHERE
 from cases.strategies import BOOTS, TREES, Boot, programs
 from harness import envs
@@ -61,7 +62,8 @@ def show(hunt: Hunt, wall: float) -> None:
         f"{hunt.engines.boots} boots; {machine()}"
     )
     for found in hunt.findings():
-        kind = "consequence" if found.consequence else "finding"
+        known = known_as(found.signature, hunt.release)
+        kind = "consequence" if found.consequence else f"known finding {known.finding}" if known else "new finding"
         print(
             f"  {kind}: {found.signature}: {found.divergences} divergences in {found.scenarios} scenarios; "
             f"smallest: {hunt.specimens.get(found.smallest.id)}"

@@ -27,8 +27,9 @@ class CaseError(ValueError):
 class Case(BaseModel):
     """One corpus entry.
 
-    bad_up_to: newest release with the bug; good_from: oldest release without it; revert: the number SGLang's own
-    switch takes to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first.
+    bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
+    bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
+    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,17 +38,20 @@ class Case(BaseModel):
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
     title: str
     source: str
+    bad_from: str | None = None
     bad_up_to: str
-    good_from: str
+    good_from: str | None
     revert: int | None = None
     kinds: tuple[str, ...]
     scenario: Scenario
 
     def expected(self, *, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
-        """What the window says about one release; 'unknown' between its ends."""
+        """What the window says about one release; 'unknown' before it and between its ends."""
+        if self.bad_from is not None and Version(release) < Version(self.bad_from):
+            return "unknown"
         if Version(release) <= Version(self.bad_up_to):
             return "FAIL"
-        if Version(release) < Version(self.good_from):
+        if self.good_from is None or Version(release) < Version(self.good_from):
             return "unknown"
         return "FAIL" if revert is not None and revert == self.revert else "PASS"
 

@@ -68,7 +68,7 @@ class Hunt:
         self.seconds += time.monotonic() - start
         self.outcomes[str(outcome.verdict.outcome)] += 1
         self.positions += outcome.verdict.compared.get("positions", 0)
-        self.table.add(scenario, outcome.trace)
+        self.table.add(scenario, outcome.verdict)
         if outcome.findings:
             self._failing.append((scenario, outcome.findings))
         if outcome.verdict.outcome is Outcome.UNKNOWN:

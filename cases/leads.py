@@ -213,9 +213,10 @@ def idle_tick(kit: Kit) -> Led:
     return Led(calm=11, protected=("r0", "r1"))
 
 
-@_lead(fits=lambda boot: boot.engine.max_running <= 3)
+@_lead(fits=lambda boot: not boot.engine.priority)
 def running_limit_reached(kit: Kit) -> Led:
-    for _ in range(kit.boot.engine.max_running + 1):
+    kit.running_limit = kit.integer(1, 2, "running limit")
+    for _ in range(kit.running_limit + 1):
         kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 20)), new=kit.long_run()))
     return Led(calm=8)
 
@@ -265,6 +266,18 @@ def context_limit(kit: Kit) -> Led:
 
 
 # Leaving and coming back
+
+
+@_lead(certain=False, fits=lambda boot: boot.engine.priority)
+def preempted(kit: Kit) -> Led:
+    """As many as may run at once, and then one that is more urgent by more than SGLang's threshold of ten."""
+    for _ in range(kit.boot.engine.max_running):
+        calm = kit.request(kit.prompt(kit.length(1, kit.chunk)), new=kit.long_run())
+        kit.timeline.arrive(0, calm.model_copy(update={"priority": kit.integer(0, 5, "low priority")}))
+    urgent = kit.request(kit.prompt(kit.length()), new=kit.new_tokens())
+    turn = kit.boot.engine.max_running + kit.integer(1, 3, "verifies")
+    kit.timeline.arrive(turn, urgent.model_copy(update={"priority": kit.integer(20, 30, "high priority")}))
+    return Led(calm=turn)
 
 
 @_lead()

@@ -6,6 +6,7 @@ that was asked for and never happened makes the verdict UNKNOWN. This module mus
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,9 +16,9 @@ from cases.situation_words import SITUATIONS, Place, Situation
 from cases.situations_decode import LONGEST_ACCEPT
 from harness.batches import Part
 from harness.trace import Trace
-from harness.types import Scenario
+from harness.types import Scenario, Verdict
 
-__all__ = ["SITUATIONS", "Reach", "ReachTable", "Situation", "coverage", "positions_inside"]
+__all__ = ["SITUATIONS", "Reach", "ReachTable", "Situation", "count", "reach_of"]
 
 #: The rooms they are defined in; importing them fills the register.
 ROOMS = (situations_prefill, situations_decode, situations_leaving)
@@ -27,20 +28,19 @@ ROOMS = (situations_prefill, situations_decode, situations_leaving)
 ELSEWHERE = ("mixed_batch", "empty_batch", "idle_rank")
 
 
-def coverage(scenario: Scenario, trace: Trace) -> dict[str, int]:
-    """Situation -> times it happened; accept lengths beyond k+1 are left out."""
-    return {found.name: found.count(scenario, trace) for found in _applicable(scenario)}
+def count(scenario: Scenario, trace: Trace) -> tuple[dict[str, int], dict[str, int]]:
+    """(situation -> times it happened, situation -> positions where it did); accept lengths beyond k+1 are left out.
 
-
-def positions_inside(scenario: Scenario, trace: Trace) -> dict[str, int]:
-    """Situation -> rows with a position in the batches, or parts of batches, where it happened; each row once."""
-    inside = {}
+    A position is a row that has one, in the batches, or parts of batches, where it happened; each row once.
+    """
+    times, inside = {}, {}
     for found in _applicable(scenario):
-        rows = np.zeros(len(trace.rows), dtype=bool)
+        rows, places = np.zeros(len(trace.rows), dtype=bool), 0
         for place in found.find(scenario, trace):
             rows |= _rows_of(place, trace)
-        inside[found.name] = int(rows.sum())
-    return inside
+            places += 1
+        times[found.name], inside[found.name] = places, int(rows.sum())
+    return times, inside
 
 
 def _applicable(scenario: Scenario) -> list[Situation]:
@@ -80,15 +80,23 @@ class ReachTable:
 
     lines: dict[str, Reach] = field(default_factory=lambda: {name: Reach(name=name) for name in SITUATIONS})
 
-    def add(self, scenario: Scenario, trace: Trace) -> None:
-        inside = positions_inside(scenario, trace)
-        for name, times in coverage(scenario, trace).items():
-            line, wanted = self.lines[name], name in scenario.wants
+    def add(self, scenario: Scenario, verdict: Verdict) -> None:
+        """Count what the verdict on one scenario says of situations."""
+        for name, times in verdict.coverage.items():
+            line, wanted = self.lines.get(name, Reach(name=name)), name in scenario.wants
             self.lines[name] = Reach(
                 name=name,
                 generated=line.generated + wanted,
                 reached=line.reached + (wanted and times > 0),
                 seen=line.seen + (times > 0),
                 times=line.times + times,
-                positions=line.positions + inside[name],
+                positions=line.positions + verdict.inside.get(name, 0),
             )
+
+
+def reach_of(judged: Iterable[tuple[Scenario, Verdict]]) -> list[Reach]:
+    """The lines of a run that say anything: asked for, or seen."""
+    table = ReachTable()
+    for scenario, verdict in judged:
+        table.add(scenario, verdict)
+    return [line for line in table.lines.values() if line.generated or line.seen]

@@ -57,6 +57,23 @@ def abort_last_live(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield parts_of_request(trace, end.rid)[-1]
 
 
+@situation("a running request sent back to wait because one of higher priority came")
+def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    rank = {request.rid: request.priority or 0 for request in scenario.requests}
+    scripted = {event.tick for event in trace.events if event.name in ("retract", "abort")}
+    prefills = {record.tick: record for record in leading_rounds(trace) if record.mode == "PREFILL"}
+    running: set[str] = set()
+    for event in trace.events:
+        if event.name != "turn":
+            continue
+        back = running & set(event.data.get("waiting", ()))
+        came = prefills.get(event.tick)
+        if back and came and event.tick not in scripted:
+            lowest = min(rank[rid] for rid in back)
+            yield from (came for _ in range(any(rank[rid] > lowest for rid in came.rids)))
+        running = set(event.data.get("running", ()))
+
+
 # Coming back
 
 

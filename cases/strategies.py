@@ -76,6 +76,11 @@ BOOTS = {
             engine=EngineConfig(max_running=2),
         ),
         Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
+        Boot(
+            name="priority",
+            why="requests with priorities, two at a time: the higher takes a running one's place",
+            engine=EngineConfig(priority=True, max_running=2),
+        ),
     )
 }
 #: Trees are apart: every release diverges on them in a known way (docs/findings.md).
@@ -162,7 +167,8 @@ def scenarios(
         engine=boot.engine.model_copy(update={"chunk": kit.chunk, "running_limit": kit.running_limit}),
         requests=kit.timeline.requests,
         script=kit.timeline.script(),
-        wants=(name,) if LEADS[name].certain else (),
+        # A request of higher priority may come in between anywhere, so no lead is certain then.
+        wants=(name,) if LEADS[name].certain and not boot.engine.priority else (),
     )
 
 
@@ -214,7 +220,8 @@ class Kit:
         rid = f"r{self._made}"
         self._made += 1
         stop_ids = self.stop_ids(prompt, new) if stops and self.chance("stop ids") else ()
-        return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, stop_ids=stop_ids)
+        priority = self.integer(0, 30, "priority") if self.boot.engine.priority else None
+        return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, stop_ids=stop_ids, priority=priority)
 
     def stop_ids(self, prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
         """One token of the greedy text where that is known, else a twelfth of the vocabulary."""

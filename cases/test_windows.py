@@ -11,6 +11,8 @@ from harness.types import Kind, Outcome, Phase
 
 CASES = {name: catalogue.load(name) for name in ("pr25015", "pr26329")}
 POSITION_CASE, CHUNK_CASE = CASES["pr25015"], CASES["pr26329"]
+#: Found by generation: what the user gets ends in the wrong place, whatever was drafted.
+TEXT_CASES = tuple(catalogue.load(name) for name in ("stop-past-length", "abort-past-length"))
 
 COLUMNS = [
     *((release, None) for release in ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")),
@@ -101,3 +103,32 @@ def test_chunk_tail_fed_is_the_targets_own_guess(drive_scenario, release, revert
     assert outcome.first.observed == rows.lists["top_ids"][at][0]
     wrong = [found for found in outcome.divergences if found.kind is Kind.EXTEND_INPUT]
     assert len(wrong) == 1, "only the non-final chunk has a tail whose next token is known"
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize(
+    ("release", "case"),
+    [
+        pytest.param(release, case, id=f"{release}-{case.id}")
+        for case in TEXT_CASES
+        for release in ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
+        if case.expected(release=release, revert=None) != "unknown"
+    ],
+)
+def test_output_that_ends_in_the_wrong_place_is_found_where_it_lives(drive_scenario, release, case):
+    outcome = drive_scenario(case.scenario, engine=release)
+    past = [found for found in outcome.divergences if found.check == "finish"]
+    if case.expected(release=release, revert=None) == "PASS":
+        assert outcome.verdict.outcome is Outcome.PASS, outcome.verdict.reasons
+        return
+    (request,) = case.scenario.requests
+    (end,) = outcome.trace.ends
+    (found,) = past
+    assert not found.cause
+    if request.stop_ids:
+        stop = end.output_ids.index(request.stop_ids[0])
+        assert (found.observed, found.expected) == (len(end.output_ids) - 1 - stop, 0)
+        assert found.observed > 0
+    else:
+        assert (found.observed, found.expected) == (len(end.output_ids), request.max_new_tokens)
+        assert found.observed > request.max_new_tokens

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from cases.situations import reach_of
 from harness.checks.findings import Finding
 from harness.progress import RunResult, ScenarioResult
 from harness.store import WriteError
@@ -78,6 +79,20 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
     }
 
 
+def situations_document(result: RunResult) -> dict[str, dict[str, int]]:
+    """situation -> scenarios that asked for it, how many of them reached it, and how much was seen in all."""
+    return {
+        line.name: {
+            "asked": line.generated,
+            "reached": line.reached,
+            "scenarios": line.seen,
+            "times": line.times,
+            "positions": line.positions,
+        }
+        for line in reach_of((one.scenario, one.verdict) for one in result.results)
+    }
+
+
 def run_document(result: RunResult) -> dict[str, Any]:
     """The whole run."""
     return {
@@ -94,6 +109,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
             finding_document(finding, scenario=one.scenario.name) for one in result.results for finding in one.findings
         ],
         "coverage": dict(result.verdict.coverage),
+        "situations": situations_document(result),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
         "scenarios": [scenario_document(one) for one in result.results],

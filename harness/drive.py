@@ -56,7 +56,9 @@ class _Run:
     def _do_submit(self, op: Op) -> None:
         for rid in op.rids:
             request = self.scenario.request(rid)
-            accepted = self.engine.submit(rid=rid, prompt=list(request.prompt), sampling=sampling_of(request))
+            accepted = self.engine.submit(
+                rid=rid, prompt=list(request.prompt), sampling=sampling_of(request), priority=request.priority
+            )
             self.submitted.append(rid)
             if accepted:
                 self.announced.append(rid)
@@ -152,6 +154,8 @@ def _finish(run: _Run) -> None:
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)
     for end in run.engine.collect(run.submitted):
+        if end["reason"] == "error":
+            run.note("request_error", rid=end["rid"], error=end["error"])
         run.assembler.ends.append(
             RequestEnd(
                 rid=end["rid"],

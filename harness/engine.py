@@ -255,9 +255,15 @@ class Engine:
         """Disarm the recorders and read the pool levels; one answer a rank."""
         return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
 
-    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any]) -> bool:
+    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any], priority: int | None = None) -> bool:
         """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it."""
-        command = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
+        command = {
+            "op": "submit",
+            "rid": self._tagged(rid),
+            "prompt": prompt,
+            "sampling": sampling,
+            "priority": priority,
+        }
         return not self._ask_host(command)["refused"]
 
     def abort(self, rid: str) -> None:

@@ -211,7 +211,10 @@ async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
 async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     try:
         result = await engine.async_generate(
-            input_ids=command["prompt"], sampling_params=command["sampling"], rid=command["rid"]
+            input_ids=command["prompt"],
+            sampling_params=command["sampling"],
+            rid=command["rid"],
+            priority=command["priority"],
         )
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}

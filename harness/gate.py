@@ -36,7 +36,7 @@ class Gate:
         self._recorder = recorder
         self._turn: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
-        self._boot_limit = 0
+        self._running_limit = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """A replacement for the method with which the loop asks for requests."""
@@ -135,15 +135,23 @@ class Gate:
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
         scheduler = self.scheduler
-        self._boot_limit = self._boot_limit or scheduler.max_running_requests
         if self._faults is not None:
             self._faults.disarm()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
-        scheduler.max_running_requests = command["running_limit"] or self._boot_limit
+        self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()
         self._recorder.active = command["record"]
         return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+
+    def _limit_running(self, limit: int) -> None:
+        """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""
+        if limit == (self._running_limit or self.scheduler.max_running_requests):
+            return
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        self.scheduler.set_internal_state(SetInternalStateReq(server_args={"pp_max_micro_batch_size": limit}))
+        self._running_limit = limit
 
     def _arm(self, command: dict[str, Any]) -> dict[str, Any]:
         if self._faults is None:

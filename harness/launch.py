@@ -94,6 +94,7 @@ def _arguments(
         "disable_radix_cache": not engine.prefix_cache,
         "page_size": engine.page,
         "max_running_requests": engine.max_running,
+        "enable_priority_scheduling": engine.priority,
         "max_total_tokens": engine.pool_tokens,
         # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.
         "chunked_prefill_size": 64,

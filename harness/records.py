@@ -56,6 +56,7 @@ class ScenarioVerdict(_Strict):
     outcome: Outcome
     reasons: tuple[str, ...]
     coverage: dict[str, int]
+    inside: dict[str, int] = {}
     compared: dict[str, int]
     ties: int
     kinds: tuple[str, ...]
@@ -77,6 +78,7 @@ class RunVerdict(_Strict):
     outcome: Outcome
     reasons: tuple[str, ...]
     coverage: dict[str, int]
+    inside: dict[str, int] = {}
     compared: dict[str, int]
     ties: int
     kinds: tuple[str, ...]

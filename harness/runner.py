@@ -129,9 +129,10 @@ def by_boot(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
 
 def merge(verdicts: Sequence[Verdict]) -> Verdict:
     """The verdict of a run: outcomes by priority, counts added up, each reason once with how many scenarios gave it."""
-    coverage, compared, reasons = Counter[str](), Counter[str](), Counter[str]()
+    coverage, inside, compared, reasons = (Counter[str]() for _ in range(4))
     for verdict in verdicts:
         coverage.update(verdict.coverage)
+        inside.update(verdict.inside)
         compared.update(verdict.compared)
         reasons.update(verdict.reasons)
     return Verdict(
@@ -140,6 +141,7 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
             reason if count == 1 else f"{reason} (in {count} scenarios)" for reason, count in reasons.items()
         ),
         coverage=dict(coverage),
+        inside=dict(inside),
         compared=dict(compared),
         ties=sum(verdict.ties for verdict in verdicts),
         kinds=tuple(sorted({kind for verdict in verdicts for kind in verdict.kinds})),

@@ -145,7 +145,10 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnd:
-    """How a request left the engine: finish reason ('length', 'stop', 'abort') and everything it generated."""
+    """How a request left the engine: finish reason and everything it generated.
+
+    Reasons: 'length', 'stop', 'abort', and 'error' where SGLang answered with one (its text: event 'request_error').
+    """
 
     rid: str
     tick: int

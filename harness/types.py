@@ -93,7 +93,8 @@ class SpecConfig(_Strict):
 class EngineConfig(_Strict):
     """Engine knobs, all fixed at boot but `chunk` and `running_limit`, which may change between scenarios.
 
-    running_limit lowers max_running for one scenario.
+    running_limit lowers max_running for one scenario. priority: requests of higher priority go first, and one that is
+    higher by more than ten takes the place of a running one.
 
     overlap None: what the release does by default for this speculation on this device.
     """
@@ -107,6 +108,7 @@ class EngineConfig(_Strict):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     prefix_cache: bool = True
     max_running: Annotated[int, Field(ge=1)] = 8
+    priority: bool = False
     pool_tokens: Annotated[int, Field(ge=16)] = 4096
     chunk: Annotated[int, Field(ge=1)] | None = None
     running_limit: Annotated[int, Field(ge=1)] | None = None
@@ -125,6 +127,7 @@ class RequestSpec(_Strict):
     temperature: Annotated[float, Field(ge=0.0)] = 0.0
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
+    priority: int | None = None
     dp_rank: Annotated[int, Field(ge=0)] = 0
 
 
@@ -178,13 +181,24 @@ class Scenario(_Strict):
             raise ValueError("every request must be submitted exactly once")
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
+        ranked = [request.rid for request in self.requests if request.priority is not None]
+        if ranked and not self.engine.priority:
+            raise ValueError(f"request {ranked[0]!r} has a priority; set engine.priority to true, or leave it out")
+        limit = self.engine.running_limit
+        if limit is not None and limit > self.engine.max_running:
+            raise ValueError(
+                f"running_limit {limit} is above max_running {self.engine.max_running}; allowed: 1 to that"
+            )
         _check_pauses(self.script)
         return self
 
     @property
     def id(self) -> str:
-        """Content hash (12 hex digits of SHA-256 over canonical JSON), independent of field order."""
-        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+        """Content hash (12 hex digits of SHA-256 over canonical JSON), independent of field order.
+
+        Defaults are left out, so that a field added later changes no id.
+        """
+        text = json.dumps(self.model_dump(mode="json", exclude_defaults=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def boot_key(self) -> str:
@@ -254,7 +268,9 @@ class Verdict:
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
+    #: situation -> times it happened, and positions compared where it did
     coverage: dict[str, int] = field(default_factory=dict)
+    inside: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)
     ties: int = 0
     #: kinds of every divergence, and of those that nothing earlier explains

@@ -17,6 +17,8 @@ from reports.prose import say
 
 #: Kinds that are about the engine's life and books, not about what was drafted or verified.
 NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERMINISM)
+#: Checks of what the user gets, whatever was drafted.
+ABOUT_THE_TEXT = ("finish", "losslessness")
 
 
 def render_findings(console: Console, results: Sequence[ScenarioResult], *, most: int = 8) -> None:
@@ -65,11 +67,15 @@ def facts(one: ScenarioResult) -> list[str]:
         False: "final text: differs from greedy decoding without speculation",
         None: "final text: none that could be compared",
     }[one.text_identical]
-    wrong = [kind for kind in one.verdict.root_kinds if kind not in NOT_THE_CHAIN]
+    wrong = sorted({str(found.first.kind) for found in roots_of(one) if _in_the_chain(found)})
     if not wrong:
         return [text]
     hidden = "; no comparison of texts would show it" if one.text_identical else ""
     return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}"]
+
+
+def _in_the_chain(found: Finding) -> bool:
+    return found.first.kind not in NOT_THE_CHAIN and found.first.check not in ABOUT_THE_TEXT
 
 
 def roots_of(one: ScenarioResult) -> list[Finding]:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from cases.situations import reach_of
 from harness.progress import RunResult
 from harness.types import Outcome
 from reports.findings import render_findings
@@ -64,11 +65,19 @@ def render_counts(console: Console, result: RunResult) -> None:
 
 
 def render_situations(console: Console, result: RunResult) -> None:
-    """Situations that the traces prove, with counts."""
-    seen = sorted((name, count) for name, count in result.verdict.coverage.items() if count)
-    if seen:
-        heading(console, "situations seen")
-        say_pairs(console, seen)
+    """Situations that scenarios asked for or the traces prove: scenarios, times, and positions compared inside."""
+    lines = sorted(reach_of((one.scenario, one.verdict) for one in result.results), key=lambda line: line.name)
+    if lines:
+        heading(
+            console, f"{'situations':28} {'asked for':>9} {'reached':>8} {'seen in':>8} {'times':>7} {'positions':>10}"
+        )
+    for line in lines:
+        asked = (line.generated, line.reached) if line.generated else ("", "")
+        say(
+            console,
+            f"  {line.name:26} {asked[0]:>9} {asked[1]:>8} {line.seen:8} {line.times:7} {line.positions:10}",
+            style="bold red" if line.reached < line.generated else "",
+        )
 
 
 def render_cost(console: Console, result: RunResult) -> None:

@@ -51,6 +51,14 @@ class Finding(Strict):
     first: Divergence
 
 
+class Situation(Strict):
+    asked: Count
+    reached: Count
+    scenarios: Count
+    times: Count
+    positions: Count
+
+
 class Cost(Strict):
     boots: Count
     boot_seconds: Seconds
@@ -98,6 +106,7 @@ class Run(Strict):
     reasons: list[str]
     findings: list[Finding]
     coverage: dict[str, Count]
+    situations: dict[str, Situation]
     compared: dict[str, Count]
     ties: Count
     scenarios: list[Scenario]

@@ -250,6 +250,19 @@ def test_output_past_its_stop_token_is_found():
     assert ("TOKEN", "finish", "ACCEPT", "ran-past-stop") in roots(stopping, engine)
 
 
+def test_aborted_output_past_its_limits_is_a_finding_of_its_own():
+    engine, _ = handmade.build(handmade.scenario(prompts=(5,)))
+    aborted = replace(engine, ends=(replace(engine.ends[0], reason="abort"),))
+    other = handmade.scenario(prompts=(5,), max_new_tokens=11)
+    assert ("TOKEN", "finish", "ACCEPT", "aborted-ran-past-length") in roots(
+        other, replace(aborted, scenario_id=other.id)
+    )
+    stopping = handmade.scenario(prompts=(5,), stop_ids=(engine.ends[0].output_ids[3],))
+    assert ("TOKEN", "finish", "ACCEPT", "aborted-ran-past-stop") in roots(
+        stopping, replace(aborted, scenario_id=stopping.id)
+    )
+
+
 @pytest.mark.parametrize(("limit", "hint"), [(11, "ran-past-length"), (13, "stopped-early")])
 def test_output_of_the_wrong_length_is_found(limit, hint):
     engine, _ = handmade.build(handmade.scenario(prompts=(5,)))

@@ -280,6 +280,18 @@ def test_text_of_another_length_is_found(made):
     assert [d.hint for d in judge(scenario, engine, longer)[1]] == ["text-length"]
 
 
+def test_text_that_ran_past_its_stop_is_one_finding_and_its_length_follows_from_it(made):
+    scenario, engine, reference = made
+    end = engine.ends[0]
+    stops = {"stop_ids": (end.output_ids[3],)}
+    requests = tuple(r.model_copy(update=stops if r.rid == end.rid else {}) for r in scenario.requests)
+    stopping = scenario.model_copy(update={"requests": requests})
+    first = list(end.output_ids).index(end.output_ids[3])
+    shorter = with_greedy(reference, end.rid, output_ids=list(end.output_ids[: first + 1]))
+    past, length = judge(stopping, replace(engine, scenario_id=stopping.id), shorter)[1]
+    assert (past.hint, length.hint, length.cause) == ("ran-past-stop", "text-length", past.signature)
+
+
 def test_aborted_text_need_only_be_a_beginning(made):
     scenario, engine, reference = made
     end = engine.ends[0]

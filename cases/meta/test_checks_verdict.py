@@ -9,6 +9,7 @@ from harness.checks import CHECKS, Check, CheckResult, describe, group, judge
 from harness.checks import registry as registry_module
 from harness.checks.findings import settle
 from harness.checks.registry import register, run_check
+from harness.trace import Event
 from harness.types import Divergence, Key, Kind, Outcome, Policy
 
 PROTECTS = "a sentence long enough to say what it protects"
@@ -83,6 +84,15 @@ def test_request_without_output_is_unknown(made):
     silent = replace(engine.ends[0], output_ids=(), reason="stop")
     verdict, _ = judge(scenario, replace(engine, ends=(silent, *engine.ends[1:])), None)
     assert f"request {silent.rid} produced no tokens" in verdict.reasons
+
+
+def test_request_answered_with_an_error_is_unknown_with_its_text(made):
+    scenario, engine, reference = made
+    refused = replace(engine.ends[0], output_ids=(), reason="error")
+    said = Event(name="request_error", tick=0, data={"rid": refused.rid, "error": "too long"})
+    engine = replace(engine, ends=(refused, *engine.ends[1:]), events=(*engine.events, said))
+    reasons = unknown_reasons(scenario, engine, reference)
+    assert f"request {refused.rid} was answered with an error: too long" in reasons
 
 
 def test_column_that_was_never_recorded_is_unknown(made):

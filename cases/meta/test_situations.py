@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
-from cases.situations import SITUATIONS, ReachTable, coverage, positions_inside
+from cases.situations import SITUATIONS, ReachTable, count
 from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
-from harness.types import Op
+from harness.types import Op, Outcome, Verdict
 
 
 def prefill(tick, *parts, dp_rank=0):
@@ -54,6 +54,9 @@ def trace(*rounds, ends=(), events=()):
 
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page=4)
+GIVEN = GIVEN.model_copy(
+    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
+)
 WHOLE = prefill(0, ("r0", 0, 4, True))
 
 #: situation -> (trace that has it, times). Names not listed are covered by accept lengths below.
@@ -101,6 +104,10 @@ HAVING = {
         1,
     ),
     "abort_before_prefill": (trace(WHOLE, ends=(end("r1", 1, 0, "abort"),)), 1),
+    "preempted": (
+        trace(WHOLE, prefill(2, ("r1", 0, 6, True)), events=(turn(1, running=["r0"]), turn(2, waiting=["r0"]))),
+        1,
+    ),
     "pause_resume": (
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", tick=2),)),
         1,
@@ -144,6 +151,11 @@ LACKING = {
         events=(turn(1, running=["r0"], waiting=["r1"]), turn(2, running=["r0"] * 8, waiting=[])),
     ),
     "abort_before_prefill": trace(WHOLE, ends=(end("r0", 1, 0, "abort"),)),
+    "preempted": trace(
+        WHOLE,
+        prefill(2, ("r1", 0, 6, True)),
+        events=(turn(1, running=["r0"]), Event(name="retract", tick=2), turn(2, waiting=["r0"])),
+    ),
     "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", tick=5),)),
     "retract_border_in_prompt": trace(
         prefill(0, ("r0", 0, 4, True)),
@@ -207,17 +219,17 @@ HIT = trace(prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 4, 7, True)))
     ],
 )
 def test_prefix_hits_are_told_apart_by_where_the_shared_tokens_end(shared, name):
-    seen = coverage(branching(shared), HIT)
+    seen = count(branching(shared), HIT)[0]
     assert {found for found in SHOWN_BELOW if seen[found]} == ({name} if name else set())
 
 
 def test_prompt_that_only_goes_on_does_not_diverge():
-    assert not coverage(branching(12), HIT)["prefix_ends_at_page_border"]
+    assert not count(branching(12), HIT)[0]["prefix_ends_at_page_border"]
 
 
 def test_prefix_that_was_not_cached_is_no_hit():
     missed = trace(prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 11, True)))
-    assert not coverage(branching(8), missed)["prefix_ends_at_page_border"]
+    assert not count(branching(8), missed)[0]["prefix_ends_at_page_border"]
 
 
 def test_flush_counts_where_the_same_prompt_starts_from_nothing():
@@ -236,7 +248,7 @@ def test_flush_counts_where_the_same_prompt_starts_from_nothing():
 def test_positions_are_counted_inside_the_places_where_it_happened():
     given = handmade.scenario()
     engine, _ = handmade.build(given)
-    inside = positions_inside(given, engine)
+    _, inside = count(given, engine)
     rows, phases = engine.rows, engine.rows.strings["phase"]
     chunk = next(record for record in engine.rounds if not all(record.final) and record.mode == "PREFILL")
     rid = chunk.rids[chunk.final.index(False)]
@@ -251,11 +263,13 @@ def test_table_adds_scenarios_up_and_keeps_what_was_asked_for_apart():
     table = ReachTable()
     for wants in (("non_final_chunk", "idle_rank"), ()):
         given = handmade.scenario(wants=wants)
-        table.add(given, handmade.build(given)[0])
+        times, inside = count(given, handmade.build(given)[0])
+        table.add(given, Verdict(outcome=Outcome.PASS, coverage=times, inside=inside))
     chunk, idle = table.lines["non_final_chunk"], table.lines["idle_rank"]
     assert (chunk.generated, chunk.reached, chunk.seen) == (1, 1, 2)
     assert (idle.generated, idle.reached, idle.seen, idle.positions) == (1, 0, 0, 0)
-    assert chunk.times == 2 * coverage(given, handmade.build(given)[0])["non_final_chunk"]
+    assert chunk.times == 2 * times["non_final_chunk"]
+    assert chunk.positions == 2 * inside["non_final_chunk"]
 
 
 def test_context_limit_counts_a_window_filled_as_far_as_drafts_allow():
@@ -287,8 +301,8 @@ def test_abort_is_dated_by_when_it_was_asked_for():
 
 
 def test_accept_lengths_end_at_k_plus_one():
-    assert "accept_len_4" in coverage(GIVEN, trace())
-    assert "accept_len_5" not in coverage(GIVEN, trace())
+    assert "accept_len_4" in count(GIVEN, trace())[0]
+    assert "accept_len_5" not in count(GIVEN, trace())[0]
 
 
 def test_other_tensor_parallel_ranks_are_not_counted_again():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases.situations import SITUATIONS, coverage
+from cases.situations import SITUATIONS, count
 from harness.checks.evidence import Evidence
 from harness.types import Phase
 
@@ -49,16 +49,16 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     return frozenset(exempt), notes
 
 
-def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], list[str]]:
-    """(situation -> times it happened, reasons for UNKNOWN)."""
-    seen = coverage(evidence.scenario, evidence.engine)
+def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """(situation -> times it happened, situation -> positions inside it, reasons for UNKNOWN)."""
+    seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
     for name in evidence.scenario.wants:
         if name not in SITUATIONS:
             reasons.append(f"asked for {name}, which is no known situation")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {SITUATIONS[name].meaning}")
-    return seen, reasons
+    return seen, inside, reasons
 
 
 def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozenset[str]) -> list[str]:
@@ -99,11 +99,16 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
 
 
 def _silent_requests(evidence: Evidence) -> Iterator[str]:
-    """Requests that were never answered, or answered with nothing."""
+    """Requests that were never answered, answered with an error, or answered with nothing."""
     ends = {end.rid: end for end in evidence.engine.ends}
+    errors = {
+        event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
+    }
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
         if end is None:
             yield f"request {request.rid} never ended"
+        elif end.reason == "error":
+            yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":
             yield f"request {request.rid} produced no tokens"

@@ -61,6 +61,12 @@ RELATION: dict[str, str] = {
     "draft-slot-differs": "draft and target write different slots for one position",
     "too-many": "more than the walk or batch allows",
     "too-few": "fewer than the walk allows",
+    "ran-past-stop": "tokens after the stop token",
+    "ran-past-length": "tokens, against max_new_tokens",
+    "aborted-ran-past-stop": "tokens after the stop token; the request was aborted",
+    "aborted-ran-past-length": "tokens, against max_new_tokens; the request was aborted",
+    "stopped-early": "tokens, against max_new_tokens",
+    "text-length": "tokens of output",
     "idle-width": "an idle rank carries states of another width",
     "lost": "slots were never given back",
     "freed-twice": "more came back than went out",
@@ -82,6 +88,8 @@ def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | N
 def _title(divergence: Divergence) -> str:
     if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):
         return WHAT[divergence.kind]
+    if divergence.check == "finish" or divergence.hint == "text-length":
+        return "output ends in the wrong place"
     return f"{SUBJECT.get(divergence.key.phase, divergence.key.phase)} {WHAT[divergence.kind]}"
 
 

@@ -145,7 +145,8 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
 
     stop: everything after it. rank: slots overwritten, so any value of the rank. target: states and KV of the target,
     so any later value of the request. draft: KV of the draft, so later draft values. steps: only the draft steps of
-    this round, since the extend rewrites what they left. walk: the rows of this round's walk.
+    this round, since the extend rewrites what they left. walk: the rows of this round's walk. output: how long the
+    request's text is.
     """
     key = root.key
     share = (key.dp_rank, key.rid, key.epoch, key.committed)
@@ -153,6 +154,8 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("stop",)]
     if root.kind is Kind.LOCKSTEP:
         return [("lockstep",)]
+    if root.check == "finish":
+        return [("output", key.rid)]
     if root.kind is Kind.CACHE_SLOT:
         return [("rank", key.dp_rank)]
     if key.phase in TARGET_PHASES:
@@ -171,6 +174,8 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
         lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
         return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
+    if found.check == "losslessness" and found.hint == "text-length":
+        return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either
     if found.policy is Policy.EXACT:
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.epoch)]

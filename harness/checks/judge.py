@@ -112,17 +112,17 @@ def _tie_rate(result: CheckResult, scenario: Scenario) -> list[Divergence]:
     ]
 
 
-def _covered(evidence: Evidence) -> tuple[dict[str, int], list[str]]:
+def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
     try:
         return situations_wanted(evidence)
     except Exception as error:  # reported, never dropped
-        return {}, [f"coverage crashed: {type(error).__name__}: {error}"]
+        return {}, {}, [f"coverage crashed: {type(error).__name__}: {error}"]
 
 
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
-    coverage, unmet = _covered(evidence)
+    coverage, inside, unmet = _covered(evidence)
     unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
@@ -131,6 +131,7 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
         outcome=outcome,
         reasons=(*failed, *unknown, *notes, *result.notes),
         coverage=coverage,
+        inside=inside,
         compared=compared,
         ties=len(result.ties),
         kinds=kinds(findings),

@@ -30,7 +30,7 @@ def check_finish(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     requests = {request.rid: request for request in evidence.scenario.requests}
     for end in evidence.engine.ends:
-        if end.rid in requests:
+        if end.rid in requests and end.reason != "error":
             result.count("tokens", len(end.output_ids))
             result.divergences += _finish_faults(evidence, requests[end.rid], end)
     return result
@@ -39,10 +39,12 @@ def check_finish(evidence: Evidence) -> CheckResult:
 def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Divergence]:
     output = end.output_ids
     stops = [index for index, token in enumerate(output) if token in request.stop_ids]
+    who = "aborted-" if end.reason == "abort" else ""
     if stops and stops[0] != len(output) - 1:
-        yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, "ran-past-stop")
+        yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
-        yield _at_output(evidence, end, request.max_new_tokens, len(output), request.max_new_tokens, "ran-past-length")
+        limit = request.max_new_tokens
+        yield _at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
     elif end.reason == "stop" and request.stop_ids and not stops:
         yield _at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
@@ -69,7 +71,7 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
     greedy = {str(event.data["rid"]): event.data for event in evidence.reference.events if event.name == "greedy"}
     temperatures = {request.rid: request.temperature for request in evidence.scenario.requests}
     for end in evidence.engine.ends:
-        if temperatures.get(end.rid) != 0.0:
+        if temperatures.get(end.rid) != 0.0 or end.reason == "error":
             continue
         if end.rid in greedy:
             _judge_output(evidence, end, greedy[end.rid], result)
