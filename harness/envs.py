@@ -1,7 +1,8 @@
 """Engine environments: which SGLang releases can be had here, where they are, and installing one.
 
 A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see `harness.closure`);
-its own dependencies would name GPU builds and another torch for every release.
+its own dependencies would name GPU builds and another torch for every release. One that came out of a bundle (see
+`harness.unpack`) is a marker that names its parts and the machine's own Python instead.
 
 This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
 """
@@ -63,6 +64,7 @@ class EngineEnv:
     torch: str
     ready: bool
     why: str = ""
+    environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
 
 
 def current() -> EngineEnv | None:
@@ -124,6 +126,8 @@ def state(version: str) -> EngineEnv:
     folder = _folder(version)
     shared = closure.location()
     marker = closure.read_marker(folder)
+    if marker is not None and "trees" in marker:
+        return _unpacked(version, marker)
     why = _missing(folder, marker) or ("" if closure.is_ready(shared) else "its shared environment is not built")
     return EngineEnv(
         version=version,
@@ -132,6 +136,28 @@ def state(version: str) -> EngineEnv:
         torch=str((closure.read_marker(shared) or {}).get("torch", "unknown")),
         ready=not why,
         why=why,
+    )
+
+
+def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
+    """A release out of a bundle: the machine's own Python and torch, and the bundle's parts in import order."""
+    trees = tuple(home() / "parts" / name for name in marker["trees"])
+    gone = next((path.name for path in trees if not path.is_dir()), "")
+    python = Path(marker["interpreter"])
+    if not python.exists():
+        why = f"the Python it was unpacked for is gone: {python}"
+    elif marker.get("python") != closure.python_tag():
+        why = f"it was unpacked for Python {marker.get('python')}, this is {closure.python_tag()}"
+    else:
+        why = f"damaged: its part {gone} is missing" if gone else ""
+    return EngineEnv(
+        version=version,
+        python=python,
+        pythonpath=trees,
+        torch=str(marker["torch"]),
+        ready=not why,
+        why=f"{why}; unpack the bundle again" if why else "",
+        environ=tuple(sorted(marker["environ"].items())),
     )
 
 

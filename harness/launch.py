@@ -48,7 +48,7 @@ def build_launch(
         "cpu_attention": cpu_attention,
         "revert": revert,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "environment": _environment(device=device, revert=revert),
+        "environment": _environment(device=device, revert=revert) | dict(env.environ),
         "arguments": _arguments(
             spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
         )

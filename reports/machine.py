@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from harness.bundle import Manifest
 from harness.doctor import Finding
 from harness.envs import EngineEnv
 from reports.prose import say
 
+MIB = 2**20
 STYLE = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 
 
@@ -47,3 +50,20 @@ def render_engines(console: Console, engines: Sequence[EngineEnv], *, here: Engi
         line.append(f", torch {engine.torch}" if engine.ready else "")
         say(console, line)
     say(console, "\ninstall one:  eaglecheck engines install VERSION")
+
+
+def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:
+    """What a bundle came to: a size a part, a size an archive, and what to type on the machine it is for."""
+    rows = [(tree.name.rpartition("-")[0], tree) for tree in manifest.trees]
+    wide = max(len(name) for name, _ in rows)
+    say(console, f"{'part':<{wide}}  {'files':>6} {'MiB':>7} {'left out':>9}")
+    for name, tree in rows:
+        left_out = sum(rule.size for rule in tree.slimmed) / MIB
+        say(console, f"{name:<{wide}}  {tree.files:>6} {tree.size / MIB:>7.1f} {left_out:>9.1f}")
+    say(console)
+    for archive in manifest.archives:
+        say(console, f"{archive.member:<{wide}}  {archive.size / MIB:>14.1f}")
+    releases = ", ".join(release.version for release in manifest.releases)
+    say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, SGLang {releases}")
+    say(console, f"for Python {manifest.python}, torch {manifest.torch}, glibc {manifest.glibc}, {manifest.cuda_arch}")
+    say(console, f"there, in a copy of this folder:  python3 -m harness.unpack {path.name}")
