@@ -98,7 +98,11 @@ class Release:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a bundle holds, and what the machine must have. `expects`: packages that the machine's own Python brings."""
+    """What a bundle holds, and what the machine must have.
+
+    expects: packages that the machine's own Python brings, as 'name' or 'name<2'. home: set where the bundle holds
+    compiled kernels instead of releases, and fits an installation in that folder only (see `harness.kernels`).
+    """
 
     python: str
     torch: str
@@ -109,6 +113,7 @@ class Manifest:
     releases: tuple[Release, ...]
     trees: tuple[Tree, ...]
     archives: tuple[Archive, ...]
+    home: str = ""
     format: int = FORMAT
 
     def tree(self, name: str) -> Tree:
@@ -160,6 +165,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
         releases=releases,
         trees=trees,
         archives=tuple(Archive(**archive) for archive in data["archives"]),
+        home=data.get("home", ""),
     )
 
 
@@ -222,7 +228,7 @@ class Reader:
 def _member(bundle: tarfile.TarFile, header: tarfile.TarInfo) -> IO[bytes]:
     source = bundle.extractfile(header)
     if source is None:
-        raise BundleError(f"{bundle.name} is damaged: {header.name} is no file", next_step=AGAIN)
+        raise BundleError(f"{bundle.name!r} is damaged: {header.name} is no file", next_step=AGAIN)
     return source
 
 

@@ -62,9 +62,7 @@ def parse(text: str) -> tuple[Card, ...]:
             raise NoAnswer(line)
         name, uuid, memory, free, capability, driver = parts
         try:
-            card = Card(
-                name=name, uuid=uuid, memory=int(memory), free=int(free), capability=capability, driver=driver
-            )
+            card = Card(name=name, uuid=uuid, memory=int(memory), free=int(free), capability=capability, driver=driver)
         except ValueError as error:
             raise NoAnswer(line) from error
         found.append(card)

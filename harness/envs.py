@@ -65,6 +65,8 @@ class EngineEnv:
     ready: bool
     why: str = ""
     environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
+    left_out: tuple[str, ...] = ()  # patterns of published files that its bundle does without
+    unpacked: bool = False  # out of a bundle, over the machine's own Python and torch
 
 
 def current() -> EngineEnv | None:
@@ -158,6 +160,8 @@ def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
         ready=not why,
         why=f"{why}; unpack the bundle again" if why else "",
         environ=tuple(sorted(marker["environ"].items())),
+        left_out=tuple(marker["slimmed"]),
+        unpacked=True,
     )
 
 

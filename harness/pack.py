@@ -53,9 +53,7 @@ class _Job:
         return self.folder / "wheels" / f"cp{self.python.replace('.', '')}"
 
     def fetch(self, wanted: dict[str, str]) -> dict[str, Path]:
-        found = wheels.fetch(
-            wanted, python=self.python, folder=self.wheelhouse, lock=self.lock, progress=self.progress
-        )
+        found = wheels.fetch(wanted, python=self.python, folder=self.wheelhouse, lock=self.lock, progress=self.progress)
         self.glibc = max([self.glibc, *(wheels.glibc(path) for path in found.values())])
         return found
 
@@ -82,9 +80,7 @@ def pack(
     """
     folder = closure.home() / "pack"
     with closure.installing("pack", progress) as lock:
-        job = _Job(
-            torch=torch, python=python, folder=folder, lock=lock, progress=progress, with_control=with_control
-        )
+        job = _Job(torch=torch, python=python, folder=folder, lock=lock, progress=progress, with_control=with_control)
         _room(folder)
         sources = _sglang_wheels(job, versions)
         shared = [_base(job)]
@@ -121,7 +117,8 @@ def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: s
             next_step=f"name the torch of the machine it is for, if that is what it has:  "
             f"eaglecheck engines pack {version} --torch {_pinned(pin)}",
         )
-    known = {*PINNED, *CARRIED, *CARRIED_FOR_OTHERS, *CONTROL, *FROM, *slimming.ON_RUNNER, *slimming.LEFT_OUT}
+    there = {name.partition("<")[0] for name in slimming.ON_RUNNER}
+    known = {*PINNED, *CARRIED, *CARRIED_FOR_OTHERS, *CONTROL, *FROM, *there, *slimming.LEFT_OUT}
     unknown = sorted(set(wanted) - known)
     if unknown:
         raise EnvError(
@@ -219,9 +216,7 @@ def _release(job: _Job, version: str, sglang: Path, shared: Sequence[str]) -> Re
         if _from(version, first)
         for key, value in settings.items()
     }
-    return Release(
-        version=version, trees=(*own, *shared), environ=environ, differences=_differences(version, wanted)
-    )
+    return Release(version=version, trees=(*own, *shared), environ=environ, differences=_differences(version, wanted))
 
 
 def _from(version: str, first: str) -> bool:

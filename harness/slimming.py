@@ -59,11 +59,11 @@ CONTROL_TESTS = {"syrupy": "7.0.2"}
 #: Carried from the first of these releases on, at the release's own pin.
 FROM = {"sgl-deep-gemm": ("0.5.16", "imported when CUDA graphs are on; older releases do without")}
 
-#: What the runner's own Python must have: packages that every torch image of ours has.
+#: What the machine's own Python must have beside torch, `<` where a carried package refuses newer ones.
 ON_RUNNER = (
     "aiohttp",
     "einops",
-    "huggingface-hub",
+    "huggingface-hub<2",  # transformers' own limit
     "ninja",
     "numpy",
     "nvidia-ml-py",

@@ -17,14 +17,16 @@ import platform
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tarfile
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
 from pathlib import Path
 
-from harness import bundle, closure
+from harness import bundle, closure, kernels
 from harness.bundle import BundleError, Manifest, Reader, Release
 from harness.closure import EnvError, Progress
 
@@ -47,13 +49,16 @@ def unpack(path: Path, *, progress: Progress) -> tuple[str, ...]:
         manifest = reader.manifest
         check_machine(manifest, progress)
         with closure.installing("unpack", progress):
+            if manifest.home:
+                kernels.restore(reader, progress=progress)
             for release in manifest.releases:
                 _check_place(release.version)
             _place_trees(reader, progress)
             for release in manifest.releases:
                 _finish(release, manifest)
                 progress(f"SGLang {release.version} is ready")
-            _write_launchers(manifest)
+            if manifest.releases:
+                _write_launchers(manifest)
     return tuple(release.version for release in manifest.releases)
 
 
@@ -84,7 +89,7 @@ def check_machine(manifest: Manifest, progress: Progress) -> None:
     library, version = platform.libc_ver()
     if library != "glibc" or _numbers(version) < _numbers(manifest.glibc):
         raise BundleError(f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}")
-    missing = [name for name in manifest.expects if not installed(name)]
+    missing = [problem for name in manifest.expects if (problem := _lacking(name))]
     if missing:
         raise BundleError(
             f"the bundle relies on packages that {sys.executable} lacks: {', '.join(missing)}",
@@ -129,12 +134,14 @@ def torch_version() -> str:
     return found[1] if found else ""
 
 
-def installed(name: str) -> bool:
+def _lacking(expected: str) -> str:
+    """What is wrong with one expected package ('name' or 'name<2'), empty if nothing is."""
+    name, _, below = expected.partition("<")
     try:
-        metadata.version(name)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return False
-    return True
+        return expected
+    return f"{expected} ({version} is there)" if below and _numbers(version) >= _numbers(below) else ""
 
 
 def _check_place(version: str) -> None:
@@ -151,6 +158,8 @@ def _check_place(version: str) -> None:
 def _place_trees(reader: Reader, progress: Progress) -> None:
     """Every tree that is not there yet; archives are independent, and xz works on one core each."""
     manifest = reader.manifest
+    if manifest.home:
+        return
     absent = [tree for tree in manifest.trees if not (parts() / tree.name).is_dir()]
     if not absent:
         progress("every part of this bundle is unpacked already")
@@ -172,7 +181,9 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     shutil.rmtree(incoming)
     progress("compiling Python files")
     for tree in absent:
-        compileall.compile_dir(parts() / tree.name, quiet=2, workers=0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # of others' sources
+            compileall.compile_dir(parts() / tree.name, quiet=2, workers=0)
 
 
 def _room(need_gb: float) -> None:
@@ -208,6 +219,7 @@ def _finish(release: Release, manifest: Manifest) -> None:
             "python": manifest.python,
             "interpreter": sys.executable,
             "torch": manifest.torch,
+            "cuda_arch": manifest.cuda_arch,
             "trees": list(release.trees),
             "environ": environ,
             "slimmed": [rule.pattern for tree in used.values() for rule in tree.slimmed],
@@ -228,18 +240,24 @@ def _write_launchers(manifest: Manifest) -> None:
         partial.replace(place)
 
 
+def warm(versions: Sequence[str]) -> int:
+    """Boot every release once in a process of its own, which finds the packages that have just been unpacked."""
+    return subprocess.run([str(launcher()), "-m", "harness.warm", *versions], cwd=CHECKOUT).returncode
+
+
 def main(arguments: Sequence[str]) -> int:
     """`python3 -m harness.unpack FILE…`: exit 0, 2 for a bundle that cannot be used, 3 for a place that cannot."""
     parser = argparse.ArgumentParser(prog="python3 -m harness.unpack", description="Install the releases of a bundle.")
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="made by `eaglecheck engines pack`")
     parser.add_argument("--warm", action="store_true", help="boot each release once, to compile its kernels")
+    parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
     chosen = parser.parse_args(arguments)
     try:
         versions = [version for path in chosen.files for version in unpack(path, progress=_tell)]
-        if chosen.warm:
-            from harness import warm
-
-            warm.warm(versions, progress=_tell)
+        if chosen.warm and (code := warm(versions)):
+            return code
+        if chosen.keep_kernels:
+            kernels.save(chosen.keep_kernels, progress=_tell)
     except EnvError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
         return 2 if isinstance(error, BundleError) else 3

@@ -95,9 +95,7 @@ def requirements(path: Path, *, python: str) -> dict[str, Requirement]:
     here = {"extra": "", "sys_platform": "linux", "platform_machine": "x86_64", "platform_system": "Linux"}
     here |= {"python_version": python, "python_full_version": f"{python}.0"}
     wanted = [requirement for line in lines if (requirement := Requirement(line))]
-    return {
-        canonicalize_name(one.name): one for one in wanted if one.marker is None or one.marker.evaluate(dict(here))
-    }
+    return {canonicalize_name(one.name): one for one in wanted if one.marker is None or one.marker.evaluate(dict(here))}
 
 
 def add_wheel(files: Files, path: Path, rules: Sequence[Rule]) -> None:

@@ -63,18 +63,22 @@ def pack(
 def unpack(
     files: Annotated[list[Path], typer.Argument(help="Bundles made by `engines pack`.")],
     warm: Annotated[bool, typer.Option(help="Boot every release once, so that its kernels are compiled.")] = False,
+    keep_kernels: Annotated[
+        Path | None, typer.Option(help="Write the compiled kernels to a bundle, for the next machine like this.")
+    ] = None,
 ) -> Exit:
     """Install the releases of a bundle on this machine, without a network."""
+    from harness import kernels
     from harness.unpack import unpack as install_bundle
 
     console = Console()
-    found = [
-        version for path in files for version in install_bundle(path, progress=lambda text: say(console, text))
-    ]
+    found = [version for path in files for version in install_bundle(path, progress=lambda text: say(console, text))]
     if warm:
         from harness.warm import warm as boot_once
 
         boot_once(found, progress=lambda text: say(console, text))
+    if keep_kernels:
+        kernels.save(keep_kernels, progress=lambda text: say(console, text))
     say(console, "look what this machine can run:  eaglecheck doctor")
     return Exit.PASS
 
