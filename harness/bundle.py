@@ -53,7 +53,10 @@ class Slimmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tree:
-    """One folder for an import path. `name` ends in a hash of what is in it; `size` in bytes, unpacked."""
+    """One folder for an import path. `name` ends in a hash of what is in it; `size` in bytes, unpacked.
+
+    into: trees of another bundle that these files are added to; empty for a tree that stands for itself.
+    """
 
     name: str
     archive: str
@@ -61,6 +64,7 @@ class Tree:
     size: int
     wheels: tuple[Wheel, ...] = ()
     slimmed: tuple[Slimmed, ...] = ()
+    into: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
             **{key: one[key] for key in ("name", "archive", "files", "size")},
             wheels=tuple(Wheel(**wheel) for wheel in one["wheels"]),
             slimmed=tuple(Slimmed(**rule) for rule in one["slimmed"]),
+            into=tuple(one["into"]),
         )
         for one in data["trees"]
     )

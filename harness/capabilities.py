@@ -1,6 +1,6 @@
 """What one release can run in its own environment, found by importing. Engine side: started by path.
 
-Prints one JSON line after whatever SGLang prints. It must not start an engine, nor leave anything on a card.
+Prints one JSON line, behind the mark it is started with and after whatever SGLang prints. It must not start an engine, nor leave anything on a card.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-MARK = "eaglecheck-capabilities "
 #: What an attention backend's module imports besides SGLang's own file of it.
 BACKENDS = {"triton": ("triton",), "flashinfer": ("flashinfer",), "fa3": ("sgl_kernel.flash_ops",)}
 FILES = {"triton": "triton_backend", "flashinfer": "flashinfer_backend", "fa3": "flashattention_backend"}
@@ -24,7 +23,7 @@ def main() -> None:
         answer["backends"] = {name: _backend(name) for name in BACKENDS}
         answer["graphs"] = _graphs()
     answer |= _torch()
-    print(f"\n{MARK}{json.dumps(answer)}", flush=True)
+    print(f"\n{sys.argv[1]}{json.dumps(answer)}", flush=True)
 
 
 def _torch() -> dict[str, Any]:

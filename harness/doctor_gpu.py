@@ -16,12 +16,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness import capabilities, cards, prebuild, slimming, unpack
+from harness import cards, fit, prebuild, slimming
 from harness.cards import Card
 from harness.diagnosis import Finding
 from harness.envs import EngineEnv
 
-ASK = Path(capabilities.__file__)
+ASK = Path(__file__).with_name("capabilities.py")  # runs in the release's environment, so it is not imported here
+MARK = "eaglecheck-capabilities "
 SECONDS = 180  # importing SGLang takes 16 s on an idle machine
 FREE_MIB = 4096  # an engine with a tiny pair, its graphs and its CUDA context
 DTYPES = "float16, bfloat16"  # sgl_kernel.rmsnorm has no float32, up to and with 0.4.5
@@ -63,7 +64,7 @@ def _card(card: Card) -> Finding:
 
 
 def _torch() -> Finding:
-    version = unpack.torch_version()
+    version = fit.torch_version()
     if "+cu" in version:
         return Finding(name="torch", status="ok", detail=version)
     detail = f"{version or 'none'} in this Python: no CUDA build, so a bundle cannot use it"
@@ -104,7 +105,7 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
     environ = {**os.environ, **dict(engine.environ), "PYTHONPATH": path}
     try:
         done = subprocess.run(
-            [str(engine.python), "-P", str(ASK)],
+            [str(engine.python), "-P", str(ASK), MARK],
             capture_output=True,
             text=True,
             errors="replace",
@@ -114,8 +115,8 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return {"error": str(error)}
     for line in done.stdout.splitlines():
-        if line.startswith(capabilities.MARK):
-            return dict(json.loads(line.removeprefix(capabilities.MARK)))
+        if line.startswith(MARK):
+            return dict(json.loads(line.removeprefix(MARK)))
     tail = done.stderr.strip().splitlines() or [f"exit {done.returncode}"]
     return {"error": tail[-1][:200]}
 

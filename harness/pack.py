@@ -16,20 +16,19 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from packaging.requirements import Requirement
 from packaging.utils import parse_wheel_filename
-from packaging.version import Version
 
-from harness import bundle, closure, prebuild, slimming, wheels
-from harness.bundle import Archive, Difference, Manifest, Release, Tree
+from harness import bundle, closure, pins, prebuild, slimming, wheels
+from harness.bundle import Archive, Manifest, Release, Tree
 from harness.closure import EnvError, Progress
 from harness.slimming import CARRIED, CARRIED_FOR_OTHERS, CONTROL, CONTROL_TESTS, FROM, PINNED
 from harness.wheels import Files
 
 #: A bundle and what it is made from: 1.5 GB of wheels for four releases, most of it sglang-kernel.
 NEED_GB = 4.0
-#: xz with its largest usual window, 64 MiB: wide enough to see that kernels of neighbouring releases are alike.
-XZ_PRESET = 9
+#: The window is wide enough to see that kernels of neighbouring releases, and of neighbouring shapes, are alike.
+XZ_PRESET = 6
+XZ_WINDOW = 1 << 27
 #: sglang-kernel and flashinfer reach for headers that a bare compiler package lacks; only headers are taken.
 CUDA_HEADERS = {"nvidia-cublas": ("cublasLt.h", "13.1.0.3"), "nvidia-curand": ("curand.h", "10.4.0.35")}
 
@@ -72,10 +71,18 @@ class _Job:
 
 
 def pack(
-    versions: Sequence[str], *, torch: str, python: str, output: Path, with_control: bool, progress: Progress
+    versions: Sequence[str],
+    *,
+    torch: str,
+    python: str,
+    output: Path,
+    with_control: bool,
+    progress: Progress,
+    part: str = "",
 ) -> Manifest:
     """Write the bundle of these releases for a machine with that torch (2.11.0+cu130) and Python (3.12).
 
+    part: write what the releases' own bundle does without (one of `slimming.PARTS`), to be unpacked after it.
     EnvError where a release wants another torch, asks for something unknown, or cannot be fetched or compiled.
     """
     folder = closure.home() / "pack"
@@ -87,6 +94,8 @@ def pack(
         control = [_control(job)]
         releases = tuple(_release(job, version, sources[version], [*shared, *control]) for version in versions)
         manifest = _manifest(job, releases, control)
+        if part:
+            manifest = _only_part(job, manifest, part)
         manifest = _write(job, manifest, output)
     return manifest
 
@@ -104,36 +113,8 @@ def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
     """Each release's own wheel, first of all: its metadata may say that it cannot be packed for this torch."""
     found = {version: job.fetch({"sglang": version})["sglang"] for version in versions}
     for version, path in found.items():
-        check_requirements(version, wheels.requirements(path, python=job.python), torch=job.torch)
+        pins.check_requirements(version, wheels.requirements(path, python=job.python), torch=job.torch)
     return found
-
-
-def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str) -> None:
-    """EnvError if the release pins another torch, or asks for a package that `harness.slimming` does not know."""
-    pin = wanted.get("torch")
-    if pin is not None and not pin.specifier.contains(Version(torch).public, prereleases=True):
-        raise EnvError(
-            f"SGLang {version} wants torch{pin.specifier}; it cannot be packed for torch {torch}",
-            next_step=f"name the torch of the machine it is for, if that is what it has:  "
-            f"eaglecheck engines pack {version} --torch {_pinned(pin)}",
-        )
-    there = {name.partition("<")[0] for name in slimming.ON_RUNNER}
-    known = {*PINNED, *CARRIED, *CARRIED_FOR_OTHERS, *CONTROL, *FROM, *there, *slimming.LEFT_OUT}
-    unknown = sorted(set(wanted) - known)
-    if unknown:
-        raise EnvError(
-            f"SGLang {version} requires {', '.join(unknown)}, of which harness/slimming.py says nothing",
-            allowed="each requirement stands in one of PINNED, CARRIED, FROM, ON_RUNNER or LEFT_OUT",
-            next_step="find out whether the engine imports it, then add it with its reason",
-        )
-    missing = [name for name in PINNED if name not in wanted]
-    if missing:
-        raise EnvError(f"SGLang {version} does not say which {', '.join(missing)} it wants")
-
-
-def _pinned(requirement: Requirement) -> str:
-    """The version of an `==` pin; '?' where there is none."""
-    return next((one.version for one in requirement.specifier if one.operator == "=="), "?")
 
 
 def _base(job: _Job) -> str:
@@ -202,43 +183,23 @@ def _release(job: _Job, version: str, sglang: Path, shared: Sequence[str]) -> Re
     own = [
         job.add(stub, Files(content={k: text.encode() for k, text in files.items()}), archive="base")
         for stub, files in slimming.STUBS.items()
-        if _from(version, slimming.STUBS_FROM[stub])
+        if pins.is_from(version, slimming.STUBS_FROM[stub])
     ]
     own.append(job.add_wheels(f"sglang-{version}", [sglang], archive="sglang"))
-    pins = {name: _pinned(wanted[name]) for name in PINNED}
-    pins |= {name: _pinned(wanted[name]) for name, (first, _) in FROM.items() if _from(version, first)}
-    for name, path in job.fetch(pins).items():
+    own_pins = {name: pins.pinned(wanted[name]) for name in PINNED}
+    own_pins |= {name: pins.pinned(wanted[name]) for name, (first, _) in FROM.items() if pins.is_from(version, first)}
+    for name, path in job.fetch(own_pins).items():
         archive = {"sglang-kernel": "kernels", "transformers": "transformers"}.get(name, "base")
-        own.append(job.add_wheels(f"{name}-{pins[name]}", [path], archive=archive))
+        own.append(job.add_wheels(f"{name}-{own_pins[name]}", [path], archive=archive))
     environ = {
         key: value
         for first, settings in slimming.ENVIRON_FROM.items()
-        if _from(version, first)
+        if pins.is_from(version, first)
         for key, value in settings.items()
     }
-    return Release(version=version, trees=(*own, *shared), environ=environ, differences=_differences(version, wanted))
-
-
-def _from(version: str, first: str) -> bool:
-    return Version(version) >= Version(first)
-
-
-def _differences(version: str, wanted: dict[str, Requirement]) -> tuple[Difference, ...]:
-    """Where the one version that all releases share is not what this one asks for, and what it gets nothing of."""
-    found = []
-    for name, carried in {**CARRIED, **CARRIED_FOR_OTHERS, **CONTROL}.items():
-        asked = wanted.get(name)
-        if asked is not None and not asked.specifier.contains(carried, prereleases=True):
-            reason = slimming.DIFFERENT_BECAUSE.get(name, slimming.DIFFERENT_ANYWAY)
-            found.append(Difference(name=name, wanted=str(asked.specifier), carried=carried, reason=reason))
-    for name, (first, reason) in FROM.items():
-        if name in wanted and not _from(version, first):
-            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
-    for name in sorted(set(wanted) & set(slimming.LEFT_OUT)):
-        if name != "torch":
-            reason = slimming.LEFT_OUT[name]
-            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
-    return tuple(found)
+    return Release(
+        version=version, trees=(*own, *shared), environ=environ, differences=pins.differences(version, wanted)
+    )
 
 
 def _manifest(job: _Job, releases: tuple[Release, ...], control: Sequence[str]) -> Manifest:
@@ -269,6 +230,30 @@ def _manifest(job: _Job, releases: tuple[Release, ...], control: Sequence[str]) 
     )
 
 
+def _only_part(job: _Job, manifest: Manifest, part: str) -> Manifest:
+    """The files that a rule left out for this part, once each, and into which of the releases' trees they belong."""
+    wheel, _ = slimming.PARTS[part]
+    trees: dict[str, Tree] = {}
+    for tree in manifest.trees:
+        version = next((one.version for one in tree.wheels if one.name == wheel), None)
+        if version is None:
+            continue
+        files = Files()
+        wheels.add_wheel(files, job.fetch({wheel: version})[wheel], slimming.RULES[wheel], part=part)
+        name = bundle.tree_name(part, list(files.content.items()))
+        before = trees.get(name)
+        trees[name] = Tree(
+            name=name,
+            archive=part,
+            files=len(files.content),
+            size=sum(map(len, files.content.values())),
+            wheels=(*(before.wheels if before else ()), *files.wheels),
+            into=(*(before.into if before else ()), tree.name),
+        )
+        job.trees[name] = files
+    return replace(manifest, releases=(), control=(), expects=(), trees=tuple(trees.values()))
+
+
 def _write(job: _Job, manifest: Manifest, output: Path) -> Manifest:
     work = job.folder / "archives"
     work.mkdir(parents=True, exist_ok=True)
@@ -287,7 +272,8 @@ def _compress(name: str, trees: dict[str, Files], work: Path) -> Archive:
     """Files of the same path in several trees lie side by side, where the compressor sees that they are alike."""
     path = work / f"{name}.tar.xz"
     members = sorted((place, tree) for tree, files in trees.items() for place in files.content)
-    with lzma.open(path, "wb", preset=XZ_PRESET) as target, tarfile.open(fileobj=target, mode="w") as archive:
+    chain = [{"id": lzma.FILTER_LZMA2, "preset": XZ_PRESET, "dict_size": XZ_WINDOW}]
+    with lzma.open(path, "wb", filters=chain) as target, tarfile.open(fileobj=target, mode="w") as archive:
         for place, tree in members:
             content = trees[tree].content[place]
             header = bundle.plain_member(f"{tree}/{place}", size=len(content), mode=0o644)

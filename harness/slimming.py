@@ -145,10 +145,11 @@ DIFFERENT_ANYWAY = "one version for all releases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Files of a wheel that are left out; `pattern` as in fnmatch, over the whole path."""
+    """Files of a wheel that are left out; `pattern` as in fnmatch, over the whole path: the first that fits counts."""
 
     pattern: str
     reason: str
+    part: str = ""  # the piece of its own in which these files can be had
 
 
 RULES: dict[str, tuple[Rule, ...]] = {
@@ -162,7 +163,7 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(pattern="tools/*", reason="no part of the package"),
     ),
     "sglang-kernel": (
-        Rule(pattern="sgl_kernel/flash_ops*", reason="flash attention 3, 1.07 GB; so no fa3 backend"),
+        Rule(pattern="sgl_kernel/flash_ops*", reason="flash attention 3, 1.07 GB", part="fa3"),
         Rule(pattern="sgl_kernel/flashmla*", reason="attention of other models"),
         Rule(pattern="sgl_kernel/infllm_ops*", reason="sparse attention of other models"),
         Rule(pattern="sgl_kernel/sm100/*", reason="another card"),
@@ -175,13 +176,20 @@ RULES: dict[str, tuple[Rule, ...]] = {
         Rule(pattern="deep_gemm/*", reason="quantized matrix products, with headers (0.4.2 brings its own copy)"),
     ),
     "flashinfer-python": (
-        Rule(pattern="flashinfer/data/csrc/*", reason="sources; its norm and sampling kernels are prebuilt"),
-        Rule(pattern="flashinfer/data/include/*", reason="sources; so no flashinfer attention backend"),
-        Rule(pattern="flashinfer/data/cutlass/*", reason="sources"),
-        Rule(pattern="flashinfer/data/cccl/*", reason="sources"),
-        Rule(pattern="flashinfer/data/spdlog/*", reason="sources"),
+        Rule(pattern="flashinfer/data/cutlass/test/*", reason="tests of a library"),
+        Rule(pattern="flashinfer/data/csrc/*", reason="sources; two kernels are prebuilt", part="flashinfer"),
+        Rule(pattern="flashinfer/data/include/*", reason="sources", part="flashinfer"),
+        Rule(pattern="flashinfer/data/cutlass/*", reason="sources", part="flashinfer"),
+        Rule(pattern="flashinfer/data/cccl/*", reason="sources", part="flashinfer"),
+        Rule(pattern="flashinfer/data/spdlog/*", reason="sources", part="flashinfer"),
     ),
     "sgl-deep-gemm": (Rule(pattern="deep_gemm/include/*", reason="sources of kernels that are switched off"),),
+}
+
+#: Pieces of their own, unpacked after the releases: name → (the wheel they come out of, what they are for).
+PARTS = {
+    "flashinfer": ("flashinfer-python", "attention through flashinfer, compiled at first use"),
+    "fa3": ("sglang-kernel", "flash attention 3"),
 }
 
 #: Modules in place of packages that are imported and never used.

@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import compileall
-import importlib.util
 import os
-import platform
-import re
 import shlex
 import shutil
 import subprocess
@@ -23,11 +20,10 @@ import tarfile
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib import metadata
 from pathlib import Path
 
-from harness import bundle, closure, kernels
-from harness.bundle import BundleError, Manifest, Reader, Release
+from harness import bundle, closure, fit, kernels
+from harness.bundle import BundleError, Manifest, Reader, Release, Tree
 from harness.closure import EnvError, Progress
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -47,13 +43,15 @@ def unpack(path: Path, *, progress: Progress) -> tuple[str, ...]:
     """
     with bundle.opened(path) as reader:
         manifest = reader.manifest
-        check_machine(manifest, progress)
+        fit.check_machine(manifest, progress)
         with closure.installing("unpack", progress):
             if manifest.home:
                 kernels.restore(reader, progress=progress)
             for release in manifest.releases:
                 _check_place(release.version)
             _place_trees(reader, progress)
+            for tree in manifest.trees:
+                _add_to_others(tree, progress)
             for release in manifest.releases:
                 _finish(release, manifest)
                 progress(f"SGLang {release.version} is ready")
@@ -69,79 +67,6 @@ def parts() -> Path:
 def launcher() -> Path:
     """Starts Python with the control side's packages: `launcher -m harness.cli …`."""
     return closure.home() / "bin" / "python"
-
-
-def check_machine(manifest: Manifest, progress: Progress) -> None:
-    """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
-    again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)}"
-    if closure.python_tag() != manifest.python:
-        raise BundleError(
-            f"the bundle is for Python {manifest.python}, this is {closure.python_tag()} at {sys.executable}",
-            next_step=f"start it with that Python, or {again} --python {closure.python_tag()}",
-        )
-    found = torch_version()
-    if found != manifest.torch:
-        have = f"torch {found}" if found else f"no torch in {sys.executable}"
-        raise BundleError(
-            f"the bundle is for torch {manifest.torch}, here is {have}",
-            next_step=f"start it with the Python that has it, or {again} --torch {found or 'VERSION'}",
-        )
-    library, version = platform.libc_ver()
-    if library != "glibc" or _numbers(version) < _numbers(manifest.glibc):
-        raise BundleError(f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}")
-    missing = [problem for name in manifest.expects if (problem := _lacking(name))]
-    if missing:
-        raise BundleError(
-            f"the bundle relies on packages that {sys.executable} lacks: {', '.join(missing)}",
-            next_step="install them beside torch; they come with its usual images",
-        )
-    _check_card(manifest, progress)
-
-
-def _versions(manifest: Manifest) -> str:
-    return " ".join(release.version for release in manifest.releases)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", version))
-
-
-def _check_card(manifest: Manifest, progress: Progress) -> None:
-    from harness.cards import cards
-
-    found = cards()
-    if not found:
-        progress(f"no GPU is seen here; the kernels of this bundle are for {manifest.cuda_arch}")
-    fitting = [card for card in found if f"sm_{card.capability.replace('.', '')}" == manifest.cuda_arch]
-    if found and not fitting:
-        raise BundleError(
-            f"the bundle is for {manifest.cuda_arch}, the card here is {found[0].name} (sm_"
-            f"{found[0].capability.replace('.', '')})",
-            next_step="only Hopper cards are served so far; elsewhere:  pip install sglang",
-        )
-
-
-def torch_version() -> str:
-    """This Python's torch with its build (2.11.0+cu130), without importing it; empty where there is none."""
-    spec = importlib.util.find_spec("torch")
-    if spec is None or spec.origin is None:
-        return ""
-    try:
-        text = Path(spec.origin).with_name("version.py").read_text()
-    except OSError:
-        return ""
-    found = re.search(r"__version__ = '([^']+)'", text)
-    return found[1] if found else ""
-
-
-def _lacking(expected: str) -> str:
-    """What is wrong with one expected package ('name' or 'name<2'), empty if nothing is."""
-    name, _, below = expected.partition("<")
-    try:
-        version = metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return expected
-    return f"{expected} ({version} is there)" if below and _numbers(version) >= _numbers(below) else ""
 
 
 def _check_place(version: str) -> None:
@@ -160,6 +85,7 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     manifest = reader.manifest
     if manifest.home:
         return
+    _check_hosts(manifest)
     absent = [tree for tree in manifest.trees if not (parts() / tree.name).is_dir()]
     if not absent:
         progress("every part of this bundle is unpacked already")
@@ -184,6 +110,30 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)  # of others' sources
             compileall.compile_dir(parts() / tree.name, quiet=2, workers=0)
+
+
+def _check_hosts(manifest: Manifest) -> None:
+    """A part of its own is of no use without the very trees it was packed for."""
+    for tree in manifest.trees:
+        if tree.into and not any((parts() / host).is_dir() for host in tree.into):
+            wanted = ", ".join(host.rpartition("-")[0] for host in tree.into)
+            raise BundleError(
+                f"this bundle only adds to {wanted}, which is not unpacked here in the version it was packed for",
+                next_step="unpack the releases' bundle first; both must come from the same checkout",
+            )
+
+
+def _add_to_others(tree: Tree, progress: Progress) -> None:
+    """Hard links, so that a compiler and an importer see plain files, and nothing is there twice."""
+    for host in tree.into:
+        if not (parts() / host).is_dir():
+            continue
+        for source in sorted(one for one in (parts() / tree.name).rglob("*") if one.is_file()):
+            target = parts() / host / source.relative_to(parts() / tree.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                os.link(source, target)
+        progress(f"{tree.name.rpartition('-')[0]} is added to {host.rpartition('-')[0]}")
 
 
 def _room(need_gb: float) -> None:

@@ -98,8 +98,11 @@ def requirements(path: Path, *, python: str) -> dict[str, Requirement]:
     return {canonicalize_name(one.name): one for one in wanted if one.marker is None or one.marker.evaluate(dict(here))}
 
 
-def add_wheel(files: Files, path: Path, rules: Sequence[Rule]) -> None:
-    """Put a wheel's importable files in, less what the rules leave out; each rule's share is counted."""
+def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = "") -> None:
+    """Put a wheel's importable files in, less what the rules leave out; each rule's share is counted.
+
+    part: put in only what the rules left out for that part.
+    """
     name, version, _, _ = parse_wheel_filename(path.name)
     counts = {rule: [0, 0] for rule in rules}
     with zipfile.ZipFile(path) as wheel:
@@ -108,11 +111,11 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule]) -> None:
             if member.is_dir() or place is None:
                 continue
             rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
-            if rule is not None:
+            if (rule is None) if not part else (rule is not None and rule.part == part):
+                files.content[place] = wheel.read(member)
+            elif rule is not None and not part:
                 counts[rule][0] += 1
                 counts[rule][1] += member.file_size
-            else:
-                files.content[place] = wheel.read(member)
     files.slimmed += [
         Slimmed(pattern=rule.pattern, reason=rule.reason, files=count, size=size)
         for rule, (count, size) in counts.items()

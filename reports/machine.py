@@ -64,6 +64,7 @@ def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:
     for archive in manifest.archives:
         say(console, f"{archive.member:<{wide}}  {archive.size / MIB:>14.1f}")
     releases = ", ".join(release.version for release in manifest.releases)
-    say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, SGLang {releases}")
+    what = f"SGLang {releases}" if releases else "a part to be unpacked after the releases it was packed for"
+    say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, {what}")
     say(console, f"for Python {manifest.python}, torch {manifest.torch}, glibc {manifest.glibc}, {manifest.cuda_arch}")
     say(console, f"there, in a copy of this folder:  python3 -m harness.unpack {path.name}")

@@ -35,6 +35,9 @@ def pack(
     output: Annotated[Path, typer.Option(help="The bundle to write.")],
     torch: Annotated[str, typer.Option(help="The torch of the machine it is for, with its build.")] = "2.11.0+cu130",
     python: Annotated[str, typer.Option(help="The Python of that machine.")] = "3.12",
+    part: Annotated[
+        str, typer.Option(help="Instead, what the releases' own bundle leaves out: 'flashinfer' or 'fa3'.")
+    ] = "",
     with_control: Annotated[
         bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")
     ] = True,
@@ -45,13 +48,14 @@ def pack(
     from reports.machine import render_bundle
 
     console = Console()
-    check_bundle_target(output, torch=torch, python=python)
+    check_bundle_target(output, torch=torch, python=python, part=part)
     manifest = write_bundle(
         [envs.supported(version) for version in dict.fromkeys(versions)],
         torch=torch,
         python=python,
         output=output,
         with_control=with_control,
+        part=part,
         progress=lambda text: say(console, text),
     )
     render_bundle(console, manifest, output)

@@ -20,6 +20,7 @@ from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.launch import CpuAttention
 from harness.runner import Plan
+from harness.slimming import PARTS
 from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
@@ -119,8 +120,10 @@ def writable(root: Path) -> Path:
     return root
 
 
-def check_bundle_target(output: Path, *, torch: str, python: str) -> None:
-    """UsageError for a bundle that could not be written, or a torch or Python that is no version."""
+def check_bundle_target(output: Path, *, torch: str, python: str, part: str) -> None:
+    """UsageError for a bundle that could not be written, an unknown part, or a torch or Python that is no version."""
+    if part and part not in PARTS:
+        raise UsageError(unknown("--part", part, PARTS))
     if output.is_dir() or not output.absolute().parent.is_dir():
         why = "is a folder" if output.is_dir() else "is in no folder that exists"
         raise UsageError(f"--output {output} {why}\n  name a file:  --output sglang.bundle")
