@@ -159,7 +159,7 @@ def _manifest(data: dict[str, Any]) -> Manifest:
             **{key: one[key] for key in ("name", "archive", "files", "size")},
             wheels=tuple(Wheel(**wheel) for wheel in one["wheels"]),
             slimmed=tuple(Slimmed(**rule) for rule in one["slimmed"]),
-            into=tuple(one["into"]),
+            into=tuple(one.get("into", ())),
         )
         for one in data["trees"]
     )

@@ -1,6 +1,7 @@
 """What one release can run in its own environment, found by importing. Engine side: started by path.
 
-Prints one JSON line, behind the mark it is started with and after whatever SGLang prints. It must not start an engine, nor leave anything on a card.
+Prints one JSON line, behind the mark it is started with and after whatever SGLang prints. It must not start an engine,
+nor leave anything on a card.
 """
 
 from __future__ import annotations
