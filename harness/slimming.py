@@ -177,6 +177,9 @@ RULES: dict[str, tuple[Rule, ...]] = {
     ),
     "flashinfer-python": (
         Rule(pattern="flashinfer/data/cutlass/test/*", reason="tests of a library"),
+        Rule(pattern="flashinfer/data/cutlass/examples/*", reason="examples of a library"),
+        Rule(pattern="flashinfer/data/cutlass/python/*", reason="a library's Python side, which nothing calls"),
+        Rule(pattern="flashinfer/data/cccl/python/*", reason="a library's Python side, which nothing calls"),
         Rule(pattern="flashinfer/data/csrc/*", reason="sources; two kernels are prebuilt", part="flashinfer"),
         Rule(pattern="flashinfer/data/include/*", reason="sources", part="flashinfer"),
         Rule(pattern="flashinfer/data/cutlass/*", reason="sources", part="flashinfer"),
