@@ -18,7 +18,7 @@ from typing import Any
 
 from harness import cards, fit, prebuild, slimming
 from harness.cards import Card
-from harness.diagnosis import Finding
+from harness.diagnosis import Finding, Status
 from harness.envs import EngineEnv
 
 ASK = Path(__file__).with_name("capabilities.py")  # runs in the release's environment, so it is not imported here
@@ -124,7 +124,7 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
 def judge(version: str, answer: dict[str, Any]) -> Finding:
     """One release's answer as a finding: the first gap that stops it, else what runs and what does not."""
     name = f"SGLang {version} on GPU"
-    again = "unpack its bundle again:  python3 -m harness.unpack FILE"
+    again = "python3 -m harness.unpack FILE  # its bundle, once more"
     if answer["error"]:
         return Finding(name=name, status="missing", detail=f"cannot be imported: {answer['error']}", mend=again)
     if not answer["card"]:
@@ -139,4 +139,12 @@ def judge(version: str, answer: dict[str, Any]) -> Finding:
     graphs = f"no CUDA graphs ({answer['graphs']})" if answer["graphs"] else "eager and CUDA graphs"
     lacking = [f"no {name} ({why})" for name, why in backends.items() if why]
     detail = "; ".join([f"attention {runs}", graphs, DTYPES, *lacking])
-    return Finding(name=name, status="warn" if answer["graphs"] else "ok", detail=detail)
+    status: Status = "warn" if answer["graphs"] else "ok"
+    return Finding(name=name, status=status, detail=detail, mend=_parts(version, backends))
+
+
+def _parts(version: str, backends: dict[str, str]) -> str:
+    """What to type, where a package index is, for the attention backends that a bundle leaves out."""
+    absent = [name for name, why in backends.items() if why and name in slimming.PARTS]
+    commands = [f"eaglecheck engines pack {version} --part {name} --output {name}.bundle" for name in absent]
+    return f"{' && '.join(commands)}  # where an index is; then unpack it here" if commands else ""

@@ -6,16 +6,16 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from harness import slimming
-from harness.bundle import Difference
+from harness.bundle import BundleError, Difference
 from harness.closure import EnvError
 from harness.slimming import CARRIED, CARRIED_FOR_OTHERS, CONTROL, FROM, PINNED
 
 
 def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str) -> None:
-    """EnvError if the release pins another torch, or asks for a package that `harness.slimming` does not know."""
+    """BundleError if the release pins another torch; EnvError if it asks for what `harness.slimming` does not know."""
     pin = wanted.get("torch")
     if pin is not None and not pin.specifier.contains(Version(torch).public, prereleases=True):
-        raise EnvError(
+        raise BundleError(
             f"SGLang {version} wants torch{pin.specifier}; it cannot be packed for torch {torch}",
             next_step=f"name the torch of the machine it is for, if that is what it has:  "
             f"eaglecheck engines pack {version} --torch {pinned(pin)}",

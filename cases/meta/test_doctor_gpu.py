@@ -148,7 +148,14 @@ def test_what_a_release_says_of_itself_is_judged(changes, status, says):
     found = doctor_gpu.judge("0.5.13", {**SEEN, **changes})
     assert (found.name, found.status) == ("SGLang 0.5.13 on GPU", status)
     assert says in found.detail
-    assert (found.status == "missing") == bool(found.mend)
+    assert bool(found.mend) == (found.status == "missing" or "no fa3" in found.detail)
+
+
+def test_each_attention_that_a_bundle_lacks_comes_with_what_to_pack():
+    found = doctor_gpu.judge("0.5.13", {**SEEN, "backends": {"triton": "", "flashinfer": "no", "fa3": "no"}})
+    assert found.status == "ok"
+    assert found.mend.startswith("eaglecheck engines pack 0.5.13 --part flashinfer --output flashinfer.bundle && ")
+    assert "engines pack 0.5.13 --part fa3 --output fa3.bundle  #" in found.mend
 
 
 def engine(tmp_path: Path, **modules: str) -> EngineEnv:
