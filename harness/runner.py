@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.drive import drive
-from harness.engine import Engine, EngineError, EngineNotClean
+from harness.engine import Engine, EngineError, EngineNotClean, NoLease
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
+from harness.leases import Request
 from harness.progress import (
     Booted,
     Cost,
@@ -45,7 +46,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them."""
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+
+    lease: the share of a GPU that every engine takes first.
+    """
 
     env: EngineEnv
     scenarios: tuple[Scenario, ...]
@@ -55,6 +59,7 @@ class Plan:
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
     own_pair: bool = False
+    lease: Request | None = None
     argv: tuple[str, ...] = ()
 
     @property
@@ -70,6 +75,8 @@ class _Session:
     plan: Plan
     observers: Sequence[Observer]
     writer: RunWriter
+    #: what engines ask for; no waiting any more once it was in vain, or a run would wait anew for each scenario
+    lease: Request | None
     oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
@@ -89,7 +96,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     """
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
-    session = _Session(plan=plan, observers=observers, writer=writer)
+    session = _Session(plan=plan, observers=observers, writer=writer, lease=plan.lease)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items():
@@ -171,6 +178,8 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
                     engine = stack.enter_context(_booted(session, scenario))
                     trace, seconds = _timed_drive(session, engine, scenario)
             except EngineError as error:
+                if isinstance(error, NoLease) and session.lease is not None:
+                    session.lease = replace(session.lease, wait=0.0)
                 _give_up(session, scenario, str(error))
                 engine = None
                 continue
@@ -193,6 +202,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         device=plan.device,
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
+        lease=session.lease,
     )
     engine = Engine(launch=launch, log=session.writer.folder / "engine.log")
     session.boots += 1

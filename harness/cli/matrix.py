@@ -27,6 +27,7 @@ def command(
         str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
     ] = None,
     device: options.Device = "cpu",
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -49,6 +50,7 @@ def command(
             engine=version,
             device=device,
             revert=one,
+            gpu_share=gpu_share,
             runs=runs,
         )
         for version in versions

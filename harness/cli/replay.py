@@ -25,6 +25,7 @@ def command(
     engine: Annotated[
         str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
     ] = None,
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
@@ -52,6 +53,7 @@ def command(
         revert=manifest.header.get("revert") if engine is None else None,
         target=target,
         draft=draft,
+        gpu_share=gpu_share,
         runs=runs,
     )
     with LiveLine(console) as line:
