@@ -23,6 +23,8 @@ WAIT_SECONDS = 300.0
 #: An engine that was just ended is listed a moment longer; what is still there after that is somebody else's.
 ENDING_SECONDS = 10.0
 LOOK_SECONDS = 1.0
+#: While another engine looks at a card, which takes as long as nvidia-smi does: how often to try, and how long.
+GATE_LOOK_SECONDS, GATE_SECONDS = 0.1, 45.0
 
 SHARE, WAIT = "EAGLECHECK_GPU_SHARE", "EAGLECHECK_GPU_WAIT"
 
@@ -124,10 +126,12 @@ def take(asked: Request, *, say: Say) -> Lease:
         else:
             taken_since = None
         until = end if taken_since is None else min(end, taken_since + ENDING_SECONDS)
+        if None in found:  # not seen yet, so nothing can be said about it
+            until = max(end, start + GATE_SECONDS)
         if now >= until:
             raise CardError(_refusal(asked, found, now - start))
         say(f"waiting for a GPU lease ({now - start:.0f} s, at most {until - start:.0f} s): {_blocked(found)}")
-        time.sleep(LOOK_SECONDS)
+        time.sleep(GATE_LOOK_SECONDS if None in found else LOOK_SECONDS)
 
 
 def _try_each(asked: Request) -> Lease | list[State | None]:

@@ -102,7 +102,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     ]
 
 
-@pytest.hookimpl(optionalhook=True)
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist's own, in whatever order the two were loaded
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
     """-n auto: one worker a GPU lease, on a CPU one a core; fewer where memory would not hold their engines.
 
