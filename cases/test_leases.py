@@ -9,7 +9,7 @@ from cases.meta.pretended_card import H100, PretendedCards, app, used
 from cases.processes import survivors, tree
 from cases.programs import DEFAULT
 from harness import lease_files, leases
-from harness.cards import CardError
+from harness.gpus import CardError
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 TURN = 5

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .cards import CardError
+from .gpus import CardError
 
 FOLDER = "EAGLECHECK_LEASES"
 EVERYBODYS = "/tmp/eaglecheck-leases"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .cards import VISIBLE, App, Card, CardError, read_apps, read_cards, visible
+from .gpus import VISIBLE, App, Card, CardError, read_apps, read_cards, visible
 from .lease_files import EVERYBODYS, FOLDER, Holder, gate, hold, holders
 
 #: One lease's share of a card where nobody names another. An engine of the tiny checkpoints is CUDA's own context,

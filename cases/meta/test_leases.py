@@ -16,8 +16,8 @@ from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
 from cases.processes import survivors, tree
 from harness import lease_files, leases
-from harness.cards import CardError
 from harness.engine import Engine, EngineError, NoLease
+from harness.gpus import CardError
 
 pytestmark = pytest.mark.usefixtures("machine")
 

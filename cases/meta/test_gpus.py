@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
-from harness import cards
-from harness.cards import App, Card, CardError
+from harness import gpus
+from harness.gpus import App, Card, CardError
 
 
 def test_cards_come_by_index_with_the_memory_that_processes_can_have(machine):
     machine.say(cards=[IDLE_SECOND, used(30000)])
-    first, second = cards.read_cards()
+    first, second = gpus.read_cards()
     assert first == Card(index=0, uuid=H100, name="NVIDIA H100 80GB HBM3", used=30000, free=51079)
     assert (first.capacity, second.uuid) == (81079, SECOND)
 
@@ -27,17 +27,17 @@ def test_cards_come_by_index_with_the_memory_that_processes_can_have(machine):
 )
 def test_processes_are_read_also_where_the_driver_says_little(machine, line, found):
     machine.say(apps=[line])
-    assert cards.read_apps() == [found]
+    assert gpus.read_apps() == [found]
 
 
 def test_no_process_is_no_line(machine):
-    assert cards.read_apps() == []
+    assert gpus.read_apps() == []
 
 
 def test_a_machine_without_the_tool_has_no_gpu(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(CardError, match=r"no nvidia-smi here, so no GPU\n.*--device cpu"):
-        cards.read_cards()
+        gpus.read_cards()
 
 
 @pytest.mark.parametrize(
@@ -56,14 +56,14 @@ def test_a_machine_without_the_tool_has_no_gpu(tmp_path, monkeypatch):
 def test_what_the_tool_cannot_say_is_an_error_with_its_words(machine, answer, said):
     machine.say(**answer)
     with pytest.raises(CardError, match=said):
-        cards.read_cards()
+        gpus.read_cards()
 
 
 def test_a_tool_that_hangs_is_given_up(machine, monkeypatch):
-    monkeypatch.setattr(cards, "SMI_SECONDS", 0.2)
+    monkeypatch.setattr(gpus, "SMI_SECONDS", 0.2)
     machine.say(seconds=30)
     with pytest.raises(CardError, match=r"cannot be asked: .*timed out"):
-        cards.read_cards()
+        gpus.read_cards()
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,11 @@ def test_visible_devices_choose_as_cuda_does(machine, monkeypatch, chosen, uuids
     machine.say(cards=[IDLE, IDLE_SECOND])
     if chosen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
-    assert [card.uuid for card in cards.visible(cards.read_cards())] == uuids
+    assert [card.uuid for card in gpus.visible(gpus.read_cards())] == uuids
 
 
 @pytest.mark.parametrize(("chosen", "said"), [("2", "names '2', which is no GPU here"), ("", "hides every GPU")])
 def test_visible_devices_that_name_no_card_are_refused_with_those_that_are_there(machine, chosen, said):
     with pytest.raises(CardError, match=said) as caught:
-        cards.visible(cards.read_cards(), chosen)
+        gpus.visible(gpus.read_cards(), chosen)
     assert f"allowed: 0 ({H100})" in str(caught.value)
