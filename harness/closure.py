@@ -41,6 +41,10 @@ class EnvError(Exception):
         super().__init__("\n  ".join(part for part in (what, allowed, next_step) if part))
 
 
+class HomeError(EnvError):
+    """EAGLECHECK_HOME names a folder that cannot be written to: a usage error, nothing was tried."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """How a command ended, with its last lines."""
@@ -178,7 +182,7 @@ def installing(name: str, progress: Progress) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise EnvError(
+        raise HomeError(
             f"cannot write to {home()}: {error.strerror}", next_step="choose a folder:  export EAGLECHECK_HOME=/path"
         ) from error
     try:

@@ -39,6 +39,7 @@ from harness.progress import (
 from harness.store import RunWriter, write_specimen
 from harness.trace import RowBuilder, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
+from harness.words import counted
 
 if TYPE_CHECKING:
     from harness.oracle import Oracle
@@ -108,6 +109,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     except BaseException as error:
         error.add_note(_left_behind(session))
         raise
+    finally:
+        writer.close()
     return RunResult(
         folder=writer.folder,
         engine=plan.env.version,
@@ -122,7 +125,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
 
 def _left_behind(session: _Session) -> str:
     folder, judged = session.writer.folder, len(session.results)
-    left = f"run folder {folder} is incomplete, {judged} of {len(session.plan.scenarios)} scenarios judged"
+    left = f"run folder {folder} is incomplete, {judged} of {counted(len(session.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
 
@@ -204,10 +207,11 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         cpu_attention=plan.cpu_attention,
         lease=session.lease,
     )
-    engine = Engine(launch=launch, log=session.writer.folder / "engine.log")
+    log = session.writer.folder / "engine.log"
+    engine = Engine(launch=launch, log=log)
     session.boots += 1
     try:
-        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}")))
+        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}", log=log)))
         session.boot_seconds += engine.boots_seconds
         session.header = session.header or dict(engine.handshakes[0])
         for handshake in engine.handshakes:

@@ -13,6 +13,7 @@ from rich.status import Status
 from rich.text import Text
 
 from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
+from harness.words import counted
 from reports.live import STYLE
 from reports.prose import heading, say
 
@@ -99,4 +100,5 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
     busy = sum(bool(killed) for killed in board.by_check.values())
     say(console)
     checks = f"{busy} of {len(board.by_check)} checks kill at least one"
-    say(console, f"verdict {board.outcome}: {len(board.scores)} mutants, {each}; {checks}", style=STYLE[board.outcome])
+    mutants = counted(len(board.scores), "mutant")
+    say(console, f"verdict {board.outcome}: {mutants}, {each}; {checks}", style=STYLE[board.outcome])

@@ -5,7 +5,6 @@ It must not import torch: start-up time is the user's time.
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -18,12 +17,12 @@ from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.launch import CpuAttention
+from harness.run_folders import default_root
 from harness.runner import Plan
 from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
-RUNS = Path("runs")
 DEVICES = ("cpu", "cuda")
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
@@ -119,7 +118,7 @@ def check_revert(revert: int | None, version: str) -> None:
 
 def runs_root(folder: Path | None) -> Path:
     """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
-    return folder or Path(os.environ.get("EAGLECHECK_RUNS") or RUNS)
+    return folder or default_root()
 
 
 def writable(root: Path) -> Path:
