@@ -5,6 +5,7 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,7 +15,7 @@ from rich.text import Text
 
 from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
 from harness.words import counted
-from reports.live import STYLE
+from reports.live import PULSE_SECONDS, STYLE
 from reports.prose import heading, say
 
 FATES = {Fate.KILLED: "green", Fate.SURVIVED: "bold red", Fate.NOT_RUN: "yellow", Fate.BROKEN: "bold red"}
@@ -26,6 +27,7 @@ class MutantLine:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last = time.monotonic()
         self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
 
     def __enter__(self) -> MutantLine:
@@ -39,10 +41,15 @@ class MutantLine:
 
     def __call__(self, step: Step) -> None:
         place = f"mutant {step.index:>{len(str(step.total))}}/{step.total}"
+        now = time.monotonic()
         if step.score is not None:
+            self._last = now
             say(self._console, _line(place, step.score))
         elif self._status is not None:
             self._status.update(Text(f"{place} {step.text}"))
+        elif now - self._last >= PULSE_SECONDS:
+            self._last = now
+            say(self._console, f"{place} {step.text}")
 
 
 def _line(place: str, score: Score) -> Text:
