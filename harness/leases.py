@@ -219,7 +219,8 @@ def _words(state: State) -> str:
         held = ", ".join(f"engine process {holder.pid} ({_gib(holder.share)})" for holder in state.holders)
         parts.append(f"leased to {held}")
     if state.foreign:
-        parts.append(f"taken by {', '.join(state.foreign)}, which is no engine of ours")
+        ours = "which is no engine of ours" if len(state.foreign) == 1 else "which are no engines of ours"
+        parts.append(f"taken by {', '.join(state.foreign)}, {ours}")
     return f"GPU {card.index} ({card.name}, {card.uuid}): {', '.join(parts)}"
 
 

@@ -98,8 +98,15 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
         f"eaglecheck: SGLang {config.stash[RELEASE]} on {config.getoption('--device')}; "
         f"releases here: {', '.join(found) or 'none'}",
         f"EAGLECHECK_HOME: {envs.home()}",
-        *(leases.describe(lease) if lease is not None else []),
+        *_cards(lease),
     ]
+
+
+def _cards(lease: leases.Request | None) -> list[str]:
+    try:
+        return [] if lease is None else leases.describe(lease)
+    except leases.CardError as error:  # the engines will say so too; a header must not end the session
+        return str(error).splitlines()
 
 
 @pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist's own, in whatever order the two were loaded

@@ -111,5 +111,5 @@ def test_a_long_installation_says_that_it_goes_on(tmp_path: Path, monkeypatch: p
     said: list[str] = []
     with (tmp_path / "lock").open("w") as lock:
         closure.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
-    assert 3 <= len(said) <= 5
-    assert set(said) <= {"still installing (0 s)", "still installing (1 s)"}
+    assert len(said) >= 3
+    assert said[0] == "still installing (0 s)"
