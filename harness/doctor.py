@@ -50,6 +50,12 @@ def diagnose() -> list[Finding]:
     return [ask() for ask in single] + list(_graphics()) + list(_closures()) + list(_engines())
 
 
+def first_run_installs(found: Sequence[Finding]) -> bool:
+    """Whether all that is missing is what `eaglecheck run` installs by itself before it starts."""
+    missing = [finding for finding in found if finding.status == "missing"]
+    return all(finding.detail == "not installed" and finding.mend == _install(envs.NEWEST) for finding in missing)
+
+
 def _python() -> Finding:
     detail = f"{platform.python_version()} at {sys.executable}"
     if sys.version_info >= PYTHON:
@@ -140,6 +146,11 @@ def _shared_memory() -> Finding:
 
 def _disk() -> Finding:
     place = envs.home()
+    above = next(path for path in (place, *place.parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = f"{above} cannot be written to" if above.is_dir() else f"{above} is no folder"
+        detail = f"EAGLECHECK_HOME is {place}, and {why}"
+        return Finding(name="disk", status="missing", detail=detail, mend="export EAGLECHECK_HOME=/path/with/space")
     free = closure.free_gb(place)
     need = SPARE_GB if envs.current() or closure.is_ready(closure.location()) else closure.CLOSURE_GB
     detail = f"{free:.1f} GB free at {place}"

@@ -160,6 +160,27 @@ def _watch(sock: socket.socket) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> Any:
+    """Hold a share of a GPU for as long as this process lives, and see no other card; None where none is asked for."""
+    if boot.get("lease") is None:
+        return None
+    from eaglecheck_engine import leases
+
+    def say(text: str) -> None:
+        print(text, flush=True)  # into the engine's log, where a test session can be watched
+        wire.send(sock, {"op": "waiting", "text": text})
+
+    try:
+        lease = leases.take(leases.Request(**boot["lease"]), say=say)
+    except leases.CardError as error:
+        wire.send(sock, {"op": "no_lease", "error": str(error)})
+        wire.receive(sock)  # ended from the other side, once it has read this
+        raise
+    os.environ[leases.VISIBLE] = lease.card.uuid
+    wire.send(sock, {"op": "leased", "lease": lease.plain()})
+    return lease
+
+
 def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     """The boot record as `sglang.Engine` keywords, less those this release does not know."""
     from sglang.srt.server_args import ServerArgs
@@ -170,6 +191,16 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(boot["arguments"])
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
+
+
+def _gpu_used(lease: Any) -> int | None:
+    """MiB this engine has on its card now that it is up; None without a lease, or where the driver does not say."""
+    from eaglecheck_engine import leases
+
+    try:
+        return None if lease is None else leases.used_mib(lease, os.getpid())
+    except leases.CardError:  # the engine is up all the same
+        return None
 
 
 async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -234,6 +265,7 @@ def main() -> None:
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
     threading.Thread(target=_watch, args=(sock,), daemon=True).start()
     boot, _ = wire.receive(sock)
+    lease = _take_lease(sock, boot)  # its lock is this process's own: it ends with it, however it ends
     os.environ.update(boot["environment"])
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
@@ -249,7 +281,7 @@ def main() -> None:
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
         raise
-    wire.send(sock, {"op": "booted"})
+    wire.send(sock, {"op": "booted", "gpu_used_mib": _gpu_used(lease)})
     loop = getattr(engine, "loop", None) or asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
 

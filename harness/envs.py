@@ -251,7 +251,7 @@ def main(versions: Sequence[str]) -> int:
             ensure(version, lambda line: print(line, file=sys.stderr, flush=True))
     except EnvError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UnknownReleaseError) else 4
+        return 2 if isinstance(error, UnknownReleaseError | closure.HomeError) else 4
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to resume", file=sys.stderr)
         return 130

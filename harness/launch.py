@@ -11,6 +11,7 @@ from typing import Any, Literal
 from harness import compat
 from harness.engine import Launch
 from harness.envs import EngineEnv
+from harness.leases import Request
 from harness.types import EngineConfig, SpecConfig
 
 CpuAttention = Literal["torch", "interpreted"]
@@ -31,11 +32,13 @@ def build_launch(
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
     context_length: int = CONTEXT_LENGTH,
+    lease: Request | None = None,
 ) -> Launch:
     """The launch of one boot configuration.
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
+    lease: the share of a GPU that the engine takes before it starts (see harness.leases).
     """
     overlap = engine.overlap
     if overlap is None:
@@ -47,6 +50,7 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
+        "lease": None if lease is None else lease.plain(),
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert) | dict(env.environ),
         "arguments": _arguments(

@@ -18,9 +18,10 @@ from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
 from harness.cli.pairs import checkpoint_pairs
 from harness.drive import OnTurn, drive
-from harness.engine import Engine, EngineNotClean, Launch
+from harness.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
+from harness.leases import Request
 from harness.store import write_specimen
 from harness.trace import Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
@@ -86,6 +87,8 @@ class LiveEngines:
     default: str
     device: str
     logs: Path
+    #: the share of a GPU that every engine takes first; waited for until it was in vain once
+    lease: Request | None = None
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
@@ -116,16 +119,23 @@ class LiveEngines:
             probe=probe,
             revert=revert,
             cpu_attention=cpu_attention,
+            lease=self.lease,
         )
 
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
-        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), launch.boot], sort_keys=True)
+        boot = {name: value for name, value in launch.boot.items() if name != "lease"}
+        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
         if self._engine is None or self._key != key or not self._alive():
             self.close()
             self.boots += 1
             engine = Engine(launch=launch, log=self.logs / f"engine-{self.boots}.log")
-            engine.boot()
+            try:
+                engine.boot()
+            except NoLease:
+                if self.lease is not None:
+                    self.lease = replace(self.lease, wait=0.0)
+                raise
             self._engine, self._key = engine, key
         return self._engine
 

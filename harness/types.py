@@ -142,7 +142,7 @@ class Op(_Strict):
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
     fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
-    drain    turns until nothing is left; `count` bounds them
+    drain    turns until nothing is left; how many at most follows from the tokens asked for
     """
 
     kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "fault", "drain"]

@@ -17,20 +17,30 @@ MIB = 2**20
 STYLE = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 
 
-def render_doctor(console: Console, found: Sequence[Finding]) -> None:
-    """One line an answer, with what to type under each that can be mended, and what it all comes to."""
+def render_doctor(console: Console, found: Sequence[Finding], *, first_run_installs: bool = False) -> None:
+    """One line an answer, with what to type under each that can be mended, and what it all comes to.
+
+    first_run_installs: whatever is missing is installed by the first run, so nothing needs to be typed before it.
+    """
     wide = max(len(finding.name) for finding in found)
-    for finding in found:
+    for place, finding in enumerate(found, 1):
         line = Text()
         line.append(f"{finding.status:<7}", style=STYLE[finding.status])
         line.append(f"  {finding.name:<{wide}}  {finding.detail}")
         say(console, line)
-        if finding.mend:
+        if finding.mend and finding.mend not in {later.mend for later in found[place:]}:  # one command mends several
             say(console, f"{'':<9}to mend it:  {finding.mend}")
     missing = [finding.name for finding in found if finding.status == "missing"]
     warned = [finding.name for finding in found if finding.status == "warn"]
     say(console)
-    if missing:
+    if missing and first_run_installs:
+        what = ", ".join(missing)
+        say(
+            console,
+            f"ready to run; the first run installs {what} (about 4 GB, once):  eaglecheck run",
+            style=STYLE["ok"],
+        )
+    elif missing:
         say(console, f"a run is not possible yet: {', '.join(missing)}", style=STYLE["missing"])
     elif warned:
         say(console, f"ready to run; worth a look: {', '.join(warned)}", style=STYLE["warn"])

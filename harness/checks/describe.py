@@ -143,12 +143,16 @@ def _numeric(observed: dict[str, Any], expected: Any, hint: str) -> str:
     )
 
 
+def _requests(finding: Finding) -> str:
+    return f"request{'s' if len(finding.rids) > 1 else ''} {', '.join(finding.rids)}"
+
+
 def _elsewhere(divergence: Divergence, finding: Finding) -> list[str]:
     lines = []
     if finding.count > 1:
         first = finding.first
         here = first.key == divergence.key and first.round == divergence.round
         place = "this is the first" if here else f"the first is round {first.round}, step {first.key.step}"
-        lines.append(f"  {finding.count - 1} more in this scenario; {place}; requests {', '.join(finding.rids)}")
+        lines.append(f"  {finding.count - 1} more in this scenario; {place}; {_requests(finding)}")
     lines.append(f"  signature {finding.signature}")
     return lines

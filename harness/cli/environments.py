@@ -100,9 +100,10 @@ def list_() -> Exit:
 @guarded
 def doctor() -> Exit:
     """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
-    from harness.doctor import diagnose
+    from harness.doctor import diagnose, first_run_installs
     from reports.machine import render_doctor
 
     found = diagnose()
-    render_doctor(Console(), found)
-    return Exit.UNKNOWN if any(finding.status == "missing" for finding in found) else Exit.PASS
+    installs = first_run_installs(found)
+    render_doctor(Console(), found, first_run_installs=installs)
+    return Exit.PASS if installs else Exit.UNKNOWN

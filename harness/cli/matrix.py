@@ -27,6 +27,7 @@ def command(
         str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
     ] = None,
     device: options.Device = "cpu",
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -49,6 +50,7 @@ def command(
             engine=version,
             device=device,
             revert=one,
+            gpu_share=gpu_share,
             runs=runs,
         )
         for version in versions
@@ -72,13 +74,17 @@ def _reverts(text: str | None) -> list[int | None]:
     return [int(part) for part in parts]
 
 
+def _engine(plan: Plan) -> str:
+    return f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else "")
+
+
 def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[dict[str, Any]]:
     """One engine, with or without a fix reverted: every case, sharing boots where the cases allow."""
-    heading(console, f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else ""))
+    heading(console, _engine(plan))
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
     for one in result.results:
-        render_first(console, one)
+        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}")
     by_id = {one.scenario.id: one for one in result.results}
     return [
         cell_document(

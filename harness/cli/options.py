@@ -14,6 +14,14 @@ Release = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option("--device", help="Device to run engines on.")]
+GpuShare = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-share",
+        metavar="GIB",
+        help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
+    ),
+]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]

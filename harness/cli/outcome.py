@@ -117,7 +117,7 @@ def _foreseen(error: Exception) -> Exit | None:
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
     from harness.bundle import BundleError
-    from harness.closure import EnvError
+    from harness.closure import EnvError, HomeError
     from harness.documents import OutputError
     from harness.drive import ScriptError
     from harness.envs import UnknownReleaseError
@@ -126,7 +126,10 @@ def _foreseen(error: Exception) -> Exit | None:
 
     if isinstance(error, WriteError):
         return Exit.UNKNOWN
-    usage = (UsageError, UnknownReleaseError, BundleError, OutputError, CaseError, CheckpointMakeError, ScriptError)
+    usage = (
+        *(UsageError, UnknownReleaseError, HomeError, BundleError, OutputError, CaseError, CheckpointMakeError),
+        ScriptError,
+    )
     if isinstance(error, (*usage, TraceError, StoreError)) or type(error).__name__ == "CheckpointError":
         return Exit.USAGE
     return Exit.UNKNOWN if isinstance(error, EnvError) else None

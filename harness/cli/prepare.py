@@ -5,7 +5,6 @@ It must not import torch: start-up time is the user's time.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
@@ -14,19 +13,19 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness import envs
+from harness import envs, leases
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.launch import CpuAttention
+from harness.run_folders import default_root
 from harness.runner import Plan
 from harness.slimming import PARTS
 from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
-RUNS = Path("runs")
-DEVICES = ("cpu",)
+DEVICES = ("cpu", "cuda")
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
@@ -46,6 +45,7 @@ def make_plan(
     cpu_attention: str = "torch",
     target: Path | None = None,
     draft: Path | None = None,
+    gpu_share: float | None = None,
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
     version = envs.resolve(engine)
@@ -54,6 +54,7 @@ def make_plan(
     attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
     check_scenarios(scenarios, device=device, own=own)
+    lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = engine_environment(version, say)
     pairs = checkpoint_pairs(scenarios, target=target, draft=draft)
@@ -68,6 +69,7 @@ def make_plan(
         revert=revert,
         cpu_attention=attention,
         own_pair=own is not None,
+        lease=lease,
         argv=tuple(sys.argv),
     )
 
@@ -81,6 +83,20 @@ def check_device(device: str) -> str:
     if device not in DEVICES:
         raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
     return device
+
+
+def gpu_lease(device: str, share: float | None) -> leases.Request | None:
+    """What every engine asks for before it starts: a share of a GPU in GiB; None on a CPU."""
+    if device == "cpu":
+        if share is not None:
+            raise UsageError(
+                f"--gpu-share {share:g}: an engine on a CPU has none\n  leave it out, or add --device cuda"
+            )
+        return None
+    try:
+        return leases.request(share)
+    except leases.CardError as error:
+        raise UsageError(f"--device {device}: {error}") from error
 
 
 def check_attention(name: str) -> CpuAttention:
@@ -104,7 +120,7 @@ def check_revert(revert: int | None, version: str) -> None:
 
 def runs_root(folder: Path | None) -> Path:
     """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
-    return folder or Path(os.environ.get("EAGLECHECK_RUNS") or RUNS)
+    return folder or default_root()
 
 
 def writable(root: Path) -> Path:

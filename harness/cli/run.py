@@ -32,6 +32,7 @@ def command(
     cpu_attention: Annotated[
         str, typer.Option(help="CPU attention: 'torch' (our stand-in) or 'interpreted' (SGLang's kernels, slower).")
     ] = "torch",
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -47,6 +48,7 @@ def command(
         target=target,
         draft=draft,
         cpu_attention=cpu_attention,
+        gpu_share=gpu_share,
         runs=runs,
     )
     with LiveLine(console) as line:
