@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cases import catalogue, fixed
 from cases.checkpoints import RECIPES
+from cases.families import FAMILIES
 from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
@@ -23,11 +24,14 @@ from harness.types import RequestSpec, Scenario
 CONTEXT_SPARE = 2
 
 
-def choose_scenarios(names: list[str], files: list[Path]) -> list[Scenario]:
-    """The default set, or the named ones (default set and corpus) and those in files."""
+def choose_scenarios(names: list[str], files: list[Path], family: str | None = None) -> list[Scenario]:
+    """The family's set (None: the default one), or the named ones (that set and the corpus) and those in files."""
+    if family is not None and family not in FAMILIES:
+        raise UsageError(unknown("family", family, FAMILIES))
+    usual = fixed.default_scenarios() if family is None else list(FAMILIES[family].scenarios)
     if not names and not files:
-        return fixed.default_scenarios()
-    known = {scenario.name: scenario for scenario in fixed.default_scenarios()}
+        return usual
+    known = {scenario.name: scenario for scenario in usual}
     known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
     for name in names:
         if name not in known:

@@ -1,0 +1,69 @@
+"""Boot configurations that generated scenarios run on: a short fixed list, since a reboot is what costs.
+
+Pure data; it must not draw anything and must not import Hypothesis or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from packaging.version import Version
+
+from cases.fixed import CHECKPOINT
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """One boot configuration, what it is for, and the oldest release it works on."""
+
+    name: str
+    why: str
+    checkpoint: str = CHECKPOINT
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    since: str = "0"
+
+    def works_on(self, release: str) -> bool:
+        return Version(release) >= Version(self.since)
+
+    def boot_key(self) -> str:
+        return Scenario(
+            name="x",
+            checkpoint=self.checkpoint,
+            spec=self.spec,
+            engine=self.engine,
+            requests=(RequestSpec(rid="x", prompt=(1,)),),
+            script=(Op(kind="submit", rids=("x",)), Op(kind="drain")),
+        ).boot_key()
+
+
+BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
+        Boot(name="pages", why="pages of four tokens", engine=EngineConfig(page=4)),
+        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
+        Boot(
+            name="no-cache",
+            why="no prefix cache, two steps",
+            spec=SpecConfig(k=2, n=3),
+            engine=EngineConfig(prefix_cache=False),
+        ),
+        Boot(
+            name="long-draft",
+            why="five steps, two requests at a time",
+            spec=SpecConfig(k=5, n=6),
+            engine=EngineConfig(max_running=2),
+        ),
+        Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
+    )
+}
+#: Trees are apart: every release diverges on them in a known way (docs/findings.md).
+TREES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="tree", why="two candidates a step, six nodes", spec=SpecConfig(k=3, t=2, n=6), since="0.5.13"),
+        Boot(name="wide-tree", why="four candidates a step", spec=SpecConfig(k=3, t=4, n=8), since="0.5.13"),
+    )
+}

@@ -1,0 +1,72 @@
+"""The draft families that users run, one record each: what `--family` drives and what is generated for it.
+
+A family is data over the same records, checks and runner as every other; it must not have code of its own. Nothing
+here may import torch, Hypothesis or sglang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cases.boots import BOOTS, TREES, Boot
+from cases.fixed import default_scenarios, shapes
+from harness.types import EngineConfig, Scenario, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of draft.
+
+    scenarios: the fixed set that `eaglecheck run --family` drives. boots: the boot configurations generation takes
+    turns on. situations: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
+    asked for by some scenario.
+    """
+
+    name: str
+    why: str
+    scenarios: tuple[Scenario, ...]
+    boots: tuple[Boot, ...]
+    situations: tuple[str, ...]
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """The tiny pairs it uses, in order of first use."""
+        names = [scenario.checkpoint for scenario in self.scenarios] + [boot.checkpoint for boot in self.boots]
+        return tuple(dict.fromkeys(names))
+
+
+#: The shapes that a boot configuration beside a family's first one is driven through.
+FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
+COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
+
+_EAGLE = Family(
+    name="eagle",
+    why="EAGLE-1 chains: the default set",
+    scenarios=tuple(default_scenarios()),
+    boots=tuple(BOOTS.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
+_PAGES = EngineConfig(page=4), EngineConfig(page=16)
+_PAGED = Family(
+    name="paged",
+    why="pages of 4 and 16 tokens, chains",
+    scenarios=tuple(
+        one
+        for engine in _PAGES
+        for one in shapes(engine=engine, prefix=f"page{engine.page}-", only=(*FEW, "shared-prefix"))
+    ),
+    boots=(BOOTS["pages"],),
+    situations=(*COMMON, "prefix_hit"),
+)
+
+_TREE_SPECS = SpecConfig(k=2, t=2, n=6), SpecConfig(k=2, t=4, n=8)
+_TREE = Family(
+    name="tree",
+    why="trees of two and four candidates a step",
+    scenarios=tuple(one for spec in _TREE_SPECS for one in shapes(spec=spec, prefix=f"t{spec.t}-", only=FEW)),
+    boots=tuple(TREES.values()),
+    situations=COMMON,
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (_EAGLE, _TREE, _PAGED)}
