@@ -67,3 +67,32 @@ TREES = {
         Boot(name="wide-tree", why="four candidates a step", spec=SpecConfig(k=3, t=4, n=8), since="0.5.13"),
     )
 }
+_EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+EAGLE3_BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="eagle3", why="three features by default, 432 of 512 tokens", checkpoint="eagle3-tiny", spec=_EAGLE3),
+        Boot(
+            name="eagle3-two",
+            why="two features by name, the whole vocabulary, pages of four tokens",
+            checkpoint="eagle3-two",
+            spec=_EAGLE3,
+            engine=EngineConfig(page=4),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-wide",
+            why="one feature, a draft wider than the target, five steps",
+            checkpoint="eagle3-wide",
+            spec=SpecConfig(algorithm="EAGLE3", k=5, t=1, n=6),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-tree",
+            why="trees of two candidates a step over a smaller vocabulary",
+            checkpoint="eagle3-tiny",
+            spec=SpecConfig(algorithm="EAGLE3", k=2, t=2, n=6),
+            since="0.5.13",
+        ),
+    )
+}

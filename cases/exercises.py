@@ -6,6 +6,7 @@ Pure data; it must not know which mutants there are, and must not import torch o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cases.fixed import CHECKPOINT, DRAIN, request, submit, tick
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
@@ -23,7 +24,7 @@ def _exercise(
     *,
     spec: SpecConfig = CHAIN,
     wants: Sequence[str] = (),
-    **engine: int,
+    **engine: Any,
 ) -> Scenario:
     return Scenario(
         name=name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, TREES, Boot
+from cases.boots import BOOTS, EAGLE3_BOOTS, TREES, Boot
 from cases.fixed import default_scenarios, shapes
 from harness.types import EngineConfig, Scenario, SpecConfig
 
@@ -69,4 +69,17 @@ _TREE = Family(
     situations=COMMON,
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (_EAGLE, _TREE, _PAGED)}
+_HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+_EAGLE3 = Family(
+    name="eagle3",
+    why="EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
+    scenarios=(
+        *shapes(checkpoint="eagle3-tiny", spec=_HEADS, prefix="default-"),
+        *shapes(checkpoint="eagle3-two", spec=_HEADS, prefix="two-", only=FEW),
+        *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
+    ),
+    boots=tuple(EAGLE3_BOOTS.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (_EAGLE, _EAGLE3, _TREE, _PAGED)}

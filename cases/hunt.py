@@ -28,13 +28,14 @@ def greedy_text(boot: Boot) -> Greedy:
     """What the reference generates greedily, remembered; for stop ids that occur."""
     import torch
 
-    from reference.model import DraftHead, Target
+    from reference.heads import load_head
+    from reference.model import Target
     from reference.session import ReferenceSession
 
     torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
     made = checkpoints.make(boot.checkpoint, envs.home() / "checkpoints")
     target = Target.load(made.target)
-    session = ReferenceSession(target, DraftHead.load(made.draft, target), boot.spec)
+    session = ReferenceSession(target, load_head(made.draft, target), boot.spec)
     known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
 
     def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:

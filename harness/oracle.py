@@ -13,7 +13,8 @@ import torch
 
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
-from reference.model import DraftHead, Target
+from reference.heads import load_head
+from reference.model import Head, Target
 from reference.session import Generated, ReferenceSession
 
 
@@ -23,7 +24,7 @@ class Oracle:
 
     target: Path
     draft: Path
-    _models: tuple[Target, DraftHead] | None = None
+    _models: tuple[Target, Head] | None = None
     _sessions: dict[SpecConfig, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
@@ -32,7 +33,7 @@ class Oracle:
         if self._models is None:
             torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
             target = Target.load(self.target, torch.float32)
-            self._models = target, DraftHead.load(self.draft, target, torch.float32)
+            self._models = target, load_head(self.draft, target, torch.float32)
         return self
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reference.model import DraftHead
+from reference.model import Head
 from reference.tree import Candidates, branch_mask
 
 Proposals = tuple[tuple[int, ...], ...]
@@ -28,7 +28,7 @@ Proposals = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """The draft rows of a committed sequence: rotated input_ids int64 [T], target hidden [T,h], draft output [T,h]."""
+    """The draft rows of a committed sequence: rotated input_ids int64 [T], hidden [T,h] as they enter, output [T,h]."""
 
     input_ids: Tensor
     hidden: Tensor
@@ -172,7 +172,7 @@ class _Round:
         return Chain(steps=tuple(self.steps), candidates=candidates)
 
 
-def _forward(head: DraftHead, trunk: Trunk, rounds: Sequence[_Round]) -> list[Tensor]:
+def _forward(head: Head, trunk: Trunk, rounds: Sequence[_Round]) -> list[Tensor]:
     """g of each round's newest rows [t,h], in one forward over the trunk and every row fed."""
     rows = len(trunk.input_ids)
     output = head.forward(
@@ -184,7 +184,7 @@ def _forward(head: DraftHead, trunk: Trunk, rounds: Sequence[_Round]) -> list[Te
     return [newest[-r.t :] for r, newest in zip(rounds, output.split([len(r.tokens) for r in rounds]), strict=True)]
 
 
-def draft(head: DraftHead, trunk: Trunk, rounds: Sequence[tuple[int, Forced]], *, k: int, t: int) -> list[Chain]:
+def draft(head: Head, trunk: Trunk, rounds: Sequence[tuple[int, Forced]], *, k: int, t: int) -> list[Chain]:
     """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, in k-1 forwards.
 
     The first level comes from the trunk's row c-1. Rounds do not see each other, nor the trunk from row c on.

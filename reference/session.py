@@ -17,7 +17,7 @@ import torch
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.engine_view import EngineView, Turn
-from reference.model import DraftHead, Target
+from reference.model import Head, Target
 from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
 
 
@@ -45,9 +45,9 @@ class _Story:
 class ReferenceSession:
     """Target and draft head with the speculation settings they are asked about."""
 
-    def __init__(self, target: Target, head: DraftHead, spec: SpecConfig) -> None:
-        if spec.algorithm != "EAGLE":
-            raise ValueError(f"algorithm is {spec.algorithm!r}; the reference builds only 'EAGLE'")
+    def __init__(self, target: Target, head: Head, spec: SpecConfig) -> None:
+        if spec.algorithm != head.algorithm:
+            raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
         self.target, self.head, self.spec = target, head, spec
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
@@ -115,7 +115,7 @@ class ReferenceSession:
         for turn, committed in story.turns:
             where = _where(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             if turn.record.mode == "PREFILL":
-                prefill_rows(writer, where, self.target, reading, turn.length)
+                prefill_rows(writer, where, self.head, reading, turn.length)
                 phase, length = Phase.DRAFT_PREFILL, turn.length
             else:
                 rounds.append((where, view.conditions(turn, before)))
@@ -137,7 +137,7 @@ class ReferenceSession:
             length = min(chunk or prompt, prompt - start)
             record = _record(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
             where = _where(record, rid=request.rid, epoch=0, committed=start)
-            prefill_rows(writer, where, self.target, reading, length)
+            prefill_rows(writer, where, self.head, reading, length)
             rotated_rows(writer, where, Phase.DRAFT_PREFILL, self.head, reading, length=length, t=self.spec.t)
             rounds.append(record)
         while (output := _ended(request, tokens[prompt:])) is None:

@@ -63,10 +63,16 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
 def _check_engine(scenario: Scenario, device: str) -> None:
     spec, engine = scenario.spec, scenario.engine
     only: dict[str, tuple[object, object]] = {
-        "spec.algorithm": (spec.algorithm, "EAGLE"),
         "engine.dp": (engine.dp, 1),
         "engine.tp": (engine.tp, 1),
     }
+    recipe = RECIPES.get(scenario.checkpoint)
+    if recipe is not None and spec.algorithm != recipe.algorithm:
+        raise _refusal(
+            scenario,
+            f"spec.algorithm is {spec.algorithm!r}, and checkpoint {scenario.checkpoint!r} is not of that kind\n"
+            f"  allowed: {recipe.algorithm!r}, or another checkpoint",
+        )
     if device == "cpu":
         only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
     for key, (found, allowed) in only.items():
