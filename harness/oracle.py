@@ -11,8 +11,10 @@ from pathlib import Path
 
 import torch
 
+from harness.deviations import HEADER, SLOT_CACHE
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
+from reference.chain import Sight
 from reference.heads import load_head
 from reference.model import Head, Target
 from reference.session import Generated, ReferenceSession
@@ -24,6 +26,8 @@ class Oracle:
 
     target: Path
     draft: Path
+    #: ids of harness.deviations to take for granted
+    assumed: tuple[str, ...] = ()
     _models: tuple[Target, Head] | None = None
     _sessions: dict[SpecConfig, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
@@ -43,14 +47,16 @@ class Oracle:
         texts = tuple(
             self._greedy(scenario.spec, request, claim=outputs.get(request.rid, ())) for request in scenario.requests
         )
-        return dataclasses.replace(reference, events=reference.events + texts)
+        header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
+        return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
     def _session(self, spec: SpecConfig) -> ReferenceSession:
         if spec not in self._sessions:
             target, head = self.load()._models or (None, None)
             assert target is not None
             assert head is not None
-            self._sessions[spec] = ReferenceSession(target, head, spec)
+            sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
+            self._sessions[spec] = ReferenceSession(target, head, spec, sight=sight)
         return self._sessions[spec]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, claim: tuple[int, ...]) -> Event:

@@ -16,6 +16,7 @@ import torch
 
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, Scenario, SpecConfig
+from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target
 from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
@@ -45,10 +46,10 @@ class _Story:
 class ReferenceSession:
     """Target and draft head with the speculation settings they are asked about."""
 
-    def __init__(self, target: Target, head: Head, spec: SpecConfig) -> None:
+    def __init__(self, target: Target, head: Head, spec: SpecConfig, *, sight: Sight = "ancestors") -> None:
         if spec.algorithm != head.algorithm:
             raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
-        self.target, self.head, self.spec = target, head, spec
+        self.target, self.head, self.spec, self.sight = target, head, spec, sight
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
         """Greedy text without speculation, one whole sequence a token; a stop id is kept and ends it."""
@@ -123,7 +124,7 @@ class ReferenceSession:
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
                 rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
             before = turn
-        decode_rows(writer, self.head, reading, self.spec, rounds)
+        decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight)
 
     @torch.inference_mode()
     def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
@@ -143,7 +144,7 @@ class ReferenceSession:
         while (output := _ended(request, tokens[prompt:])) is None:
             index, c = len(rounds), len(tokens) - 1
             where = _where(_record(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())])
+            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())], sight=self.sight)
             tokens += walk.tokens
             reading, length = Reading.of(self.head, tokens), len(walk.tokens)
             rotated_rows(writer, where, Phase.EXTEND, self.head, reading, length=length, t=self.spec.t)

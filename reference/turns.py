@@ -19,7 +19,7 @@ from torch import Tensor
 
 from harness.trace import TOP_LOGITS, RowBuilder, Rows
 from harness.types import Phase, SpecConfig
-from reference.chain import Chain, Forced, Trunk, best, draft
+from reference.chain import Chain, Forced, Sight, Trunk, best, draft
 from reference.extend import rotate
 from reference.model import Head, causal
 from reference.tree import Tree, branch_mask, build_tree
@@ -153,7 +153,13 @@ def rotated_rows(
 
 
 def decode_rows(
-    writer: Writer, head: Head, reading: Reading, spec: SpecConfig, rounds: Sequence[tuple[Where, Conditions]]
+    writer: Writer,
+    head: Head,
+    reading: Reading,
+    spec: SpecConfig,
+    rounds: Sequence[tuple[Where, Conditions]],
+    *,
+    sight: Sight = "ancestors",
 ) -> list[Walk]:
     """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
 
@@ -161,7 +167,7 @@ def decode_rows(
     """
     starts = [where.committed for where, _ in rounds]
     forced = [(where.committed, conditions.forced) for where, conditions in rounds]
-    chains = draft(head, reading.trunk(), forced, k=spec.k, t=spec.t)
+    chains = draft(head, reading.trunk(), forced, k=spec.k, t=spec.t, sight=sight)
     expected = [build_tree(int(reading.tokens[c]), ch.candidates, spec.n) for c, ch in zip(starts, chains, strict=True)]
     trees = [conditions.tree or tree for (_, conditions), tree in zip(rounds, expected, strict=True)]
     answers = verify(head, reading.tokens, list(zip(starts, trees, strict=True)))

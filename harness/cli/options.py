@@ -26,3 +26,7 @@ Family = Annotated[
     str | None,
     typer.Option("--family", help="The scenarios of this draft family, for example tree, instead of the default ones."),
 ]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option("--assume", help="Predict this known deviation of SGLang, for example F-003; may be repeated."),
+]

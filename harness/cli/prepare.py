@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness import envs
+from harness import deviations, envs
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
@@ -44,6 +44,7 @@ def make_plan(
     cpu_attention: str = "torch",
     target: Path | None = None,
     draft: Path | None = None,
+    assumed: Sequence[str] = (),
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
     version = envs.resolve(engine)
@@ -66,6 +67,7 @@ def make_plan(
         revert=revert,
         cpu_attention=attention,
         own_pair=own is not None,
+        assumed=check_assumed(assumed),
         argv=tuple(sys.argv),
     )
 
@@ -79,6 +81,13 @@ def check_device(device: str) -> str:
     if device not in DEVICES:
         raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
     return device
+
+
+def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return deviations.checked(ids)
+    except deviations.UnknownDeviation as error:
+        raise UsageError(f"--assume: {error}") from error
 
 
 def check_attention(name: str) -> CpuAttention:

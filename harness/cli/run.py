@@ -24,6 +24,7 @@ def command(
         list[str] | None, typer.Option(help="Only this scenario or corpus case; may be repeated.")
     ] = None,
     family: options.Family = None,
+    assume: options.Assume = None,
     scenario_file: Annotated[
         list[Path] | None, typer.Option(help="A scenario in a JSON file; may be repeated.")
     ] = None,
@@ -49,6 +50,7 @@ def command(
         draft=draft,
         cpu_attention=cpu_attention,
         runs=runs,
+        assumed=assume or (),
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
