@@ -91,7 +91,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same scenarios")
     parser.add_argument("--family", choices=sorted(FAMILIES), default="eagle")
     parser.add_argument("--boots", help="only these boot configurations of the family, comma-separated")
-    parser.add_argument("--assume", action="append", default=[], help="a known deviation to predict, e.g. F-003")
+    parser.add_argument("--assume", action="append", default=[], help="a deviation to predict beside what boots name")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     options = parser.parse_args()
     seed_value = options.seed if options.seed is not None else secrets.randbelow(10**6)
@@ -104,7 +104,7 @@ def main() -> int:
         default=options.engine,
         device="cpu",
         logs=options.out / "logs",
-        assumed=checked(options.assume),
+        assumed=checked([*options.assume, *(one for boot in boots for one in boot.assumes)]),
     )
     hunt = Hunt(engines=engines, release=options.engine, revert=options.revert, folder=options.out)
     start = time.monotonic()

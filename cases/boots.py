@@ -15,7 +15,7 @@ from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, and the oldest release it works on."""
+    """One boot configuration, what it is for, the oldest release it works on, and what must be assumed."""
 
     name: str
     why: str
@@ -23,6 +23,8 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
+    #: known deviations of SGLang (harness.deviations) without which it fails on every release
+    assumes: tuple[str, ...] = ()
 
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
@@ -59,12 +61,63 @@ BOOTS = {
         Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
     )
 }
-#: Trees are apart: every release diverges on them in a known way (docs/findings.md).
+#: Trees are apart: until 0.5.12.post1 they need the v1 worker, and from three steps on every release deviates.
 TREES = {
     boot.name: boot
     for boot in (
-        Boot(name="tree", why="two candidates a step, six nodes", spec=SpecConfig(k=3, t=2, n=6), since="0.5.13"),
-        Boot(name="wide-tree", why="four candidates a step", spec=SpecConfig(k=3, t=4, n=8), since="0.5.13"),
+        Boot(
+            name="tree",
+            why="two candidates a step, three steps, six nodes",
+            spec=SpecConfig(k=3, t=2, n=6),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+        Boot(
+            name="wide-tree",
+            why="four candidates a step, three steps",
+            spec=SpecConfig(k=3, t=4, n=8),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+        Boot(
+            name="small-tree",
+            why="two steps, all but a few nodes left out",
+            spec=SpecConfig(k=2, t=2, n=3),
+            since="0.5.13",
+        ),
+        Boot(name="full-tree", why="two steps, every node kept", spec=SpecConfig(k=2, t=2, n=7), since="0.5.13"),
+        Boot(
+            name="widest-tree", why="eight candidates a step, 16 nodes", spec=SpecConfig(k=2, t=8, n=16), since="0.5.13"
+        ),
+        Boot(
+            name="deep-tree",
+            why="five steps, ten nodes",
+            spec=SpecConfig(k=5, t=2, n=10),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+    )
+}
+_PAGED_TREE = SpecConfig(k=2, t=2, n=6)
+PAGES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="pages-16", why="pages of 16 tokens", engine=EngineConfig(page=16)),
+        Boot(name="pages-64", why="pages of 64 tokens", engine=EngineConfig(page=64)),
+        Boot(
+            name="pages-4-tree",
+            why="pages of four tokens, two candidates a step: branches begin on pages of their own",
+            spec=_PAGED_TREE,
+            engine=EngineConfig(page=4),
+            since="0.5.13",
+        ),
+        Boot(
+            name="pages-16-tree",
+            why="pages of 16 tokens, two candidates a step",
+            spec=_PAGED_TREE,
+            engine=EngineConfig(page=16),
+            since="0.5.13",
+        ),
     )
 }
 _EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)

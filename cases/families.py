@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, EAGLE3_BOOTS, TREES, Boot
+from cases.boots import BOOTS, EAGLE3_BOOTS, PAGES, TREES, Boot
 from cases.fixed import default_scenarios, shapes
 from harness.types import EngineConfig, Scenario, SpecConfig
 
@@ -47,24 +47,34 @@ _EAGLE = Family(
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
-_PAGES = EngineConfig(page=4), EngineConfig(page=16)
+#: Chunks are whole pages, so a page of 64 needs a longer one.
 _PAGED = Family(
     name="paged",
-    why="pages of 4 and 16 tokens, chains",
-    scenarios=tuple(
-        one
-        for engine in _PAGES
-        for one in shapes(engine=engine, prefix=f"page{engine.page}-", only=(*FEW, "shared-prefix"))
+    why="pages of 4, 16 and 64 tokens, chains and trees",
+    scenarios=(
+        *shapes(engine=EngineConfig(page=4), prefix="page4-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page=16), prefix="page16-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page=64), chunk=64, prefix="page64-", only=FEW),
+        *shapes(
+            spec=SpecConfig(k=2, t=2, n=6),
+            engine=EngineConfig(page=4),
+            prefix="page4-tree-",
+            only=(*FEW, "shared-prefix"),
+        ),
     ),
-    boots=(BOOTS["pages"],),
+    boots=(BOOTS["pages"], *PAGES.values()),
     situations=(*COMMON, "prefix_hit"),
 )
 
-_TREE_SPECS = SpecConfig(k=2, t=2, n=6), SpecConfig(k=2, t=4, n=8)
 _TREE = Family(
     name="tree",
-    why="trees of two and four candidates a step",
-    scenarios=tuple(one for spec in _TREE_SPECS for one in shapes(spec=spec, prefix=f"t{spec.t}-", only=FEW)),
+    why="trees of two, four and eight candidates a step, from a few nodes to all",
+    scenarios=(
+        *shapes(spec=SpecConfig(k=2, t=2, n=6), prefix="t2-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=4, n=8), prefix="t4-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=8, n=16), prefix="t8-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=2, n=3), prefix="few-", only=FEW),
+    ),
     boots=tuple(TREES.values()),
     situations=COMMON,
 )

@@ -114,7 +114,10 @@ def scenarios(
 
 
 def _chunk(draw: st.DrawFn, boot: Boot) -> int:
-    return draw(st.sampled_from([size for size in (8, 16, 24, 32) if size % boot.engine.page == 0]), label="chunk")
+    """A multiple of the page; two pages at most where pages are longer than the usual chunks."""
+    page = boot.engine.page
+    usual = [size for size in (8, 16, 24, 32) if size % page == 0]
+    return draw(st.sampled_from(usual or [page, 2 * page]), label="chunk")
 
 
 class Kit:
