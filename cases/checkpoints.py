@@ -47,7 +47,9 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
         Eagle3Recipe(name="eagle3-two", seed=20250304, aux_layers=(1, 5), draft_vocab=512),
-        Eagle3Recipe(name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=470),
+        Eagle3Recipe(
+            name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=470, upper_gain=0.04
+        ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
     )

@@ -71,7 +71,7 @@ def _check_engine(scenario: Scenario, device: str) -> None:
         raise _refusal(
             scenario,
             f"spec.algorithm is {spec.algorithm!r}, and checkpoint {scenario.checkpoint!r} is not of that kind\n"
-            f"  allowed: {recipe.algorithm!r}, or another checkpoint",
+            f"  allowed: {recipe.algorithm!r}, or one of: {', '.join(_of_kind(spec.algorithm))}",
         )
     if device == "cpu":
         only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
@@ -79,6 +79,10 @@ def _check_engine(scenario: Scenario, device: str) -> None:
         if found != allowed:
             where = f" on {device}" if key in ("engine.backend", "engine.graphs") else " by this version"
             raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
+
+
+def _of_kind(algorithm: str) -> list[str]:
+    return sorted(name for name, recipe in RECIPES.items() if recipe.algorithm == algorithm)
 
 
 def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None:
