@@ -1,6 +1,7 @@
 """Generated scenarios against one release for as long as you like; never stops at a failure.
 
-    .venv/bin/python -m benchmarks.soak [--engine 0.5.23] [--scenarios 200] [--minutes 20] [--seed N] [--boots A,B]
+    .venv/bin/python -m benchmarks.soak [--engine 0.5.23] [--scenarios 200] [--minutes 20] [--seed N]
+        [--family tree] [--boots A,B]
 
 Prints verdicts, findings by signature and the situation table; writes them as JSON and failing scenarios as specimens
 under --out. Exit code 1 if anything failed, 3 if something could not be judged.
@@ -17,11 +18,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks._bench import machine
+from cases.boots import Boot
+from cases.families import FAMILIES
 from cases.hunt import Hunt, as_json, greedy_text
 from cases.known import known_as
 from cases.situations import ELSEWHERE
-from cases.strategies import BOOTS, TREES, Boot, programs
+from cases.strategies import programs
 from harness import envs
+from harness.deviations import checked
 from harness.live import LiveEngines
 from harness.types import Scenario
 
@@ -36,7 +40,7 @@ def plan(boots: list[Boot], *, count: int, seed_value: int) -> Iterator[Scenario
     while done < count:
         boot = boots[turn % len(boots)]
         block = min(BLOCK, -(-count // len(boots)), count - done)
-        yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot.spec))
+        yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
         done, turn = done + block, turn + 1
 
 
@@ -85,12 +89,14 @@ def main() -> int:
     parser.add_argument("--scenarios", type=int, default=200)
     parser.add_argument("--minutes", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same scenarios")
-    parser.add_argument("--boots", default=",".join(BOOTS), help=f"of: {', '.join([*BOOTS, *TREES])}")
+    parser.add_argument("--family", choices=sorted(FAMILIES), default="eagle")
+    parser.add_argument("--boots", help="only these boot configurations of the family, comma-separated")
+    parser.add_argument("--assume", action="append", default=[], help="a deviation to predict beside what boots name")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     options = parser.parse_args()
     seed_value = options.seed if options.seed is not None else secrets.randbelow(10**6)
-    known = {**BOOTS, **TREES}
-    boots = [known[name] for name in options.boots.split(",")]
+    known = {boot.name: boot for boot in FAMILIES[options.family].boots if boot.works_on(options.engine)}
+    boots = [known[name] for name in (options.boots.split(",") if options.boots else known)]
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {seed_value}", file=sys.stderr)
     engines = LiveEngines(
@@ -98,6 +104,7 @@ def main() -> int:
         default=options.engine,
         device="cpu",
         logs=options.out / "logs",
+        assumed=checked([*options.assume, *(one for boot in boots for one in boot.assumes)]),
     )
     hunt = Hunt(engines=engines, release=options.engine, revert=options.revert, folder=options.out)
     start = time.monotonic()

@@ -29,7 +29,7 @@ SPEED_UP, JUDGED_SHARE = 1.7, 0.25
 
 def drawn(count: int, seed_value: int) -> list[Scenario]:
     boot = BOOTS["plain"]
-    return programs(boot, count=count, seed_value=seed_value, greedy=greedy_text(boot.spec))
+    return programs(boot, count=count, seed_value=seed_value, greedy=greedy_text(boot))
 
 
 def work(release: str, scenarios: list[Scenario], ready: Any, told: Any, folder: Path) -> None:

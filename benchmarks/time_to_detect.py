@@ -40,7 +40,7 @@ BUGS = (
 def scenarios_needed(engines: LiveEngines, case: catalogue.Case, release: str, revert: int | None, seed: int) -> int:
     """Number of the first generated scenario that shows the bug."""
     boot = BOOTS["plain"]
-    for number, scenario in enumerate(programs(boot, count=MOST, seed_value=seed, greedy=greedy_text(boot.spec)), 1):
+    for number, scenario in enumerate(programs(boot, count=MOST, seed_value=seed, greedy=greedy_text(boot)), 1):
         outcome = engines(scenario, engine=release, revert=revert, fresh=True)
         if set(case.kinds) & set(outcome.verdict.root_kinds):
             return number

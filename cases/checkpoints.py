@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from cases import eagle3_weights
+from cases.recipes import Eagle3Recipe, Noise, Recipe, Weights
+
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
 
@@ -31,35 +34,9 @@ if TYPE_CHECKING:
 RECIPE_VERSION = 1
 MANIFEST = "manifest.json"
 
-Weights = dict[str, np.ndarray]
-
 
 class CheckpointMakeError(ValueError):
     """A pair cannot be made or reused: names the place, what is wrong and what to do."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """Everything that decides the bytes of a pair. Gains are relative to unit-RMS inputs."""
-
-    name: str
-    seed: int
-    vocab: int = 512
-    hidden: int = 64
-    intermediate: int = 128
-    layers: int = 3
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    rope_theta: float = 10000.0  # the default everywhere, since releases disagree where the config keeps it
-    max_position: int = 512
-    score_std: float = 2.5  # standard deviation of attention scores: above ~2 a few tokens win
-    attention_gain: float = 2.0  # size of the first layer's attention output against the token itself
-    mlp_gain: float = 1.5
-    upper_gain: float = 0.1  # target layers after the first: what the draft cannot know
-    hidden_gain: float = 0.05  # how much the draft listens to the hidden state it is handed
-    draft_scale: float = 0.4  # brings the un-normed draft output to about unit RMS, where logits are not one-hot
-    logit_std: float = 3.0
 
 
 RECIPES: dict[str, Recipe] = {
@@ -68,6 +45,13 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="eagle-tiny", seed=20240626),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
+        Eagle3Recipe(name="eagle3-tiny", seed=20250303),
+        Eagle3Recipe(name="eagle3-two", seed=20250304, aux_layers=(1, 5), draft_vocab=512),
+        Eagle3Recipe(
+            name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=470, upper_gain=0.04
+        ),
+        # One feature as wide as the draft: the one shape at which widths do not tell features from states.
+        Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
     )
 }
 
@@ -83,22 +67,7 @@ class Checkpoint:
     manifest: dict[str, Any]
 
 
-class _Noise:
-    """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
-
-    def __init__(self, seed: int) -> None:
-        self._words = np.random.PCG64(seed)
-
-    def draw(self, *shape: int, std: float) -> np.ndarray:
-        """float32 `shape`, mean 0; the sum of four uniforms (Irwin-Hall) stands in for a normal."""
-        count = int(np.prod(shape))
-        uniform = (self._words.random_raw(4 * count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
-        quarters = uniform.reshape(4, count)
-        total = ((quarters[0] + quarters[1]) + quarters[2]) + quarters[3]
-        return ((total - 2.0) * (3.0**0.5 * std)).astype(np.float32).reshape(shape)
-
-
-def _layer(noise: _Noise, recipe: Recipe, *, gain: float) -> Weights:
+def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
     """One Llama layer; `gain` scales what it adds to the residual stream."""
     r, unit = recipe, recipe.hidden**-0.5
     wide, narrow = r.heads * r.head_dim, r.kv_heads * r.head_dim
@@ -116,7 +85,7 @@ def _layer(noise: _Noise, recipe: Recipe, *, gain: float) -> Weights:
     }
 
 
-def _target_weights(noise: _Noise, recipe: Recipe) -> Weights:
+def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
     weights: Weights = {
         "model.embed_tokens.weight": noise.draw(recipe.vocab, recipe.hidden, std=1.0),
         "model.norm.weight": np.ones(recipe.hidden, dtype=np.float32),
@@ -130,7 +99,7 @@ def _target_weights(noise: _Noise, recipe: Recipe) -> Weights:
     return weights
 
 
-def _draft_weights(noise: _Noise, recipe: Recipe, target: Weights) -> Weights:
+def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
     """The target's first layer behind an fc that passes the token through and mixes the hidden state in.
 
     Scaling fc and down_proj by s and dividing q and k by s scales the output by s and changes nothing else.
@@ -190,17 +159,24 @@ def _sums(root: Path) -> dict[str, str]:
 
 
 def _build(recipe: Recipe, root: Path) -> None:
-    noise = _Noise(recipe.seed)
+    noise = Noise(recipe.seed)
     target = _target_weights(noise, recipe)
-    draft = _draft_weights(noise, recipe, target)
+    own: dict[str, Any] = {}
+    architecture = "LlamaForCausalLMEagle"
+    if isinstance(recipe, Eagle3Recipe):
+        architecture, own = eagle3_weights.ARCHITECTURE, eagle3_weights.config(recipe)
+        draft = eagle3_weights.weights(noise, recipe, target)
+    else:
+        draft = _draft_weights(noise, recipe, target)
     _write_model(root / "target", _config(recipe, architecture="LlamaForCausalLM", layers=recipe.layers), target)
-    _write_model(root / "draft", _config(recipe, architecture="LlamaForCausalLMEagle", layers=1), draft)
+    _write_model(root / "draft", _config(recipe, architecture=architecture, layers=1) | own, draft)
     manifest = _identity(recipe) | {"files": _sums(root)}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
-    return {"name": recipe.name, "recipe_version": RECIPE_VERSION, "recipe": asdict(recipe)}
+    fields = json.loads(json.dumps(asdict(recipe)))  # as the manifest gives them back
+    return {"name": recipe.name, "recipe_version": RECIPE_VERSION, "recipe": fields}
 
 
 def _open(recipe: Recipe, root: Path) -> Checkpoint:
@@ -256,9 +232,10 @@ def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
 def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Measurement:
     """Accept lengths and sensitivities of a pair over random prompts, as the float32 reference sees them."""
     from reference import sensitivity  # here, so that making a pair needs no torch
-    from reference.model import DraftHead, Target
+    from reference.heads import load_head
+    from reference.model import Target
 
-    head = DraftHead.load(checkpoint.draft, Target.load(checkpoint.target))
+    head = load_head(checkpoint.draft, Target.load(checkpoint.target))
     return sensitivity.measure(head, prompts=prompts, chunk=chunk)
 
 

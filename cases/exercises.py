@@ -6,11 +6,13 @@ Pure data; it must not know which mutants there are, and must not import torch o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from cases.fixed import CHECKPOINT, DRAIN, request, submit, tick
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHAIN = SpecConfig(k=3, t=1, n=4)
+EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
 #: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
 #: is a finding of its own in every release.
 TREE = SpecConfig(k=2, t=2, n=5)
@@ -23,11 +25,12 @@ def _exercise(
     *,
     spec: SpecConfig = CHAIN,
     wants: Sequence[str] = (),
-    **engine: int,
+    checkpoint: str = CHECKPOINT,
+    **engine: Any,
 ) -> Scenario:
     return Scenario(
         name=name,
-        checkpoint=CHECKPOINT,
+        checkpoint=checkpoint,
         spec=spec,
         engine=EngineConfig(**engine),
         requests=tuple(requests),
@@ -40,7 +43,7 @@ def _exercise(
 _FIRST, _SECOND = request("a", 7, seed=11, new=7), request("b", 12, seed=21, new=11)
 
 
-def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: int) -> Scenario:
+def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
     """Three requests of different lengths in one batch, which end one after another."""
     return _exercise(
         name,
@@ -52,7 +55,7 @@ def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: int) -> Scenario
     )
 
 
-def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: int) -> Scenario:
+def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
     """A fourth request that arrives while others run, takes over freed slots, and outlives them."""
     return _exercise(
         name,
@@ -89,6 +92,7 @@ _STOP = _exercise(
 #: Need of a mutant -> what to drive, in this order.
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
+    "eagle3": (_together("together-eagle3", spec=EAGLE3, checkpoint="eagle3-tiny"),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),

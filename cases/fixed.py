@@ -46,34 +46,45 @@ def abort(*rids: str) -> Op:
 
 
 DRAIN = Op(kind="drain")
+#: The default boot configuration: a chain of three steps.
+CHAIN, PLAIN = SpecConfig(k=3, t=1, n=4), EngineConfig()
 
 
-def _scenario(
-    name: str,
-    requests: Sequence[RequestSpec],
-    script: Sequence[Op],
+def shapes(
     *,
-    wants: Sequence[str] = (),
-    chunk: int | None = None,
-    seed: int = 0,
-) -> Scenario:
-    return Scenario(
-        name=name,
-        seed=seed,
-        checkpoint=CHECKPOINT,
-        spec=SpecConfig(k=3, t=1, n=4),
-        engine=EngineConfig(chunk=chunk),
-        requests=tuple(requests),
-        script=tuple(script),
-        wants=tuple(wants),
-    )
+    checkpoint: str = CHECKPOINT,
+    spec: SpecConfig = CHAIN,
+    engine: EngineConfig = PLAIN,
+    chunk: int = 32,
+    prefix: str = "",
+    only: Sequence[str] = (),
+) -> list[Scenario]:
+    """Every common batch shape once, on one boot configuration; `only` some of them by name, each named with a prefix.
 
+    Their situations hold for chunks of 32 tokens and pages that divide them.
+    """
 
-def default_scenarios() -> list[Scenario]:
-    """What `eaglecheck run` drives: ten programs, a few seconds each on a CPU."""
-    return [
-        _scenario("single", [request("a", 7, seed=11)], [submit("a"), DRAIN]),
-        _scenario(
+    def program(
+        name: str,
+        requests: Sequence[RequestSpec],
+        script: Sequence[Op],
+        *,
+        wants: Sequence[str] = (),
+        chunk: int | None = None,
+    ) -> Scenario:
+        return Scenario(
+            name=prefix + name,
+            checkpoint=checkpoint,
+            spec=spec,
+            engine=engine.model_copy(update={"chunk": chunk}),
+            requests=tuple(requests),
+            script=tuple(script),
+            wants=tuple(wants),
+        )
+
+    every = [
+        program("single", [request("a", 7, seed=11)], [submit("a"), DRAIN]),
+        program(
             "four-together",
             [
                 request(rid, length, seed=20 + i)
@@ -82,46 +93,46 @@ def default_scenarios() -> list[Scenario]:
             [submit(*"abcd"), DRAIN],
             wants=["batch_shrinks"],
         ),
-        _scenario(
+        program(
             "chunked-long-prompt",
             [request("a", 100, seed=31)],
             [submit("a"), DRAIN],
             wants=["non_final_chunk"],
-            chunk=32,
+            chunk=chunk,
         ),
-        _scenario(
+        program(
             "chunk-borders",
             [request("one-more", 33, seed=41), request("exact", 64, seed=42, new=16)],
             [submit("one-more"), tick(4), submit("exact"), DRAIN],
             wants=["non_final_chunk", "chunk_longer_by_one", "chunk_exact_multiple"],
-            chunk=32,
+            chunk=chunk,
         ),
-        _scenario(
+        program(
             "shared-chunk-budget",
             [request("a", 20, seed=51), request("b", 28, seed=52), request("c", 9, seed=53)],
             [submit("a", "b", "c"), DRAIN],
             wants=["split_by_shared_budget"],
-            chunk=32,
+            chunk=chunk,
         ),
-        _scenario(
+        program(
             "staggered-arrivals",
             [request(rid, 10 + 7 * i, seed=60 + i, new=20) for i, rid in enumerate("abc")],
             [submit("a"), tick(3), submit("b"), tick(4), submit("c"), DRAIN],
             wants=["batch_grows", "batch_shrinks"],
         ),
-        _scenario(
+        program(
             "finish-together",
             [request("a", 15, seed=71, new=1), request("b", 22, seed=72, new=1), request("c", 8, seed=73, new=2)],
             [submit("a", "b"), tick(3), submit("c"), DRAIN],
             wants=["all_finished_in_one_verify"],
         ),
-        _scenario(
+        program(
             "idle-between",
             [request("a", 9, seed=81, new=8), request("b", 14, seed=82, new=8)],
             [submit("a"), tick(24), submit("b"), DRAIN],
             wants=["idle_tick"],
         ),
-        _scenario(
+        program(
             "shared-prefix",
             [
                 RequestSpec(rid="a", prompt=tokens(seed=91, length=40), max_new_tokens=12),
@@ -130,10 +141,17 @@ def default_scenarios() -> list[Scenario]:
             [submit("a"), tick(16), submit("b"), DRAIN],
             wants=["prefix_hit"],
         ),
-        _scenario(
+        program(
             "abort-midway",
             [request("a", 50, seed=95), request("b", 18, seed=96)],
             [submit("a", "b"), tick(4), abort("a"), DRAIN],
             wants=["abort_in_decode"],
         ),
     ]
+    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
+    return [by_name[name] for name in only] if only else every
+
+
+def default_scenarios() -> list[Scenario]:
+    """What `eaglecheck run` drives: ten programs, a few seconds each on a CPU."""
+    return shapes()

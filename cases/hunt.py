@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import checkpoints
-from cases.fixed import CHECKPOINT
+from cases.boots import Boot
 from cases.situations import ReachTable
 from cases.strategies import Greedy
 from harness import envs
@@ -21,20 +21,21 @@ from harness.checks.findings import Finding
 from harness.live import LiveEngines, ScenarioOutcome
 from harness.shrink import Budget, Shrunk, Step, shrink
 from harness.tally import FindingTally, roots, tally
-from harness.types import Outcome, Scenario, SpecConfig
+from harness.types import Outcome, Scenario
 
 
-def greedy_text(spec: SpecConfig) -> Greedy:
+def greedy_text(boot: Boot) -> Greedy:
     """What the reference generates greedily, remembered; for stop ids that occur."""
     import torch
 
-    from reference.model import DraftHead, Target
+    from reference.heads import load_head
+    from reference.model import Target
     from reference.session import ReferenceSession
 
     torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
-    made = checkpoints.make(CHECKPOINT, envs.home() / "checkpoints")
+    made = checkpoints.make(boot.checkpoint, envs.home() / "checkpoints")
     target = Target.load(made.target)
-    session = ReferenceSession(target, DraftHead.load(made.draft, target), spec)
+    session = ReferenceSession(target, load_head(made.draft, target), boot.spec)
     known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
 
     def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:

@@ -10,16 +10,17 @@ import contextlib
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
-from packaging.version import Version
 
-from cases.fixed import CHECKPOINT, VOCAB, tokens
+from cases.boots import BOOTS, TREES, Boot
+from cases.fixed import VOCAB, tokens
 from cases.timeline import Timeline
-from harness.types import EngineConfig, RequestSpec, Scenario, SpecConfig
+from harness.types import RequestSpec, Scenario
+
+__all__ = ["BOOTS", "TREES", "Boot", "Kit", "collect", "programs", "scenarios", "shortest_life"]
 
 #: The first n greedy tokens of a prompt, for stop ids that really occur.
 Greedy = Callable[[tuple[int, ...], int], tuple[int, ...]]
@@ -31,66 +32,6 @@ MOST_REQUESTS = 5
 CONTEXT = 512
 #: By this turn after its last prefill chunk, a request that may run on has decoded under every loop.
 DECODING = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Boot:
-    """One boot configuration, what it is for, and the oldest release it works on."""
-
-    name: str
-    why: str
-    spec: SpecConfig = field(default_factory=SpecConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    since: str = "0"
-
-    def works_on(self, release: str) -> bool:
-        return Version(release) >= Version(self.since)
-
-    def boot_key(self) -> str:
-        return Scenario(
-            name="x",
-            checkpoint=CHECKPOINT,
-            spec=self.spec,
-            engine=self.engine,
-            requests=(RequestSpec(rid="x", prompt=(1,)),),
-            script=Timeline(arrivals=[(0, RequestSpec(rid="x", prompt=(1,)))]).script(),
-        ).boot_key()
-
-
-BOOTS = {
-    boot.name: boot
-    for boot in (
-        Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
-        Boot(name="pages", why="pages of four tokens", engine=EngineConfig(page=4)),
-        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
-        Boot(
-            name="no-cache",
-            why="no prefix cache, two steps",
-            spec=SpecConfig(k=2, n=3),
-            engine=EngineConfig(prefix_cache=False),
-        ),
-        Boot(
-            name="long-draft",
-            why="five steps, two requests at a time",
-            spec=SpecConfig(k=5, n=6),
-            engine=EngineConfig(max_running=2),
-        ),
-        Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
-        Boot(
-            name="priority",
-            why="requests with priorities, two at a time: the higher takes a running one's place",
-            engine=EngineConfig(priority=True, max_running=2),
-        ),
-    )
-}
-#: Trees are apart: every release diverges on them in a known way (docs/findings.md).
-TREES = {
-    boot.name: boot
-    for boot in (
-        Boot(name="tree", why="two candidates a step, six nodes", spec=SpecConfig(k=3, t=2, n=6), since="0.5.13"),
-        Boot(name="wide-tree", why="four candidates a step", spec=SpecConfig(k=3, t=4, n=8), since="0.5.13"),
-    )
-}
 
 
 def programs(boot: Boot, *, count: int, seed_value: int, greedy: Greedy | None = None) -> list[Scenario]:
@@ -162,7 +103,7 @@ def scenarios(
         _interference(kit, calm=led.calm, protected=led.protected)
     return Scenario(
         name=f"generated-{boot.name}",
-        checkpoint=CHECKPOINT,
+        checkpoint=boot.checkpoint,
         spec=boot.spec,
         engine=boot.engine.model_copy(update={"chunk": kit.chunk, "running_limit": kit.running_limit}),
         requests=kit.timeline.requests,
@@ -173,7 +114,10 @@ def scenarios(
 
 
 def _chunk(draw: st.DrawFn, boot: Boot) -> int:
-    return draw(st.sampled_from([size for size in (8, 16, 24, 32) if size % boot.engine.page == 0]), label="chunk")
+    """A multiple of the page; two pages at most where pages are longer than the usual chunks."""
+    page = boot.engine.page
+    usual = [size for size in (8, 16, 24, 32) if size % page == 0]
+    return draw(st.sampled_from(usual or [page, 2 * page]), label="chunk")
 
 
 class Kit:

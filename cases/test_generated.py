@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc):
 
 def test_generated_scenarios_equal_the_reference(engines, release, block, record_property):
     boot = BOOTS[block.boot]
-    scenarios = programs(boot, count=block.count, seed_value=block.seed, greedy=greedy_text(boot.spec))
+    scenarios = programs(boot, count=block.count, seed_value=block.seed, greedy=greedy_text(boot))
     hunt = Hunt(engines=engines, release=release, folder=runs())
     left = drive_all(hunt, scenarios, seconds=block.seconds)
     record_property("scenarios", hunt.outcomes.total())

@@ -5,6 +5,8 @@ Engine side: torch only. Flat node numbers are request · n + node, as in SGLang
 
 from __future__ import annotations
 
+import torch
+
 from .fault_acts import Scene, Values, act
 
 
@@ -53,6 +55,19 @@ def mask_bit(scene: Scene, values: Values) -> Values:
             mask[offset + (n - 1) * width + share.start + column] = bool(scene.args["value"])
         offset += n * width
     return {"mask": mask}
+
+
+@act
+def mask_narrow(scene: Scene, values: Values) -> Values:
+    """Rows of the mask are written one column narrower than they are read; the mask ends in columns nobody sees."""
+    mask, n, offset = values["mask"], values["next_token"].shape[1], 0
+    rows = []
+    for share in scene.shares:
+        width = share.start + n
+        rows.append(mask[offset : offset + n * width].view(n, width)[:, 1:].reshape(-1))
+        offset += n * width
+    narrow = torch.cat(rows)
+    return {"mask": torch.cat((narrow, torch.zeros(len(mask) - len(narrow), dtype=mask.dtype, device=mask.device)))}
 
 
 def _line(next_token: list[int], next_sibling: list[int], *, node: int) -> list[int]:

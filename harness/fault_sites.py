@@ -117,7 +117,8 @@ class Sites:
 
     def _candidates(self, original: Original) -> Original:
         def draft_forward(worker: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(worker, *args, **kwargs)
+            with self._vocabulary(worker):
+                result = original(worker, *args, **kwargs)
             if not self._faults.at("candidates", "DRAFT"):
                 return result
             names = ("parents", "selected", "tokens")
@@ -126,6 +127,19 @@ class Sites:
             return (*(made[name] for name in names), *result[3:])
 
         return draft_forward
+
+    @contextmanager
+    def _vocabulary(self, worker: Any) -> Iterator[None]:
+        """The map of draft ids for one round's steps; the probe reads the worker's own beside it."""
+        own = getattr(worker, "hot_token_id", None)
+        changed = {} if own is None else self._faults.apply("vocabulary", {"map": own}, phase="DRAFT")
+        if "map" in changed:
+            worker.hot_token_id = changed["map"]
+        try:
+            yield
+        finally:
+            if "map" in changed:
+                worker.hot_token_id = own
 
     def _tree(self, original: Original) -> Original:
         def draft(worker: Any, *args: Any, **kwargs: Any) -> Any:

@@ -17,6 +17,7 @@ SITES = {
     "inputs": "what goes into a forward: input_ids, positions, slots, hidden",
     "choices": "what a draft step chose, before beams are picked: ids, probs, scores",
     "proposals": "what a draft over a prompt or over committed tokens hands to the next round: ids, probs, hidden",
+    "vocabulary": "the map from draft ids to target ids that a round's draft steps use: map",
     "candidates": "the nodes kept for the tree: parents, selected, tokens",
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
@@ -32,6 +33,7 @@ SITES = {
 NEEDS = {
     "chain": "a chain draft (t = 1)",
     "tree": "a tree draft (t > 1)",
+    "eagle3": "an EAGLE-3 head with three features and a vocabulary of its own",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
     "stop": "stop ids that occur in the text",

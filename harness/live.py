@@ -89,6 +89,8 @@ class LiveEngines:
     logs: Path
     #: the share of a GPU that every engine takes first; waited for until it was in vain once
     lease: Request | None = None
+    #: ids of harness.deviations that references take for granted
+    assumed: tuple[str, ...] = ()
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
@@ -192,7 +194,7 @@ class LiveEngines:
             from harness.oracle import Oracle  # torch
 
             target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
-            self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft).load()
+            self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft, assumed=self.assumed).load()
         return self._oracles[scenario.checkpoint]
 
     def __call__(

@@ -11,9 +11,12 @@ from pathlib import Path
 
 import torch
 
+from harness.deviations import HEADER, SLOT_CACHE
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
-from reference.model import DraftHead, Target
+from reference.chain import Sight
+from reference.heads import load_head
+from reference.model import Head, Target
 from reference.session import Generated, ReferenceSession
 
 
@@ -23,7 +26,9 @@ class Oracle:
 
     target: Path
     draft: Path
-    _models: tuple[Target, DraftHead] | None = None
+    #: ids of harness.deviations to take for granted
+    assumed: tuple[str, ...] = ()
+    _models: tuple[Target, Head] | None = None
     _sessions: dict[SpecConfig, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
@@ -32,7 +37,7 @@ class Oracle:
         if self._models is None:
             torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
             target = Target.load(self.target, torch.float32)
-            self._models = target, DraftHead.load(self.draft, target, torch.float32)
+            self._models = target, load_head(self.draft, target, torch.float32)
         return self
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
@@ -42,14 +47,16 @@ class Oracle:
         texts = tuple(
             self._greedy(scenario.spec, request, claim=outputs.get(request.rid, ())) for request in scenario.requests
         )
-        return dataclasses.replace(reference, events=reference.events + texts)
+        header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
+        return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
     def _session(self, spec: SpecConfig) -> ReferenceSession:
         if spec not in self._sessions:
             target, head = self.load()._models or (None, None)
             assert target is not None
             assert head is not None
-            self._sessions[spec] = ReferenceSession(target, head, spec)
+            sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
+            self._sessions[spec] = ReferenceSession(target, head, spec, sight=sight)
         return self._sessions[spec]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, claim: tuple[int, ...]) -> Event:

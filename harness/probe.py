@@ -27,6 +27,8 @@ class Probe:
         self.recorder = recorder
         self.release = release
         self.ledger = Ledger()
+        #: target id of each draft id, int64 [V'], of the drafting call in progress; None: they are the same
+        self._target_ids: np.ndarray | None = None
 
     def install(self) -> None:
         """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
@@ -69,6 +71,8 @@ class Probe:
             if recorder.round is None:
                 return original(worker, batch, *args, **kwargs)
             recorder.phase, recorder.step = phase, 0
+            ids = getattr(worker, "hot_token_id", None)
+            self._target_ids = None if ids is None else ints(ids)
             try:
                 result = original(worker, batch, *args, **kwargs)
             finally:
@@ -118,9 +122,16 @@ class Probe:
         if len(requests) == 0:
             return
         ids = draft_input.topk_index
-        self.recorder.chosen(
-            phase=phase, step=0, requests=requests, ids=ints(ids).reshape(ids.shape), probs=floats(draft_input.topk_p)
-        )
+        # Mapped by SGLang itself only when the next round begins.
+        mapped = self._as_target(ints(ids).reshape(ids.shape))
+        self.recorder.chosen(phase=phase, step=0, requests=requests, ids=mapped, probs=floats(draft_input.topk_p))
+
+    def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
+        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
+        if self._target_ids is None:
+            return draft_ids
+        known = (draft_ids >= 0) & (draft_ids < len(self._target_ids))
+        return np.where(known, self._target_ids[np.where(known, draft_ids, 0)], -1)
 
     def _select(self, original: Original) -> Original:
         recorder = self.recorder
@@ -220,6 +231,8 @@ class Probe:
         arrays = {name: array[keep] for name, array in before.items()}
         if logit_rows:
             arrays.update(summarize_logits(logits[logit_index]))
+            if phase in DRAFTING:
+                arrays["top_ids"] = self._as_target(arrays["top_ids"])
         if hidden_rows:
             arrays["hidden_out"] = floats(hidden[hidden_index])
         self.recorder.forward(
@@ -238,6 +251,9 @@ class Probe:
     def _round_mode(self) -> str:
         return "" if self.recorder.round is None else self.recorder.round.mode
 
+
+#: Phases whose logits are over the draft's vocabulary.
+DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
 
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")

@@ -61,6 +61,7 @@ class Plan:
     cpu_attention: CpuAttention = "torch"
     own_pair: bool = False
     lease: Request | None = None
+    assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
 
     @property
@@ -101,7 +102,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items():
-                session.oracles[name] = loader.submit(_load_oracle, target, draft)
+                session.oracles[name] = loader.submit(_load_oracle, target, draft, session.plan.assumed)
             for scenarios in by_boot(plan.scenarios):
                 _run_group(session, scenarios)
         verdict = merge([result.verdict for result in session.results])
@@ -159,10 +160,10 @@ def merge(verdicts: Sequence[Verdict]) -> Verdict:
     )
 
 
-def _load_oracle(target: Path, draft: Path) -> Oracle:
+def _load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
     from harness.oracle import Oracle  # torch: imported while the engine boots
 
-    return Oracle(target=target, draft=draft).load()
+    return Oracle(target=target, draft=draft, assumed=assumed).load()
 
 
 def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:

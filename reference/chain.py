@@ -16,19 +16,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reference.model import DraftHead
+from reference.model import Head
 from reference.tree import Candidates, branch_mask
 
 Proposals = tuple[tuple[int, ...], ...]
 
+#: What a beam sees of its round. ancestors: the beams it grew from, which is the algorithm. slots: the beams that had
+#: its number at earlier steps, which is what a cache that is not moved along with the beams holds.
+Sight = Literal["ancestors", "slots"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trunk:
-    """The draft rows of a committed sequence: rotated input_ids int64 [T], target hidden [T,h], draft output [T,h]."""
+    """The draft rows of a committed sequence: rotated input_ids int64 [T], hidden [T,h] as they enter, output [T,h]."""
 
     input_ids: Tensor
     hidden: Tensor
@@ -131,8 +136,8 @@ class _Pool:
 class _Round:
     """One round in progress: its candidates, and the rows fed so far (they hang on the trunk's first c rows)."""
 
-    def __init__(self, committed: int, forced: Forced, t: int, output: Tensor, logits: Tensor) -> None:
-        self.committed, self.forced, self.t = committed, forced, t
+    def __init__(self, committed: int, forced: Forced, t: int, output: Tensor, logits: Tensor, *, sight: Sight) -> None:
+        self.committed, self.forced, self.t, self.sight = committed, forced, t, sight
         self.pool, self.steps = _Pool(), list[Step]()
         self.tokens, self.positions, self.origins = list[int](), list[int](), list[int]()
         self.hidden: list[Tensor] = []
@@ -148,7 +153,8 @@ class _Round:
         before = len(self.tokens) - self.t  # where the rows of the step before begin
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
-        self.origins += [-1 if parent < 0 else before + parent for parent in beams.parents]
+        seen = beams.parents if self.sight == "ancestors" or i == 0 else range(self.t)
+        self.origins += [-1 if parent < 0 else before + parent for parent in seen]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
         return expected, beams
 
@@ -172,7 +178,7 @@ class _Round:
         return Chain(steps=tuple(self.steps), candidates=candidates)
 
 
-def _forward(head: DraftHead, trunk: Trunk, rounds: Sequence[_Round]) -> list[Tensor]:
+def _forward(head: Head, trunk: Trunk, rounds: Sequence[_Round]) -> list[Tensor]:
     """g of each round's newest rows [t,h], in one forward over the trunk and every row fed."""
     rows = len(trunk.input_ids)
     output = head.forward(
@@ -184,7 +190,15 @@ def _forward(head: DraftHead, trunk: Trunk, rounds: Sequence[_Round]) -> list[Te
     return [newest[-r.t :] for r, newest in zip(rounds, output.split([len(r.tokens) for r in rounds]), strict=True)]
 
 
-def draft(head: DraftHead, trunk: Trunk, rounds: Sequence[tuple[int, Forced]], *, k: int, t: int) -> list[Chain]:
+def draft(
+    head: Head,
+    trunk: Trunk,
+    rounds: Sequence[tuple[int, Forced]],
+    *,
+    k: int,
+    t: int,
+    sight: Sight = "ancestors",
+) -> list[Chain]:
     """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, in k-1 forwards.
 
     The first level comes from the trunk's row c-1. Rounds do not see each other, nor the trunk from row c on.
@@ -192,7 +206,7 @@ def draft(head: DraftHead, trunk: Trunk, rounds: Sequence[tuple[int, Forced]], *
     live = []
     for committed, forced in rounds:
         last = trunk.output[committed - 1 : committed]
-        live.append(_Round(committed, forced, t, last, head.logits(last)))
+        live.append(_Round(committed, forced, t, last, head.logits(last), sight=sight))
     for i in range(k - 1 if live else 0):
         beams = [r.feed(i) for r in live]
         for r, (expected, fed), output in zip(live, beams, _forward(head, trunk, live), strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors import SafetensorError
@@ -48,10 +48,7 @@ class Config:
     def read(path: Path, *, architecture: str) -> Config:
         """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here."""
         file = Path(path) / "config.json"
-        try:
-            raw: dict[str, Any] = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
+        raw = read_json(file)
         found = raw.get("architectures")
         if found != [architecture]:
             raise CheckpointError(f"{file}: architectures is {found!r}; expected {[architecture]!r}")
@@ -80,6 +77,17 @@ class Config:
             raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected an HF Llama config") from error
 
 
+def read_json(file: Path) -> dict[str, Any]:
+    """The object in a config.json; CheckpointError if there is none."""
+    try:
+        raw = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
+    if not isinstance(raw, dict):
+        raise CheckpointError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
+    return raw
+
+
 class Weights:
     """The tensors of a checkpoint folder, by name, converted to one dtype."""
 
@@ -94,7 +102,9 @@ class Weights:
                 loaded = load_file(file)
             except SafetensorError as error:
                 raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
-            self._tensors |= {name: tensor.to(dtype) for name, tensor in loaded.items()}
+            self._tensors |= {
+                name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in loaded.items()
+            }
 
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
@@ -131,16 +141,21 @@ def causal(rows: int) -> Tensor:
 
 
 class Layer:
-    """One decoder layer: attention and gated MLP, each added to the residual stream."""
+    """One decoder layer: attention and gated MLP, each added to the residual stream.
 
-    def __init__(self, weights: Weights, prefix: str, config: Config, *, input_norm: bool = True) -> None:
-        c, take = config, weights.take
+    width: what attention reads a row, h unless said.
+    """
+
+    def __init__(
+        self, weights: Weights, prefix: str, config: Config, *, input_norm: bool = True, width: int | None = None
+    ) -> None:
+        c, take, width = config, weights.take, width or config.hidden
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
         self.config = config
         self.input_norm = take(f"{prefix}input_layernorm.weight", c.hidden) if input_norm else None
-        self.q = take(f"{prefix}self_attn.q_proj.weight", wide, c.hidden)
-        self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, c.hidden)
-        self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, c.hidden)
+        self.q = take(f"{prefix}self_attn.q_proj.weight", wide, width)
+        self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, width)
+        self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, width)
         self.o = take(f"{prefix}self_attn.o_proj.weight", c.hidden, wide)
         self.post_norm = take(f"{prefix}post_attention_layernorm.weight", c.hidden)
         self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
@@ -149,14 +164,18 @@ class Layer:
 
     def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """x [T,h], positions int64 [T], mask bool [T,T] (row sees column) -> [T,h]."""
-        x = x + self._attention(self._norm(x, self.input_norm), positions, mask)
+        return self.add_mlp(x + self.attention(self._norm(x, self.input_norm), positions, mask))
+
+    def add_mlp(self, x: Tensor) -> Tensor:
+        """x [T,h] -> [T,h]: the second half of the layer."""
         y = self._norm(x, self.post_norm)
         return x + linear(silu(linear(y, self.gate)) * linear(y, self.up), self.down)
 
     def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else rms_norm(x, weight, self.config.eps)
 
-    def _attention(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+    def attention(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """x [T,width], positions int64 [T], mask bool [T,T] -> what attention adds to the residual stream, [T,h]."""
         c, rows = self.config, x.shape[0]
         q = rope(linear(x, self.q).view(rows, c.heads, c.head_dim), positions, c.rope_theta)
         k = rope(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), positions, c.rope_theta)
@@ -208,12 +227,40 @@ class Target:
         return linear(hidden, self.head)
 
 
+class Head(Protocol):
+    """What drafting needs of a draft head, whatever is in it.
+
+    w is the width of what the target hands over a row, h' the width of what one draft row hands to the next.
+    """
+
+    #: what SGLang calls drafting with it
+    algorithm: str
+
+    @property
+    def target(self) -> Target:
+        """The model it drafts for."""
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """The target's L+1 hidden states [T,h] -> what it hands to the head, [T,w]."""
+
+    def enter(self, features: Tensor) -> Tensor:
+        """features [T,w] -> [T,h'], as wide as what later draft rows get."""
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """tokens int64 [T], hidden [T,h'], positions int64 [T], mask bool [T,T] -> g [T,h'], handed to the next row."""
+
+    def logits(self, g: Tensor) -> Tensor:
+        """g [...,h'] -> [...,V] over the target's vocabulary; -inf for tokens it cannot propose."""
+
+
 class DraftHead:
     """EAGLE's autoregression head: fc over (token embedding, feature), then one decoder layer; no final norm.
 
     Embedding and lm_head are the target's, and the layer has no input norm (EAGLE section 3.1 and its released
     weights). Row j holds the token at j+1 and the feature at j, and its output stands for the feature at j+1.
     """
+
+    algorithm = "EAGLE"
 
     def __init__(self, weights: Weights, config: Config, target: Target) -> None:
         h = config.hidden
@@ -235,6 +282,14 @@ class DraftHead:
         if dtype != target.embed.dtype:
             raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
         return DraftHead(Weights(path, dtype), config, target)
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """The target's last hidden state after its final norm, [T,h]."""
+        return states[-1]
+
+    def enter(self, features: Tensor) -> Tensor:
+        """As it is: the first draft row and all later ones read the same kind of state."""
+        return features
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h]."""

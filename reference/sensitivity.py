@@ -16,7 +16,7 @@ from torch import Tensor
 from harness.types import RequestSpec, SpecConfig
 from reference.chain import Forced, draft
 from reference.extend import rotate
-from reference.model import DraftHead, causal
+from reference.model import Head, causal
 from reference.session import ReferenceSession
 from reference.turns import Reading
 
@@ -42,11 +42,12 @@ class Measurement:
     distinct: float
 
 
-class _Shifted(DraftHead):
+class _Shifted:
     """A draft head whose rows behind the trunk sit one position too far, as in SGLang #25015."""
 
-    def __init__(self, head: DraftHead, trunk: int) -> None:
-        self.head, self.target, self.trunk = head, head.target, trunk
+    def __init__(self, head: Head, trunk: int) -> None:
+        self.target, self.features, self.enter, self.logits = head.target, head.features, head.enter, head.logits
+        self.head, self.trunk, self.algorithm = head, trunk, head.algorithm
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         shifted = positions.clone()
@@ -65,10 +66,12 @@ def random_prompts(
 
 @torch.inference_mode()
 def measure(
-    head: DraftHead, *, prompts: int = 24, chunk: int = 16, k: int = 3, new_tokens: int = 32, seed: int = 1
+    head: Head, *, prompts: int = 24, chunk: int = 16, k: int = 3, new_tokens: int = 32, seed: int = 1
 ) -> Measurement:
     """Count over random prompts of 3 … 150 tokens; accept lengths, sensitivities, margins and variety."""
-    session = ReferenceSession(head.target, head, SpecConfig(k=k, t=1, n=k + 1))
+    session = ReferenceSession(
+        head.target, head, SpecConfig.model_validate({"algorithm": head.algorithm, "k": k, "t": 1, "n": k + 1})
+    )
     accepted: Counter[int] = Counter()
     shifted: Counter[bool] = Counter()
     tails: Counter[bool] = Counter()
@@ -83,7 +86,7 @@ def measure(
         starts = [record.starts[0] for record in decodes if record.starts[0] < len(reading.tokens)]
         shifted.update(_moved_by_shift(head, reading, starts, k))
         tails.update(_moved_by_tail(head, reading, len(prompt), chunk))
-        top = torch.topk(head.target.logits(reading.hidden[len(prompt) - 1 : -1]), 2).values
+        top = torch.topk(head.target.logits(reading.final[len(prompt) - 1 : -1]), 2).values
         margins.append(float((top[:, 0] - top[:, 1]).min()))
         fresh.append(len(set(output)) / len(output))
     total = sum(accepted.values())
@@ -97,7 +100,7 @@ def measure(
     )
 
 
-def _moved_by_shift(head: DraftHead, reading: Reading, starts: list[int], k: int) -> list[bool]:
+def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> list[bool]:
     """For each proposal after the first of the rounds at `starts`: whether it changes."""
     trunk, rounds = reading.trunk(), [(start, Forced()) for start in starts]
     right = draft(head, trunk, rounds, k=k, t=1)
@@ -106,7 +109,7 @@ def _moved_by_shift(head: DraftHead, reading: Reading, starts: list[int], k: int
     return [a != b for a, b in zip(*later, strict=True)]
 
 
-def _moved_by_tail(head: DraftHead, reading: Reading, prompt: int, chunk: int) -> list[bool]:
+def _moved_by_tail(head: Head, reading: Reading, prompt: int, chunk: int) -> list[bool]:
     """For each first proposal near the prompt: whether it changes; nothing if the prompt is one chunk."""
     rows = len(reading.draft)
     rotated = rotate(reading.tokens, 0, rows)
@@ -114,7 +117,7 @@ def _moved_by_tail(head: DraftHead, reading: Reading, prompt: int, chunk: int) -
     if not tails:
         return []
     wrong = rotated.input_ids.clone()
-    wrong[tails] = head.target.logits(reading.hidden[tails]).argmax(-1)
-    g = head.forward(wrong, reading.hidden[:rows], rotated.positions, causal(rows))
+    wrong[tails] = head.target.logits(reading.final[tails]).argmax(-1)
+    g = head.forward(wrong, head.enter(reading.hidden[:rows]), rotated.positions, causal(rows))
     near = slice(prompt - 1, prompt - 1 + NEAR_PROMPT)
     return (head.logits(g[near]).argmax(-1) != head.logits(reading.draft[near]).argmax(-1)).tolist()

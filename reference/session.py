@@ -16,8 +16,9 @@ import torch
 
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, Scenario, SpecConfig
+from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
-from reference.model import DraftHead, Target
+from reference.model import Head, Target
 from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
 
 
@@ -45,10 +46,10 @@ class _Story:
 class ReferenceSession:
     """Target and draft head with the speculation settings they are asked about."""
 
-    def __init__(self, target: Target, head: DraftHead, spec: SpecConfig) -> None:
-        if spec.algorithm != "EAGLE":
-            raise ValueError(f"algorithm is {spec.algorithm!r}; the reference builds only 'EAGLE'")
-        self.target, self.head, self.spec = target, head, spec
+    def __init__(self, target: Target, head: Head, spec: SpecConfig, *, sight: Sight = "ancestors") -> None:
+        if spec.algorithm != head.algorithm:
+            raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
+        self.target, self.head, self.spec, self.sight = target, head, spec, sight
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
         """Greedy text without speculation, one whole sequence a token; a stop id is kept and ends it."""
@@ -115,7 +116,7 @@ class ReferenceSession:
         for turn, committed in story.turns:
             where = _where(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             if turn.record.mode == "PREFILL":
-                prefill_rows(writer, where, self.target, reading, turn.length)
+                prefill_rows(writer, where, self.head, reading, turn.length)
                 phase, length = Phase.DRAFT_PREFILL, turn.length
             else:
                 rounds.append((where, view.conditions(turn, before)))
@@ -123,7 +124,7 @@ class ReferenceSession:
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
                 rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
             before = turn
-        decode_rows(writer, self.head, reading, self.spec, rounds)
+        decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight)
 
     @torch.inference_mode()
     def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
@@ -137,13 +138,13 @@ class ReferenceSession:
             length = min(chunk or prompt, prompt - start)
             record = _record(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
             where = _where(record, rid=request.rid, epoch=0, committed=start)
-            prefill_rows(writer, where, self.target, reading, length)
+            prefill_rows(writer, where, self.head, reading, length)
             rotated_rows(writer, where, Phase.DRAFT_PREFILL, self.head, reading, length=length, t=self.spec.t)
             rounds.append(record)
         while (output := _ended(request, tokens[prompt:])) is None:
             index, c = len(rounds), len(tokens) - 1
             where = _where(_record(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())])
+            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())], sight=self.sight)
             tokens += walk.tokens
             reading, length = Reading.of(self.head, tokens), len(walk.tokens)
             rotated_rows(writer, where, Phase.EXTEND, self.head, reading, length=length, t=self.spec.t)

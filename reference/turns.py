@@ -19,36 +19,42 @@ from torch import Tensor
 
 from harness.trace import TOP_LOGITS, RowBuilder, Rows
 from harness.types import Phase, SpecConfig
-from reference.chain import Chain, Forced, Trunk, best, draft
+from reference.chain import Chain, Forced, Sight, Trunk, best, draft
 from reference.extend import rotate
-from reference.model import DraftHead, Target, causal
+from reference.model import Head, causal
 from reference.tree import Tree, branch_mask, build_tree
 from reference.verify import Walk, greedy_walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """Both models over one request's tokens int64 [T]: target hidden [T,h], draft output [T-1,h].
+    """Both models over one request's tokens int64 [T].
+
+    hidden [T,w]: what the target hands to the head. final [T,h]: what its own logits come from. entered [T-1,h']:
+    hidden as it enters the draft layer. draft [T-1,h']: what draft rows hand on.
 
     Both are causal, so rows of a shorter prefix are the same: one reading serves every round of a request.
     """
 
     tokens: Tensor
     hidden: Tensor
+    final: Tensor
+    entered: Tensor
     draft: Tensor
 
     @staticmethod
-    def of(head: DraftHead, tokens: list[int]) -> Reading:
+    def of(head: Head, tokens: list[int]) -> Reading:
         """Read `tokens` from scratch, each model once over the whole sequence."""
         ids = torch.tensor(tokens)
-        hidden, rows = head.target.forward(ids), len(ids) - 1
-        rotated = rotate(ids, 0, rows)
-        g = head.forward(rotated.input_ids, hidden[:rows], rotated.positions, causal(rows))
-        return Reading(tokens=ids, hidden=hidden, draft=g)
+        states, rows = head.target.hidden_states(ids), len(ids) - 1
+        rotated, hidden = rotate(ids, 0, rows), head.features(states)
+        entered = head.enter(hidden[:rows])
+        g = head.forward(rotated.input_ids, entered, rotated.positions, causal(rows))
+        return Reading(tokens=ids, hidden=hidden, final=states[-1], entered=entered, draft=g)
 
     def trunk(self) -> Trunk:
         """The draft rows that rounds hang on."""
-        return Trunk(input_ids=self.tokens[1:], hidden=self.hidden[:-1], output=self.draft)
+        return Trunk(input_ids=self.tokens[1:], hidden=self.entered, output=self.draft)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,18 +125,18 @@ class Writer:
         return self._rows.build(), tensors
 
 
-def prefill_rows(writer: Writer, where: Where, target: Target, reading: Reading, length: int) -> None:
+def prefill_rows(writer: Writer, where: Where, head: Head, reading: Reading, length: int) -> None:
     """Target rows of the prompt chunk [committed, committed+length): the last one also says what comes next."""
     for j in range(length):
         row, values = where.committed + j, dict[str, Any]()
         if j == length - 1:
-            values = {"logits": target.logits(reading.hidden[row]), "choose": 1}
+            values = {"logits": head.target.logits(reading.final[row]), "choose": 1}
         token, hidden = int(reading.tokens[row]), reading.hidden[row]
         writer.add(where, Phase.PREFILL, j, input_id=token, position=row, hidden_out=hidden, **values)
 
 
 def rotated_rows(
-    writer: Writer, where: Where, phase: Phase, head: DraftHead, reading: Reading, *, length: int, t: int
+    writer: Writer, where: Where, phase: Phase, head: Head, reading: Reading, *, length: int, t: int
 ) -> None:
     """Draft rows committed .. committed+length-1, for a prompt chunk (DRAFT_PREFILL) or committed tokens (EXTEND).
 
@@ -147,7 +153,13 @@ def rotated_rows(
 
 
 def decode_rows(
-    writer: Writer, head: DraftHead, reading: Reading, spec: SpecConfig, rounds: Sequence[tuple[Where, Conditions]]
+    writer: Writer,
+    head: Head,
+    reading: Reading,
+    spec: SpecConfig,
+    rounds: Sequence[tuple[Where, Conditions]],
+    *,
+    sight: Sight = "ancestors",
 ) -> list[Walk]:
     """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
 
@@ -155,15 +167,15 @@ def decode_rows(
     """
     starts = [where.committed for where, _ in rounds]
     forced = [(where.committed, conditions.forced) for where, conditions in rounds]
-    chains = draft(head, reading.trunk(), forced, k=spec.k, t=spec.t)
+    chains = draft(head, reading.trunk(), forced, k=spec.k, t=spec.t, sight=sight)
     expected = [build_tree(int(reading.tokens[c]), ch.candidates, spec.n) for c, ch in zip(starts, chains, strict=True)]
     trees = [conditions.tree or tree for (_, conditions), tree in zip(rounds, expected, strict=True)]
-    hiddens = verify_hidden(head.target, reading.tokens, list(zip(starts, trees, strict=True)))
+    answers = verify(head, reading.tokens, list(zip(starts, trees, strict=True)))
     walks = []
     for i, (where, conditions) in enumerate(rounds):
-        logits = head.target.logits(hiddens[i])
+        hidden, logits = answers[i]
         _draft_rows(writer, where, chains[i], spec.t)
-        _verify_rows(writer, where, expected[i], hiddens[i], logits)
+        _verify_rows(writer, where, expected[i], hidden, logits)
         walk = greedy_walk(trees[i].tokens, trees[i].parents, conditions.choices or [best(row, 1)[0] for row in logits])
         for j, (node, token) in enumerate(zip(walk.nodes, walk.tokens, strict=True)):
             writer.add(where, Phase.ACCEPT, j, input_id=token, parent=node)
@@ -171,15 +183,18 @@ def decode_rows(
     return walks
 
 
-def verify_hidden(target: Target, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[Tensor]:
-    """Target hidden [n,h] of each (committed length, tree) over tokens int64 [T], all in one whole-sequence forward."""
+def verify(head: Head, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
+    """(hidden [n,w], target logits [n,V]) of each (committed length, tree) over tokens int64 [T], in one forward."""
+    if not trees:
+        return []
     rows, sizes = len(tokens), [len(tree.tokens) for _, tree in trees]
-    hidden = target.forward(
+    states = head.target.hidden_states(
         torch.cat((tokens, *(torch.tensor(tree.tokens) for _, tree in trees))),
         torch.cat((torch.arange(rows), *(torch.tensor(tree.positions(c)) for c, tree in trees))),
         branch_mask(rows, [(c, tree.parents) for c, tree in trees]),
     )
-    return list(hidden[rows:].split(sizes)) if trees else []
+    hidden, logits = head.features(states)[rows:], head.target.logits(states[-1][rows:])
+    return list(zip(hidden.split(sizes), logits.split(sizes), strict=True))
 
 
 def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
@@ -202,7 +217,7 @@ def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
 
 
 def _verify_rows(writer: Writer, where: Where, expected: Tree, hidden: Tensor, logits: Tensor) -> None:
-    """Inputs as `expected`; hidden [n,h] and logits [n,V] answer what was really verified."""
+    """Inputs as `expected`; hidden [n,w] and logits [n,V] answer what was really verified."""
     for s, position in enumerate(expected.positions(where.committed)):
         writer.add(
             where,

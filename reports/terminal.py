@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cases.situations import reach_of
+from harness.deviations import ASSUMED
 from harness.progress import RunResult
 from harness.types import Outcome
 from harness.words import counted
@@ -102,7 +103,7 @@ def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] 
     """What was not exercised, why a verdict is missing, where everything lies, and the verdict as the last line."""
     say(console)
     for reason in result.verdict.reasons:
-        if reason.startswith(NOT_EXERCISED):
+        if reason.startswith((NOT_EXERCISED, ASSUMED)):
             say(console, reason, style="dim")
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -121,7 +122,7 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
     for one in result.results:
         if one.verdict.outcome is Outcome.UNKNOWN:
             for reason in one.verdict.reasons:
-                if not reason.startswith(NOT_EXERCISED):
+                if not reason.startswith((NOT_EXERCISED, ASSUMED)):
                     found.setdefault(reason, []).append(one.scenario.name)
     return found
 
@@ -133,7 +134,11 @@ def verdict_line(result: RunResult) -> str:
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
-        return f"verdict PASS: {name} agrees with the reference in {total}"
+        assumed = sorted(
+            {reason[len(ASSUMED) :].split(",")[0] for reason in result.verdict.reasons if reason.startswith(ASSUMED)}
+        )
+        given = f", {', '.join(assumed)} assumed" if assumed else ""
+        return f"verdict PASS: {name} agrees with the reference in {total}{given}"
     open_ones = f", {unknown} could not be judged" if unknown else ""
     if result.verdict.outcome is Outcome.FAIL:
         kinds = ", ".join(result.verdict.root_kinds)

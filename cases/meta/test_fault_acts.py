@@ -49,6 +49,36 @@ def test_acts_on_rows(name, args, expected):
     assert ran(name, rows(1, 2, 3, 4, 5), field="ids", **args) == {"ids": expected}
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("features_rolled", [[5, 6, 1, 2, 3, 4]]),
+        ("feature_repeated", [[1, 2, 3, 4, 3, 4]]),
+        ("feature_missing", [[1, 2, 3, 4]]),
+        ("one_feature", [[5, 6]]),
+    ],
+)
+def test_acts_on_features(name, expected):
+    values = {"hidden": torch.tensor([[1, 2, 3, 4, 5, 6]])}
+    assert ran(name, values, field="hidden", parts=3) == {"hidden": expected}
+
+
+def test_vocabulary_map_is_applied_twice_or_not_at_all():
+    values = {"map": torch.tensor([0, 2, 5, 9])}
+    assert ran("map_twice", values) == {"map": [0, 3, 8, 9]}, "offsets 0, 1, 3, 6 twice, as far as the largest id"
+    assert ran("map_left_out", values) == {"map": [0, 1, 2, 3]}
+
+
+def test_narrow_mask_loses_a_column_of_every_row_and_keeps_its_length():
+    shares = [Share("a", 0, 2, 1, True, 0), Share("b", 2, 2, 2, True, 0)]  # rows of 1 + 2 and 2 + 2 columns
+    values = {
+        "mask": torch.tensor([11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44]),
+        "next_token": torch.tensor([[1, -1], [1, -1]]),
+    }
+    made = ran("mask_narrow", values, at_scene=scene(shares=shares))
+    assert made == {"mask": [12, 13, 22, 23, 32, 33, 34, 42, 43, 44, 0, 0, 0, 0]}
+
+
 def test_last_request_is_nobody_in_a_batch_of_one():
     alone = scene(shares=SHARES[:1], field="ids", at="last-request", by=1)
     assert ran("add", rows(1, 2, 3), at_scene=alone) == {"ids": [1, 2, 3]}

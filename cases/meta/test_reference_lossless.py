@@ -12,7 +12,7 @@ from reference.chain import Forced, draft
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
-from reference.turns import Reading, verify_hidden
+from reference.turns import Reading, verify
 from reference.verify import greedy_walk
 
 torch.set_num_threads(1)
@@ -56,8 +56,8 @@ def test_thousands_of_random_verifies_are_lossless(small):
                 (c, build_tree(int(reading.tokens[c]), chain.candidates, n))
                 for c, chain in zip(starts, chains, strict=True)
             ]
-            for (c, tree), hidden in zip(trees, verify_hidden(small.target, reading.tokens, trees), strict=True):
-                choices = small.target.logits(hidden).argmax(-1).tolist()
+            for (c, tree), (_, logits) in zip(trees, verify(small, reading.tokens, trees), strict=True):
+                choices = logits.argmax(-1).tolist()
                 walk = greedy_walk(tree.tokens, tree.parents, choices)
                 assert list(walk.tokens) == reading.tokens[c + 1 : c + 1 + len(walk.tokens)].tolist()
                 cases += 1
@@ -126,7 +126,7 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
     text = torch.randint(12, (10,), generator=torch.Generator().manual_seed(1))
     tree = with_depths((int(text[4]), 3, 8, 1, 2), (-1, 0, 0, 2, 3))
     other = with_depths((int(text[7]), 5), (-1, 0))
-    first, second = verify_hidden(small.target, text, [(4, tree), (7, other)])
+    (first, _), (second, _) = verify(small, text, [(4, tree), (7, other)])
     for hidden, committed, tokens in [(first[1], 4, [3]), (first[4], 4, [8, 1, 2]), (second[1], 7, [5])]:
         alone = small.target.forward(torch.cat((text[: committed + 1], torch.tensor(tokens))))[-1]
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)

@@ -411,6 +411,6 @@ def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
     assert replayed.events == ()
 
 
-def test_an_algorithm_that_is_not_built_is_refused(tiny):
-    with pytest.raises(ValueError, match="'EAGLE3'; the reference builds only 'EAGLE'"):
+def test_an_algorithm_the_head_is_not_made_for_is_refused(tiny):
+    with pytest.raises(ValueError, match="algorithm is 'EAGLE3'; the head is made for 'EAGLE'"):
         ReferenceSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))

@@ -5,6 +5,7 @@ This module must not compare rows. Importing it imports every family, which regi
 
 from __future__ import annotations
 
+from harness import deviations
 from harness.align import unpaired
 from harness.checks import (
     chain,
@@ -121,6 +122,8 @@ def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[s
 
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
+    reference = evidence.reference
+    assumed = [] if reference is None else deviations.notes(reference.header, evidence.scenario.spec)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
     unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
@@ -129,7 +132,7 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
     return Verdict(
         outcome=outcome,
-        reasons=(*failed, *unknown, *notes, *result.notes),
+        reasons=(*failed, *unknown, *notes, *assumed, *result.notes),
         coverage=coverage,
         inside=inside,
         compared=compared,

@@ -30,3 +30,11 @@ Json = Annotated[
 ]
 Target = Annotated[Path | None, typer.Option("--target", help="Target checkpoint folder instead of the tiny one.")]
 Draft = Annotated[Path | None, typer.Option("--draft", help="Draft checkpoint folder that goes with --target.")]
+Family = Annotated[
+    str | None,
+    typer.Option("--family", help="The scenarios of this draft family, for example tree, instead of the default ones."),
+]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option("--assume", help="Predict this known deviation of SGLang, for example F-003; may be repeated."),
+]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness import envs, leases
+from harness import deviations, envs, leases
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
@@ -46,6 +46,7 @@ def make_plan(
     target: Path | None = None,
     draft: Path | None = None,
     gpu_share: float | None = None,
+    assumed: Sequence[str] = (),
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
     version = envs.resolve(engine)
@@ -70,6 +71,7 @@ def make_plan(
         cpu_attention=attention,
         own_pair=own is not None,
         lease=lease,
+        assumed=check_assumed(assumed),
         argv=tuple(sys.argv),
     )
 
@@ -97,6 +99,13 @@ def gpu_lease(device: str, share: float | None) -> leases.Request | None:
         return leases.request(share)
     except leases.CardError as error:
         raise UsageError(f"--device {device}: {error}") from error
+
+
+def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
+    try:
+        return deviations.checked(ids)
+    except deviations.UnknownDeviation as error:
+        raise UsageError(f"--assume: {error}") from error
 
 
 def check_attention(name: str) -> CpuAttention:

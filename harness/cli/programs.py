@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cases import catalogue, fixed
 from cases.checkpoints import RECIPES
+from cases.families import FAMILIES
 from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
@@ -23,11 +24,14 @@ from harness.types import RequestSpec, Scenario
 CONTEXT_SPARE = 2
 
 
-def choose_scenarios(names: list[str], files: list[Path]) -> list[Scenario]:
-    """The default set, or the named ones (default set and corpus) and those in files."""
+def choose_scenarios(names: list[str], files: list[Path], family: str | None = None) -> list[Scenario]:
+    """The family's set (None: the default one), or the named ones (that set and the corpus) and those in files."""
+    if family is not None and family not in FAMILIES:
+        raise UsageError(unknown("family", family, FAMILIES))
+    usual = fixed.default_scenarios() if family is None else list(FAMILIES[family].scenarios)
     if not names and not files:
-        return fixed.default_scenarios()
-    known = {scenario.name: scenario for scenario in fixed.default_scenarios()}
+        return usual
+    known = {scenario.name: scenario for scenario in usual}
     known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
     for name in names:
         if name not in known:
@@ -59,16 +63,26 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
 def _check_engine(scenario: Scenario, device: str) -> None:
     spec, engine = scenario.spec, scenario.engine
     only: dict[str, tuple[object, object]] = {
-        "spec.algorithm": (spec.algorithm, "EAGLE"),
         "engine.dp": (engine.dp, 1),
         "engine.tp": (engine.tp, 1),
     }
+    recipe = RECIPES.get(scenario.checkpoint)
+    if recipe is not None and spec.algorithm != recipe.algorithm:
+        raise _refusal(
+            scenario,
+            f"spec.algorithm is {spec.algorithm!r}, and checkpoint {scenario.checkpoint!r} is not of that kind\n"
+            f"  allowed: {recipe.algorithm!r}, or one of: {', '.join(_of_kind(spec.algorithm))}",
+        )
     if device == "cpu":
         only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
     for key, (found, allowed) in only.items():
         if found != allowed:
             where = f" on {device}" if key in ("engine.backend", "engine.graphs") else " by this version"
             raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
+
+
+def _of_kind(algorithm: str) -> list[str]:
+    return sorted(name for name, recipe in RECIPES.items() if recipe.algorithm == algorithm)
 
 
 def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None:

@@ -14,6 +14,7 @@ from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
+from harness.deviations import assumed_in
 from harness.documents import check_target, run_document, write_json
 from harness.progress import Cost, RunResult, ScenarioResult
 from harness.records import ScenarioVerdict
@@ -180,4 +181,5 @@ def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
     target, draft = map(Path, pair) if pair else (None, None)
     pairs = prepare.checkpoint_pairs([stored.scenario], target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
-    return Oracle(target=target, draft=draft).load().answer(stored.scenario, stored.engine)
+    assumed = () if stored.reference is None else assumed_in(stored.reference.header)
+    return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)

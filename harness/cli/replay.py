@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli import options, prepare
 from harness.cli.outcome import Exit, UsageError, guarded
+from harness.deviations import assumed_in
 from harness.runner import run
 from harness.store import EVENTS, MANIFEST, read_specimen
 from reports.prose import say
@@ -57,6 +58,7 @@ def command(
         draft=draft,
         gpu_share=gpu_share,
         runs=runs,
+        assumed=() if stored.reference is None else assumed_in(stored.reference.header),
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])

@@ -23,6 +23,8 @@ def command(
     scenario: Annotated[
         list[str] | None, typer.Option(help="Only this scenario or corpus case; may be repeated.")
     ] = None,
+    family: options.Family = None,
+    assume: options.Assume = None,
     scenario_file: Annotated[
         list[Path] | None, typer.Option(help="A scenario in a JSON file; may be repeated.")
     ] = None,
@@ -40,7 +42,7 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     plan = prepare.make_plan(
-        prepare.choose_scenarios(scenario or [], scenario_file or []),
+        prepare.choose_scenarios(scenario or [], scenario_file or [], family),
         say=lambda text: say(console, text),
         engine=engine,
         device=device,
@@ -50,6 +52,7 @@ def command(
         cpu_attention=cpu_attention,
         gpu_share=gpu_share,
         runs=runs,
+        assumed=assume or (),
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])

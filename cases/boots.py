@@ -1,0 +1,151 @@
+"""Boot configurations that generated scenarios run on: a short fixed list, since a reboot is what costs.
+
+Pure data; it must not draw anything and must not import Hypothesis or torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from packaging.version import Version
+
+from cases.fixed import CHECKPOINT
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boot:
+    """One boot configuration, what it is for, the oldest release it works on, and what must be assumed."""
+
+    name: str
+    why: str
+    checkpoint: str = CHECKPOINT
+    spec: SpecConfig = field(default_factory=SpecConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    since: str = "0"
+    #: known deviations of SGLang (harness.deviations) without which it fails on every release
+    assumes: tuple[str, ...] = ()
+
+    def works_on(self, release: str) -> bool:
+        return Version(release) >= Version(self.since)
+
+    def boot_key(self) -> str:
+        return Scenario(
+            name="x",
+            checkpoint=self.checkpoint,
+            spec=self.spec,
+            engine=self.engine,
+            requests=(RequestSpec(rid="x", prompt=(1,)),),
+            script=(Op(kind="submit", rids=("x",)), Op(kind="drain")),
+        ).boot_key()
+
+
+BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
+        Boot(name="pages", why="pages of four tokens", engine=EngineConfig(page=4)),
+        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
+        Boot(
+            name="no-cache",
+            why="no prefix cache, two steps",
+            spec=SpecConfig(k=2, n=3),
+            engine=EngineConfig(prefix_cache=False),
+        ),
+        Boot(
+            name="long-draft",
+            why="five steps, two requests at a time",
+            spec=SpecConfig(k=5, n=6),
+            engine=EngineConfig(max_running=2),
+        ),
+        Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
+    )
+}
+#: Trees are apart: until 0.5.12.post1 they need the v1 worker, and from three steps on every release deviates.
+TREES = {
+    boot.name: boot
+    for boot in (
+        Boot(
+            name="tree",
+            why="two candidates a step, three steps, six nodes",
+            spec=SpecConfig(k=3, t=2, n=6),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+        Boot(
+            name="wide-tree",
+            why="four candidates a step, three steps",
+            spec=SpecConfig(k=3, t=4, n=8),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+        Boot(
+            name="small-tree",
+            why="two steps, all but a few nodes left out",
+            spec=SpecConfig(k=2, t=2, n=3),
+            since="0.5.13",
+        ),
+        Boot(name="full-tree", why="two steps, every node kept", spec=SpecConfig(k=2, t=2, n=7), since="0.5.13"),
+        Boot(
+            name="widest-tree", why="eight candidates a step, 16 nodes", spec=SpecConfig(k=2, t=8, n=16), since="0.5.13"
+        ),
+        Boot(
+            name="deep-tree",
+            why="five steps, ten nodes",
+            spec=SpecConfig(k=5, t=2, n=10),
+            since="0.5.13",
+            assumes=("F-003",),
+        ),
+    )
+}
+_PAGED_TREE = SpecConfig(k=2, t=2, n=6)
+PAGES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="pages-16", why="pages of 16 tokens", engine=EngineConfig(page=16)),
+        Boot(name="pages-64", why="pages of 64 tokens", engine=EngineConfig(page=64)),
+        Boot(
+            name="pages-4-tree",
+            why="pages of four tokens, two candidates a step: branches begin on pages of their own",
+            spec=_PAGED_TREE,
+            engine=EngineConfig(page=4),
+            since="0.5.13",
+        ),
+        Boot(
+            name="pages-16-tree",
+            why="pages of 16 tokens, two candidates a step",
+            spec=_PAGED_TREE,
+            engine=EngineConfig(page=16),
+            since="0.5.13",
+        ),
+    )
+}
+_EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+EAGLE3_BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="eagle3", why="three features by default, 432 of 512 tokens", checkpoint="eagle3-tiny", spec=_EAGLE3),
+        Boot(
+            name="eagle3-two",
+            why="two features by name, the whole vocabulary, pages of four tokens",
+            checkpoint="eagle3-two",
+            spec=_EAGLE3,
+            engine=EngineConfig(page=4),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-wide",
+            why="one feature, a draft wider than the target, five steps",
+            checkpoint="eagle3-wide",
+            spec=SpecConfig(algorithm="EAGLE3", k=5, t=1, n=6),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-tree",
+            why="trees of two candidates a step over a smaller vocabulary",
+            checkpoint="eagle3-tiny",
+            spec=SpecConfig(algorithm="EAGLE3", k=2, t=2, n=6),
+            since="0.5.13",
+        ),
+    )
+}

@@ -1,0 +1,95 @@
+"""The draft families that users run, one record each: what `--family` drives and what is generated for it.
+
+A family is data over the same records, checks and runner as every other; it must not have code of its own. Nothing
+here may import torch, Hypothesis or sglang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cases.boots import BOOTS, EAGLE3_BOOTS, PAGES, TREES, Boot
+from cases.fixed import default_scenarios, shapes
+from harness.types import EngineConfig, Scenario, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """One kind of draft.
+
+    scenarios: the fixed set that `eaglecheck run --family` drives. boots: the boot configurations generation takes
+    turns on. situations: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
+    asked for by some scenario.
+    """
+
+    name: str
+    why: str
+    scenarios: tuple[Scenario, ...]
+    boots: tuple[Boot, ...]
+    situations: tuple[str, ...]
+
+    @property
+    def checkpoints(self) -> tuple[str, ...]:
+        """The tiny pairs it uses, in order of first use."""
+        names = [scenario.checkpoint for scenario in self.scenarios] + [boot.checkpoint for boot in self.boots]
+        return tuple(dict.fromkeys(names))
+
+
+#: The shapes that a boot configuration beside a family's first one is driven through.
+FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
+COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
+
+_EAGLE = Family(
+    name="eagle",
+    why="EAGLE-1 chains: the default set",
+    scenarios=tuple(default_scenarios()),
+    boots=tuple(BOOTS.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
+#: Chunks are whole pages, so a page of 64 needs a longer one.
+_PAGED = Family(
+    name="paged",
+    why="pages of 4, 16 and 64 tokens, chains and trees",
+    scenarios=(
+        *shapes(engine=EngineConfig(page=4), prefix="page4-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page=16), prefix="page16-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page=64), chunk=64, prefix="page64-", only=FEW),
+        *shapes(
+            spec=SpecConfig(k=2, t=2, n=6),
+            engine=EngineConfig(page=4),
+            prefix="page4-tree-",
+            only=(*FEW, "shared-prefix"),
+        ),
+    ),
+    boots=(BOOTS["pages"], *PAGES.values()),
+    situations=(*COMMON, "prefix_hit"),
+)
+
+_TREE = Family(
+    name="tree",
+    why="trees of two, four and eight candidates a step, from a few nodes to all",
+    scenarios=(
+        *shapes(spec=SpecConfig(k=2, t=2, n=6), prefix="t2-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=4, n=8), prefix="t4-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=8, n=16), prefix="t8-", only=FEW),
+        *shapes(spec=SpecConfig(k=2, t=2, n=3), prefix="few-", only=FEW),
+    ),
+    boots=tuple(TREES.values()),
+    situations=COMMON,
+)
+
+_HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+_EAGLE3 = Family(
+    name="eagle3",
+    why="EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
+    scenarios=(
+        *shapes(checkpoint="eagle3-tiny", spec=_HEADS, prefix="default-"),
+        *shapes(checkpoint="eagle3-two", spec=_HEADS, prefix="two-", only=FEW),
+        *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
+    ),
+    boots=tuple(EAGLE3_BOOTS.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
+FAMILIES: dict[str, Family] = {family.name: family for family in (_EAGLE, _EAGLE3, _TREE, _PAGED)}

@@ -1,0 +1,255 @@
+"""The EAGLE-3 reference against a head assembled from Hugging Face modules by the names of published files."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+
+from cases.checkpoints import RECIPES, make
+from reference.eagle3 import Eagle3Head
+from reference.heads import load_head
+from reference.model import CheckpointError, DraftHead, Target, causal
+
+torch.set_num_threads(1)
+
+CLOSE = 2e-5
+PAIRS = sorted(name for name, recipe in RECIPES.items() if recipe.algorithm == "EAGLE3")
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    return tmp_path_factory.mktemp("pairs")
+
+
+@pytest.fixture(scope="module", params=PAIRS)
+def pair(request, root):
+    return make(request.param, root)
+
+
+@pytest.fixture
+def tiny(root):
+    return make("eagle3-tiny", root)
+
+
+class MidLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.hidden_norm, self.input_layernorm, self.post_attention_layernorm = (
+            LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps) for _ in range(3)
+        )
+        self.self_attn = LlamaAttention(config, layer_idx=0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            rows = getattr(self.self_attn, name).out_features
+            setattr(self.self_attn, name, nn.Linear(2 * config.hidden_size, rows, bias=False))
+        self.mlp = LlamaMLP(config)
+
+
+class Assembled(nn.Module):
+    """Published names, Hugging Face arithmetic. `vocab` logits are over the draft's own ids."""
+
+    def __init__(self, folder, features):
+        super().__init__()
+        raw = json.loads((folder / "config.json").read_text())
+        config = LlamaConfig.from_pretrained(folder, attn_implementation="eager")
+        tensors = load_file(folder / "model.safetensors")
+        self.raw, self.rotary = raw, LlamaRotaryEmbedding(config)
+        self.midlayer = MidLayer(config)
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.fc = nn.Linear(features, config.hidden_size, bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, raw["draft_vocab_size"], bias=False)
+        if "embed_tokens.weight" in tensors:
+            self.embed_tokens = nn.Embedding(raw["vocab_size"], config.hidden_size)
+        for name in ("d2t", "t2d"):
+            if name in tensors:
+                self.register_buffer(name, tensors[name])
+        missing = self.load_state_dict(tensors, strict=False)
+        assert missing.unexpected_keys == []
+        assert all("rotary" in name for name in missing.missing_keys), missing
+
+    def forward(self, embeds, hidden, mask):
+        layer, rows = self.midlayer, len(embeds)
+        positions = torch.arange(rows)[None]
+        bias = torch.zeros(rows, rows).masked_fill(~mask, float("-inf"))[None, None]
+        normed = layer.hidden_norm(hidden)
+        read = torch.cat((layer.input_layernorm(embeds), normed), dim=-1)[None]
+        attended, _ = layer.self_attn(
+            read, position_embeddings=self.rotary(read, positions), attention_mask=bias, past_key_values=None
+        )
+        x = (normed if self.raw.get("norm_before_residual") else hidden) + attended[0]
+        return x + layer.mlp(layer.post_attention_layernorm(x))
+
+
+def features_by_hf(folder, tokens, layers):
+    """Outputs of the named layers side by side: HF's hidden_states[i + 1] is the output of layer i."""
+    hf = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+    with torch.no_grad():
+        states = hf.model(tokens[None], output_hidden_states=True).hidden_states
+    return torch.cat([states[layer + 1][0] for layer in layers], dim=-1), hf
+
+
+def layers_of(name):
+    recipe = RECIPES[name]
+    # "low, middle, high": what layers 2, 8/2 and 8-3 read is what the ones before them wrote
+    return recipe.aux_layers if recipe.aux_layers is not None else (1, 3, 4)
+
+
+def tokens_of(length, seed=0):
+    return torch.randint(512, (length,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_features_states_and_logits_equal_the_assembled_head(pair, length):
+    tokens = tokens_of(length + 1, seed=length)
+    target = Target.load(pair.target)
+    head = Eagle3Head.load(pair.draft, target)
+    theirs, hf = features_by_hf(pair.target, tokens[:-1], layers_of(pair.name))
+    mine = head.features(target.hidden_states(tokens[:-1]))
+    assert torch.allclose(mine, theirs, rtol=0, atol=CLOSE), "the features are not those layers' outputs"
+
+    assembled = Assembled(pair.draft, theirs.shape[1])
+    embedding = getattr(assembled, "embed_tokens", hf.model.embed_tokens)
+    with torch.no_grad():
+        entered = assembled.fc(theirs)
+        g = assembled(embedding(tokens[1:]), entered, causal(length))
+        own = assembled.lm_head(assembled.norm(g))
+    mine_g = head.forward(tokens[1:], head.enter(mine), torch.arange(length), causal(length))
+    assert torch.allclose(head.enter(mine), entered, rtol=0, atol=CLOSE), "fc differs"
+    assert torch.allclose(mine_g, g, rtol=0, atol=CLOSE), "the layer differs"
+
+    logits = head.logits(mine_g)
+    shift = getattr(assembled, "d2t", torch.zeros(own.shape[1], dtype=torch.int64))
+    proposable = torch.arange(own.shape[1]) + shift
+    assert torch.allclose(logits[:, proposable], own, rtol=0, atol=10 * CLOSE), "the head differs"
+    others = [token for token in range(512) if token not in set(proposable.tolist())]
+    assert (logits[:, others] == float("-inf")).all(), "tokens outside the draft vocabulary can be proposed"
+    assert len(others) == 512 - RECIPES[pair.name].draft_vocab
+
+
+def test_t2d_marks_exactly_the_tokens_d2t_leads_to(tiny):
+    tensors = load_file(tiny.draft / "model.safetensors")
+    reached = torch.arange(len(tensors["d2t"])) + tensors["d2t"]
+    assert tensors["t2d"].nonzero().flatten().tolist() == reached.tolist()
+    assert (tensors["d2t"] != 0).sum() > 300, "offsets of zero would hide a map that is not applied"
+
+
+def rewritten(pair, place, config=None, tensors=None):
+    """A copy of the draft folder with changed config values and tensors."""
+    shutil.copytree(pair.draft, place)
+    raw = json.loads((place / "config.json").read_text()) | (config or {})
+    (place / "config.json").write_text(json.dumps(raw))
+    save_file(load_file(place / "model.safetensors") | (tensors or {}), place / "model.safetensors")
+    return place
+
+
+def uneven(*shape, seed=5):
+    """Norm weights that are not one, which would hide a norm that is left out or put elsewhere."""
+    return torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+def answers(pair, folder):
+    tokens, target = tokens_of(31), Target.load(pair.target)
+    head = Eagle3Head.load(folder, target)
+    features = head.features(target.hidden_states(tokens[:-1]))
+    g = head.forward(tokens[1:], head.enter(features), torch.arange(30), causal(30))
+    return features, head.enter(features), g, head.logits(g)
+
+
+def test_the_residual_may_start_after_the_norm(tiny, tmp_path):
+    folder = rewritten(
+        tiny, tmp_path / "d", {"norm_before_residual": True}, {"midlayer.hidden_norm.weight": uneven(64)}
+    )
+    features, entered, g, _ = answers(tiny, folder)
+    assembled, hf = Assembled(folder, features.shape[1]), AutoModelForCausalLM.from_pretrained(tiny.target)
+    with torch.no_grad():
+        theirs = assembled(hf.model.embed_tokens(tokens_of(31)[1:]), entered, causal(30))
+    assert torch.allclose(g, theirs, rtol=0, atol=CLOSE)
+    plain = rewritten(tiny, tmp_path / "p", {}, {"midlayer.hidden_norm.weight": uneven(64)})
+    assert not torch.allclose(answers(tiny, plain)[2], g, atol=1e-2), "the switch changes nothing"
+
+
+def test_each_feature_may_have_a_norm_of_its_own(tiny, tmp_path):
+    norms = {f"fc_norm.{i}.weight": uneven(64, seed=i) for i in range(3)}
+    folder = rewritten(tiny, tmp_path / "d", {"fc_norm": True}, norms)
+    features, entered, _, _ = answers(tiny, folder)
+    parts = []
+    for i, part in enumerate(features.split(64, dim=-1)):
+        norm = LlamaRMSNorm(64, eps=1e-6)
+        norm.weight.data = norms[f"fc_norm.{i}.weight"]
+        parts.append(norm(part))
+    fc = load_file(folder / "model.safetensors")["fc.weight"]
+    assert torch.allclose(entered, (torch.cat(parts, dim=-1) @ fc.T).detach(), rtol=0, atol=CLOSE)
+
+
+def test_all_features_may_be_normed_together(tiny, tmp_path):
+    folder = rewritten(
+        tiny, tmp_path / "d", {"eagle_config": {"norm_before_fc": True}}, {"input_norm.weight": uneven(192)}
+    )
+    features, entered, _, _ = answers(tiny, folder)
+    norm = LlamaRMSNorm(192, eps=1e-6)
+    norm.weight.data = uneven(192)
+    fc = load_file(folder / "model.safetensors")["fc.weight"]
+    assert torch.allclose(entered, (norm(features) @ fc.T).detach(), rtol=0, atol=CLOSE)
+
+
+def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
+    weight = {"norm.weight": uneven(64)}
+    plain = answers(tiny, rewritten(tiny, tmp_path / "p", {}, weight))
+    normed = answers(tiny, rewritten(tiny, tmp_path / "d", {"norm_output": True}, weight))
+    norm = LlamaRMSNorm(64, eps=1e-6)
+    norm.weight.data = weight["norm.weight"]
+    assert torch.allclose(normed[2], norm(plain[2]).detach(), rtol=0, atol=CLOSE)
+    assert torch.allclose(normed[3], plain[3], rtol=0, atol=10 * CLOSE), "its logits are the same"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "do not name ascending layers"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+        ({"target_hidden_size": 32}, "target hidden size is 32; expected the target's 64"),
+        ({"vocab_size": 400}, "vocab_size is 400; expected the target's 512"),
+        ({"draft_vocab_size": 400}, r"lm_head.weight' has shape \(432, 64\); expected \(400, 64\)"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; this reference builds only 1"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}}, r"fc.weight' has shape \(64, 192\)"),
+    ],
+)
+def test_a_head_that_does_not_fit_says_where_and_what_was_expected(tiny, tmp_path, config, words):
+    folder = rewritten(tiny, tmp_path / "d", config)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        Eagle3Head.load(folder, Target.load(tiny.target))
+    assert str(folder) in str(caught.value)
+
+
+def test_a_map_that_leads_twice_to_one_token_or_nowhere_is_refused(tiny, tmp_path):
+    d2t = load_file(tiny.draft / "model.safetensors")["d2t"]
+    twice, outside = d2t.clone(), d2t.clone()
+    twice[1] = d2t[0] - 1
+    outside[-1] += 512
+    for number, bad in enumerate((twice, outside)):
+        folder = rewritten(tiny, tmp_path / str(number), {}, {"d2t": bad})
+        with pytest.raises(CheckpointError, match="d2t does not lead to 432 different target ids"):
+            Eagle3Head.load(folder, Target.load(tiny.target))
+
+
+def test_a_default_needs_layers_enough_to_tell_low_middle_and_high_apart(tiny, tmp_path):
+    folder = rewritten(tiny, tmp_path / "d")
+    target = Target.load(tiny.target)
+    object.__setattr__(target.config, "layers", 5)
+    with pytest.raises(CheckpointError, match="the default layers do not name ascending"):
+        Eagle3Head.load(folder, target)
+
+
+def test_a_folder_is_read_by_its_architecture(tiny, tmp_path):
+    target = Target.load(tiny.target)
+    assert isinstance(load_head(tiny.draft, target), Eagle3Head)
+    plain = make("eagle-tiny", tmp_path)
+    assert isinstance(load_head(plain.draft, Target.load(plain.target)), DraftHead)
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of LlamaForCausalLMEagle, "):
+        load_head(tiny.target, target)

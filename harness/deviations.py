@@ -1,0 +1,71 @@
+"""Ways in which SGLang is known to differ from the algorithm, that a run may take for granted when told to.
+
+Nothing is taken for granted unless it is named. The reference then predicts the deviation exactly, number by number, so
+anything else still diverges, and an engine that no longer deviates diverges too. What was assumed stands in the
+reference's header and in the verdict. This module must not judge.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.types import SpecConfig
+
+#: Key of the reference trace's header that holds the ids.
+HEADER = "assumed"
+#: How a line about one begins.
+ASSUMED = "assumed: "
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deviation:
+    """One finding of docs/findings.md that the reference can predict.
+
+    least_k, least_t: the smallest draft in which it can show.
+    """
+
+    id: str
+    what: str
+    least_k: int
+    least_t: int
+
+    def shows_in(self, spec: SpecConfig) -> bool:
+        return spec.k >= self.least_k and spec.t >= self.least_t
+
+
+SLOT_CACHE = Deviation(
+    id="F-003",
+    what="a draft beam attends the cache of its own slot, not that of the beams it grew from",
+    least_k=3,
+    least_t=2,
+)
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE,)}
+
+
+class UnknownDeviation(ValueError):
+    """A deviation that nobody wrote down."""
+
+
+def checked(ids: Iterable[str]) -> tuple[str, ...]:
+    """The ids in order, each once; UnknownDeviation names the nearest and all there are."""
+    found = tuple(sorted(set(ids)))
+    for name in found:
+        if name not in DEVIATIONS:
+            near = difflib.get_close_matches(name, DEVIATIONS, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise UnknownDeviation(f"unknown deviation {name!r}{hint}\n  allowed: {', '.join(DEVIATIONS)}")
+    return found
+
+
+def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
+    """What a reference trace took for granted, by its header."""
+    ids = header.get(HEADER, ())
+    return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
+
+
+def notes(header: dict[str, object], spec: SpecConfig) -> list[str]:
+    """One line for each deviation that a reference took for granted where it can show."""
+    named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
+    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec)]
