@@ -90,7 +90,7 @@ def pairs_of(evidence: Evidence, check: str, phase: Phase) -> Pairs:
         phase=phase,
         engine=aligned.engine[chosen],
         reference=aligned.reference[chosen],
-        budget=budget_for(evidence.scenario.engine.dtype),
+        budget=budget_for(evidence.dtype),
     )
 
 

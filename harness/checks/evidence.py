@@ -78,6 +78,11 @@ class Evidence:
     ended: frozenset[str]
     ticks: dict[tuple[int, int], int]
 
+    @property
+    def dtype(self) -> str:
+        """What the engine computed in; a device without the scenario's dtype took another."""
+        return str(self.engine.header.get("dtype") or self.scenario.engine.dtype)
+
     def divergence(
         self,
         index: int,

@@ -86,7 +86,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
             continue
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        limit = tie_limit(scale=_scale(evidence, end.rid), budget=budget_for(evidence.scenario.engine.dtype))
+        limit = tie_limit(scale=_scale(evidence, end.rid), budget=budget_for(evidence.dtype))
         found = _at_output(
             evidence,
             end,

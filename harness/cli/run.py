@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import options, prepare
+from harness.cli.adapt import Wanted
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.documents import check_target, run_document, write_json
 from harness.runner import run
@@ -32,6 +33,11 @@ def command(
     cpu_attention: Annotated[
         str, typer.Option(help="CPU attention: 'torch' (our stand-in) or 'interpreted' (SGLang's kernels, slower).")
     ] = "torch",
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -47,6 +53,7 @@ def command(
         target=target,
         draft=draft,
         cpu_attention=cpu_attention,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
     )
     with LiveLine(console) as line:
