@@ -52,7 +52,8 @@ class Copy:
     @staticmethod
     def of(tensor: torch.Tensor) -> Copy:
         dtype, kind = _PACKED[tensor.dtype.is_floating_point]
-        flat = tensor.detach().to(dtype, copy=True).contiguous().reshape(-1)
+        flat = torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)  # `to` would keep foreign strides
+        flat.copy_(tensor.detach().reshape(-1))
         return Copy(flat.view(torch.uint8), tuple(tensor.shape), kind)
 
 

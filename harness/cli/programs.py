@@ -66,9 +66,9 @@ def _check_engine(scenario: Scenario, device: str) -> None:
     if device == "cpu":
         only |= {"engine.graphs": (engine.graphs, False)}
     if engine.backend not in BACKENDS[device]:
-        allowed = ", ".join(map(repr, BACKENDS[device]))
+        backends = ", ".join(map(repr, BACKENDS[device]))
         raise _refusal(
-            scenario, f"engine.backend is {engine.backend!r}, which cannot be run on {device}\n  allowed: {allowed}"
+            scenario, f"engine.backend is {engine.backend!r}, which cannot be run on {device}\n  allowed: {backends}"
         )
     for key, (found, allowed) in only.items():
         if found != allowed:
