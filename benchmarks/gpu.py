@@ -28,6 +28,12 @@ MODES = {"eager": "--no-graphs", "graphs": "--graphs"}
 CASES = ("pr25015", "pr26329")
 REVERTS = {"pr25015": "25015", "pr26329": "26329"}
 FIRST_REVERT = "0.5.13"
+#: Mutants that change floats only, or positions and masks that only floats show on a GPU.
+FLOAT_MUTANTS = (
+    "hidden-neighbour,hidden-neighbour-extend,hidden-previous-round,hidden-zeroed,hidden-zeroed-prompt,"
+    "hidden-shifted-extend,hidden-dtype,proposal-second-best,proposal-swapped,mask-bit-lost,mask-bit-extra,"
+    "mask-bit-lost-chain,slot-of-neighbour,draft-position-late"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +93,15 @@ def cost(out: Path) -> Iterator[Job]:
         yield Job(name=name, argv=(*argv, "--json", _json(out, name)), seconds=240)
 
 
+def tree_index(out: Path) -> Iterator[Job]:
+    """SGLang #27338: the index buffer of wide trees on flashinfer, in a graph; fixed, reverted, and before the fix."""
+    file = "cases/scenarios/gpu-topk8-flashinfer.json"
+    for release, revert in ((MAIN, ()), (MAIN, ("--revert", "27338")), ("0.5.12.post1", ())):
+        name = f"pr27338-{release}" + ("-reverted" if revert else "")
+        argv = ("-m", "harness.cli", "run", "--engine", release, "--device", "cuda", "--scenario-file", file, *revert)
+        yield Job(name=name, argv=(*argv, "--runs", str(out / "runs" / name), "--json", _json(out, name)), seconds=300)
+
+
 def mutants(out: Path, only: str) -> Iterator[Job]:
     name = "mutants"
     argv = ("-m", "harness.cli", "mutants", "--engine", MAIN, "--device", "cuda", "--only", only)
@@ -140,12 +155,13 @@ def main() -> int:
     parser.add_argument("--scenarios", type=int, default=500)
     parser.add_argument("--seconds", type=int, default=240, help="deadline of one share of generated scenarios")
     parser.add_argument("--only", default="", help="only jobs whose name contains one of these, comma-separated")
-    parser.add_argument("--mutants", default="hidden-stale,hidden-zeroed", help="which mutants, comma-separated")
+    parser.add_argument("--mutants", default=FLOAT_MUTANTS, help="which mutants, comma-separated")
     options = parser.parse_args()
     parts = {
         "corpus": lambda: corpus(options.out),
         "generated": lambda: generated(options.out, options.scenarios, options.seconds),
         "cost": lambda: cost(options.out),
+        "index": lambda: tree_index(options.out),
         "mutants": lambda: mutants(options.out, options.mutants),
     }
     jobs = [job for part in options.parts.split(",") for job in parts[part]()]

@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_numbers import Numbers
 from cases.fixed import default_scenarios
 from cases.hunt import Hunt, as_json, greedy_text
-from cases.strategies import BOOTS, TREES, programs
+from cases.strategies import BOOTS, Boot, programs
 from harness import envs
 from harness.engine import EngineError
 from harness.launch import ProbeLevel
 from harness.live import LiveEngines
 from harness.trace import Trace
-from harness.types import Scenario
+from harness.types import Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,15 @@ class Combination:
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
 
 
+#: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
+TREES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="short-tree", why="two candidates a step, five nodes", spec=SpecConfig(k=2, t=2, n=5)),
+        Boot(name="short-wide-tree", why="eight candidates a step", spec=SpecConfig(k=2, t=8, n=16)),
+    )
+}
+
 COMBINATIONS: dict[str, Combination] = {
     "plain-graphs": Combination(boot="plain"),
     "plain-eager": Combination(boot="plain", graphs=False),
@@ -50,10 +60,12 @@ COMBINATIONS: dict[str, Combination] = {
     "pages-eager-normal-loop": Combination(boot="pages", graphs=False, overlap=False),
     "small-pool-graphs": Combination(boot="small-pool"),
     "no-cache-graphs": Combination(boot="no-cache"),
-    "long-draft-graphs": Combination(boot="long-draft"),
+    "long-draft-graphs-bf16": Combination(boot="long-draft", dtype="bfloat16"),
     "one-step-graphs": Combination(boot="one-step"),
-    "tree-graphs": Combination(boot="tree"),
+    "tree-graphs": Combination(boot="short-tree"),
+    "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
     "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
+    "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
 }
 
 
@@ -68,13 +80,15 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
     ties = choices = 0
     graphs: dict[str, int] = {}
     spent = {"engine": 0.0, "judged": 0.0}
-    error = ""
+    error, numbers = "", Numbers()
     for scenario in drawn:
         try:
             outcome = _timed(hunt, chosen.of(scenario), spent)
         except EngineError as failure:
             error = str(failure)
             break
+        if outcome.passed:
+            numbers.add(outcome.trace, outcome.reference)
         ties += outcome.verdict.ties
         choices += outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
         for phase, count in in_graphs(outcome.trace).items():
@@ -88,6 +102,7 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         "combination": dataclasses.asdict(chosen),
         "header": header,
         "in_graphs": graphs,
+        "engine_error_over_own": numbers.summary(),
         "ties": ties,
         "choices": choices,
         "spent": spent,
@@ -98,12 +113,12 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
 
 
 def _timed(hunt: Hunt, scenario: Scenario, spent: dict[str, float]) -> Any:
-    before = hunt.engines.engine_seconds
+    before, boots = hunt.engines.engine_seconds, sum(hunt.engines.boot_seconds)
     start = time.monotonic()
     outcome = hunt.drive(scenario)
     engine = hunt.engines.engine_seconds - before
     spent["engine"] += engine
-    spent["judged"] += time.monotonic() - start - engine
+    spent["judged"] += time.monotonic() - start - engine - (sum(hunt.engines.boot_seconds) - boots)
     return outcome
 
 

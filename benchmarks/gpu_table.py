@@ -34,8 +34,12 @@ def _lines(one: Done) -> Iterator[str]:
             f"same rounds {document['same_rounds']}"
         )
     elif one.name == "mutants":
+        yield f"{one.name:44} {one.document.get('verdict')}; unsound: {one.document.get('unsound')}"
         for score in one.document.get("mutants", []):
             yield f"  {score.get('id', '?'):36} {score.get('verdict', '?'):9} {score.get('why', '')[:90]}"
+    elif one.name.startswith("pr27338"):
+        yield f"{one.name:44} {one.document['verdict']}"
+        yield from (f"      {reason[:150]}" for reason in one.document["reasons"][:6])
     else:
         for cell in one.document.get("cells", []):
             kinds = ",".join(cell.get("kinds") or cell.get("root_kinds") or [])

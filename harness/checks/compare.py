@@ -161,7 +161,8 @@ def _judge_choice(
     """One row whose choices differ: a tie at every rank that differs, or one TOKEN at the first that is not."""
     top_ids, top_logits = pairs.theirs.lists["top_ids"][theirs], pairs.theirs.lists["top_logits"][theirs]
     scale = float(np.abs(top_logits).max(initial=0.0))
-    limit = tie_limit(scale=scale, budget=pairs.budget)
+    own = float(pairs.evidence.own_errors(np.asarray([theirs]))[0])
+    limit = tie_limit(scale=scale, budget=pairs.budget, own_error=own)
     for rank in np.flatnonzero(ours != expected):
         wanted, got = int(expected[rank]), int(ours[rank])
         margin = choice_margin(top_ids=top_ids, top_logits=top_logits, expected=wanted, observed=got)
