@@ -77,7 +77,9 @@ def outputs_of(output: Any) -> dict[str, Copy]:
     if logits is not None:
         wide = logits.detach().float()
         values, ids = torch.topk(wide, min(TOP_LOGITS, wide.shape[-1]), dim=-1)
-        found |= {"top_ids": ids, "top_logits": values, "lse": torch.logsumexp(wide, dim=-1)}
+        # Of equal logits, topk lists any first; SGLang chooses by argmax.
+        found |= {"best": torch.argmax(wide, dim=-1), "top_ids": ids, "top_logits": values}
+        found["lse"] = torch.logsumexp(wide, dim=-1)
     return copies(found)
 
 
@@ -142,6 +144,16 @@ def whole_forward(before: dict[str, Copy], output: Any) -> Arrays:
     book.put("forward", is_draft=False, batch=0, copies={**before, **outputs_of(output)})
     book.close()
     return book.read()[0].arrays
+
+
+def best_first(top_ids: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """top_ids [r, 16] with the argmax best [r] in front, where equal logits let another id stand there."""
+    rows = np.flatnonzero(top_ids[:, 0] != best)
+    ordered = top_ids.copy()
+    for row in rows.tolist():
+        others = [token for token in top_ids[row].tolist() if token != best[row]]
+        ordered[row] = [int(best[row]), *others][: top_ids.shape[1]]
+    return ordered
 
 
 def unpack(packed: np.ndarray, fields: Sequence[Field]) -> Arrays:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .compat import Release
-from .graph_probe import GraphProbe, Replayed, inputs_of, whole_forward, without_padding
+from .graph_probe import GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
 from .hooks import Ledger
 from .recorder import Arrays, Recorder, floats, ints, plain_rid
 
@@ -294,7 +294,8 @@ class Probe:
         hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
         arrays = {name: found[name][keep] for name in INPUTS if name in found}
         if logit_rows:
-            arrays |= {name: found[name][logit_index] for name in ("top_ids", "top_logits", "lse")}
+            arrays |= {name: found[name][logit_index] for name in ("top_logits", "lse")}
+            arrays["top_ids"] = best_first(found["top_ids"][logit_index], found["best"][logit_index])
         if hidden_rows:
             arrays["hidden_out"] = found["hidden_out"][hidden_index]
         self.recorder.forward(

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness.compat import lookup
-from harness.graph_probe import Book, GraphProbe, copies, without_padding
+from harness.graph_probe import Book, GraphProbe, best_first, copies, outputs_of, without_padding
 from harness.probe import Probe
 from harness.recorder import Recorder
 
@@ -222,6 +222,22 @@ def test_copies_come_back_with_their_shapes_and_kinds():
     assert call.arrays["a"].dtype == np.int64
     assert call.arrays["b"].tolist() == [[0.5], [1.5]]
     assert call.arrays["b"].dtype == np.float32
+
+
+def test_of_equal_logits_the_argmax_comes_first():
+    logits = torch.zeros(2, 40)
+    logits[0, [7, 31]] = 2.0
+    logits[1, 5] = 1.0
+    output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+    book = Book()
+    book.put("forward", is_draft=False, batch=2, copies=outputs_of(output))
+    book.close()
+    (call,) = book.read()
+    first, second = best_first(call.arrays["top_ids"], call.arrays["best"]).tolist()
+    assert first[:2] == [7, 31]
+    assert second[0] == 5
+    swapped = np.asarray([[31, 7, 1], [5, 0, 2], [1, 2, 3]])
+    assert best_first(swapped, np.asarray([7, 5, 9])).tolist() == [[7, 31, 1], [5, 0, 2], [9, 1, 2]]
 
 
 @pytest.mark.parametrize(
