@@ -93,6 +93,11 @@ def cost(out: Path) -> Iterator[Job]:
         yield Job(name=name, argv=(*argv, "--json", _json(out, name)), seconds=240)
 
 
+def workers(out: Path) -> Iterator[Job]:
+    argv = ("-m", "benchmarks.gpu_jobs", "workers", "card", "--count", "24", "--engine", MAIN, "--out", str(out))
+    yield Job(name="workers", argv=(*argv, "--json", _json(out, "workers")), seconds=240)
+
+
 def tree_index(out: Path) -> Iterator[Job]:
     """SGLang #27338: the index buffer of wide trees on flashinfer, in a graph; fixed, reverted, and before the fix."""
     file = "cases/scenarios/gpu-topk8-flashinfer.json"
@@ -161,6 +166,7 @@ def main() -> int:
         "corpus": lambda: corpus(options.out),
         "generated": lambda: generated(options.out, options.scenarios, options.seconds),
         "cost": lambda: cost(options.out),
+        "workers": lambda: workers(options.out),
         "index": lambda: tree_index(options.out),
         "mutants": lambda: mutants(options.out, options.mutants),
     }

@@ -7,10 +7,14 @@ python -m benchmarks.gpu_jobs cost graphs --engine 0.5.13 --out FOLDER --json FI
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import fcntl
 import json
+import multiprocessing
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +41,9 @@ class Combination:
     graphs: bool = True
     overlap: bool | None = None
 
-    def of(self, scenario: Scenario) -> Scenario:
+    def of(self, scenario: Scenario, asked: argparse.Namespace) -> Scenario:
+        if asked.device == "cpu":  # a rehearsal
+            return scenario
         options = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap")}
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
 
@@ -83,7 +89,7 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
     error, numbers = "", Numbers()
     for scenario in drawn:
         try:
-            outcome = _timed(hunt, chosen.of(scenario), spent)
+            outcome = _timed(hunt, chosen.of(scenario, options), spent)
         except EngineError as failure:
             error = str(failure)
             break
@@ -132,34 +138,110 @@ def in_graphs(trace: Trace) -> dict[str, int]:
     return found
 
 
-def cost(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:
-    """Wall time of the default scenarios by probe level, repeated, and whether the levels commit the same tokens."""
-    scenarios = [
-        Combination(boot="plain", graphs=options.name == "graphs").of(scenario)
-        for scenario in default_scenarios()
-        if scenario.boot_key() == default_scenarios()[0].boot_key()
-    ]
-    seconds: dict[str, list[float]] = {}
+def cost(options: argparse.Namespace, make: Callable[[str], Timed]) -> dict[str, Any]:
+    """Wall time of the default scenarios by probe level, and whether the levels commit the same tokens.
+
+    One engine a level, all up at once, taking turns scenario by scenario, so that the machine's mood hits all.
+    """
+    default = default_scenarios()
+    same_boot = [scenario for scenario in default if scenario.boot_key() == default[0].boot_key()]
+    scenarios = [Combination(boot="plain", graphs=options.name == "graphs").of(one, options) for one in same_boot]
+    levels: list[ProbeLevel] = options.levels.split(",")
+    hosts = {level: make(level) for level in levels}
+    launches = {level: host.launch(scenarios[0], engine=options.engine, probe=level) for level, host in hosts.items()}
+    seconds: dict[str, list[float]] = {level: [] for level in levels}
     committed: dict[str, list[Any]] = {}
-    levels: tuple[ProbeLevel, ...] = ("off", "tokens", "full")
-    for level in levels:
-        launch = engines.launch(scenarios[0], engine=options.engine, probe=level)
-        for repeat in range(options.repeats + 1):
-            start = time.monotonic()
-            traces = [engines.drive(launch, scenario) for scenario in scenarios]
-            if repeat:  # the first fills caches
-                seconds.setdefault(level, []).append(time.monotonic() - start)
-        committed[level] = [committed_by(trace) for trace in traces]
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda level: hosts[level].use(launches[level]), levels))
+        with alone(options.out):
+            for repeat in range(options.repeats + 1):
+                for level in levels:
+                    committed[level] = []
+                total = dict.fromkeys(levels, 0.0)
+                for scenario in scenarios:
+                    for level in levels:
+                        start = time.monotonic()
+                        trace = hosts[level].drive(launches[level], scenario)
+                        total[level] += time.monotonic() - start
+                        committed[level].append(committed_by(trace))
+                for level in levels if repeat else ():  # the first fills caches
+                    seconds[level].append(total[level])
+    finally:
+        for host in hosts.values():
+            host.close()
     best = {level: min(times) for level, times in seconds.items()}
     return {
         "scenarios": len(scenarios),
+        "rounds": sum(len(one["rounds"]) for one in committed["full"]),
         "seconds": seconds,
-        "traced_over_untraced": best["full"] / best["off"],
-        "tokens_over_untraced": best["tokens"] / best["off"],
-        "same_texts": committed["off"] == [{**one, "rounds": []} for one in committed["full"]],
-        "same_rounds": committed["tokens"] == committed["full"],
-        "header": engines.header,
+        **{f"{level}_over_untraced": seconds / best[levels[0]] for level, seconds in best.items()},
+        "same_texts": all(texts(committed[level]) == texts(committed["full"]) for level in levels),
+        "same_rounds": committed.get("tokens") == committed["full"],
+        "header": hosts["full"].header,
     }
+
+
+def texts(committed: list[dict[str, Any]]) -> list[Any]:
+    return [one["texts"] for one in committed]
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else of this run measures meanwhile."""
+    with (out / "measuring").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _worker(options: argparse.Namespace, number: int, gates: Any, told: Any) -> None:
+    """Boot, then work on the same scenarios whenever there are more than `number` workers."""
+    engines = _engines(options, f"workers-{number}")
+    boot = BOOTS["plain"]
+    scenarios = [
+        COMBINATIONS["plain-graphs"].of(one, options) for one in programs(boot, count=options.count, seed_value=7)
+    ]
+    try:
+        engines(scenarios[0], fresh=True)
+        for workers in crowds(options):
+            gates.wait()
+            start = time.monotonic()
+            if number < workers:
+                for scenario in scenarios:
+                    engines(scenario, fresh=True)
+                told.put((workers, start, time.monotonic()))
+            gates.wait()
+    finally:
+        engines.close()
+
+
+def crowds(options: argparse.Namespace) -> list[int]:
+    return [int(count) for count in options.workers.split(",")]
+
+
+def workers(options: argparse.Namespace) -> dict[str, Any]:
+    """Scenarios a minute with 1, 2 and 4 workers, each with its own engine, on one card."""
+    context = multiprocessing.get_context("spawn")
+    most = max(crowds(options))
+    gates, told = context.Barrier(most + 1), context.Queue()
+    processes = [context.Process(target=_worker, args=(options, n, gates, told)) for n in range(most)]
+    for process in processes:
+        process.start()
+    rates = {}
+    with contextlib.ExitStack() as stack:
+        for place, count in enumerate(crowds(options)):
+            if not place:
+                while gates.n_waiting < most:
+                    time.sleep(0.1)
+                stack.enter_context(alone(options.out))
+            gates.wait()
+            spans = [told.get() for _ in range(count)]
+            gates.wait()
+            wall = max(span[2] for span in spans) - min(span[1] for span in spans)
+            rates[count] = round(60 * count * options.count / wall, 1)
+    for process in processes:
+        process.join()
+    return {"scenarios_a_minute": rates, "scenarios_each": options.count}
 
 
 def committed_by(trace: Trace) -> dict[str, Any]:
@@ -172,29 +254,41 @@ def committed_by(trace: Trace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("generated", "cost"))
+    parser.add_argument("what", choices=("generated", "cost", "workers"))
     parser.add_argument("name")
     parser.add_argument("--engine", default="0.5.13")
     parser.add_argument("--count", type=int, default=50)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which no scenario is begun")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda", help="cpu only rehearses")
+    parser.add_argument("--levels", default="off,tokens,full", help="probe levels, the untraced one first")
+    parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(argv)
-    engines = Timed(
-        environment=lambda version: envs.ensure(version, print),
-        default=options.engine,
-        device="cuda",
-        logs=options.out / "logs" / f"{options.what}-{options.name}",
-    )
-    try:
-        document = generated(options, engines) if options.what == "generated" else cost(options, engines)
-    finally:
-        engines.close()
+    if options.what == "cost":
+        document = cost(options, lambda level: _engines(options, f"cost-{options.name}-{level}"))
+    elif options.what == "workers":
+        document = workers(options)
+    else:
+        engines = _engines(options, f"generated-{options.name}")
+        try:
+            document = generated(options, engines)
+        finally:
+            engines.close()
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(document, indent=1, default=str))
     return 0
+
+
+def _engines(options: argparse.Namespace, name: str) -> Timed:
+    return Timed(
+        environment=lambda version: envs.ensure(version, print),
+        default=options.engine,
+        device=options.device,
+        logs=options.out / "logs" / name,
+    )
 
 
 class Timed(LiveEngines):

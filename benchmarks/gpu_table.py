@@ -29,10 +29,12 @@ def _lines(one: Done) -> Iterator[str]:
     elif one.name.startswith("cost"):
         document = one.document
         yield (
-            f"{one.name:44} traced/untraced {document['traced_over_untraced']:.3f}, tokens/untraced "
+            f"{one.name:44} traced/untraced {document['full_over_untraced']:.3f}, tokens/untraced "
             f"{document['tokens_over_untraced']:.3f}, same texts {document['same_texts']}, "
             f"same rounds {document['same_rounds']}"
         )
+    elif one.name == "workers":
+        yield f"{one.name:44} scenarios a minute by workers: {one.document['scenarios_a_minute']}"
     elif one.name == "mutants":
         yield f"{one.name:44} {one.document.get('verdict')}; unsound: {one.document.get('unsound')}"
         for score in one.document.get("mutants", []):

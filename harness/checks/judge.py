@@ -103,7 +103,7 @@ def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
             check="ties",
             key=first.key,
             round=first.round,
-            expected=f"at most {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
+            expected=f"about {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
             observed=f"{len(result.ties)} of {result.choices}",
             policy=Policy.TIE,
             margin=first.margin,
