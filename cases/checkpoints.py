@@ -57,6 +57,15 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+#: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
+STAND_INS: dict[tuple[str, str], str] = {("eagle-tiny", "cuda"): "eagle-head64"}
+
+
+def on_device(name: str, device: str) -> str:
+    """The pair that an engine on `device` loads for a scenario that names `name`."""
+    return STAND_INS.get((name, device), name)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """A pair on disk: `target` and `draft` are folders with config.json and model.safetensors."""

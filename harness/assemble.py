@@ -132,6 +132,7 @@ class Assembler:
                 lens=tuple(message["lens"]),
                 final=tuple(message["final"]),
                 forwards=dict(message["forwards"]),
+                graphs=dict(message.get("graphs", {})),
             )
         )
 

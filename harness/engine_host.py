@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import importlib.machinery
 import json
 import os
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eaglecheck_engine.fault_wraps import Faults
+    from eaglecheck_engine.graph_probe import GraphProbe
     from eaglecheck_engine.probe import Probe
 
 _HERE = Path(__file__).resolve().parent
@@ -88,20 +90,49 @@ def _in_child() -> None:
 
 
 def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
-    """Wrap `Scheduler.__init__` so that hooks go in after SGLang's own source patches (its revert switch)."""
+    """Wrap the constructor so that hooks go in after SGLang's own source patches (its revert switch).
+
+    What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
+    after those patches.
+    """
     from eaglecheck_engine.hooks import Ledger
 
-    def make(original: Any) -> Any:
+    graphs: list[GraphProbe] = []
+
+    def construct(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            _install_in(self, module, boot, ops)
+            _install_in(self, module, boot, ops, graphs[0] if graphs else None)
 
         return __init__
 
-    Ledger().wrap(module, "Scheduler.__init__", make)
+    def load(original: Any) -> Any:
+        def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
+            graphs.append(_watch_captures(boot))
+            return original(self, *args, **kwargs)
+
+        return init_model_worker
+
+    Ledger().wrap(module, "Scheduler.__init__", construct)
+    if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
+        Ledger().wrap(module, "Scheduler.init_model_worker", load)
 
 
-def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
+    from eaglecheck_engine.graph_probe import GraphProbe
+    from eaglecheck_engine.probe import CHAIN_CHOOSER
+
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    worker = importlib.import_module(release.worker_module)
+    importlib.import_module("sglang.srt.model_executor.model_runner")
+    probe = GraphProbe()
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    return probe
+
+
+def _install_in(
+    scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any, graphs: GraphProbe | None
+) -> None:
     import sglang
     import torch
     from eaglecheck_engine.gate import Gate, pool_level
@@ -110,7 +141,7 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
 
     release = _release(boot)
     recorder = Recorder()
-    probe = Probe(recorder, release)
+    probe = Probe(recorder, release, graphs)
     sock = _connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
     gate.scheduler = scheduler
@@ -118,7 +149,9 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
     probe.ledger.wrap(owner, release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
-    if boot["probe"]:
+    if boot["probe"] == "tokens":
+        probe.install_rounds()
+    elif boot["probe"] == "full":
         probe.install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
@@ -135,6 +168,9 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
             "worker_generation": release.generation,
             "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
             "device": boot["device"],
+            "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
+            "probe": boot["probe"],
+            "graphs": {} if graphs is None else graphs.sizes(),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],

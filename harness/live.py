@@ -20,7 +20,7 @@ from harness.cli.pairs import checkpoint_pairs
 from harness.drive import OnTurn, drive
 from harness.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.envs import EngineEnv
-from harness.launch import CpuAttention, build_launch
+from harness.launch import CpuAttention, ProbeLevel, build_launch
 from harness.leases import Request
 from harness.store import write_specimen
 from harness.trace import Trace
@@ -105,12 +105,12 @@ class LiveEngines:
         *,
         engine: str | None = None,
         revert: int | None = None,
-        probe: bool = True,
+        probe: ProbeLevel | bool = "full",
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
         env = self.environment(engine or self.default)
-        target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
+        target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
         return build_launch(
             env=env,
             spec=scenario.spec,
@@ -193,7 +193,7 @@ class LiveEngines:
         if scenario.checkpoint not in self._oracles:
             from harness.oracle import Oracle  # torch
 
-            target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
+            target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
             self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft, assumed=self.assumed).load()
         return self._oracles[scenario.checkpoint]
 

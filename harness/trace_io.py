@@ -64,6 +64,7 @@ class _Round(_Strict):
     lens: tuple[int, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
+    graphs: dict[str, int] = {}
 
 
 class _End(_Strict):

@@ -89,9 +89,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The tensors of a checkpoint folder, by name, converted to one dtype."""
+    """The tensors of a checkpoint folder, by name, converted to one dtype; held: rounded to that dtype before."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, held: torch.dtype | None = None) -> None:
         self.path = Path(path)
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
@@ -103,7 +103,8 @@ class Weights:
             except SafetensorError as error:
                 raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
             self._tensors |= {
-                name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in loaded.items()
+                name: tensor.to(held or dtype).to(dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in loaded.items()
             }
 
     def __contains__(self, name: str) -> bool:
@@ -206,10 +207,13 @@ class Target:
         self.head = self.embed if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
 
     @staticmethod
-    def load(path: Path, dtype: torch.dtype = torch.float32) -> Target:
-        """Read an HF Llama folder; CheckpointError if it is not one."""
+    def load(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+        """Read an HF Llama folder; CheckpointError if it is not one.
+
+        held: the dtype another program keeps the weights in, so that both compute with the same numbers.
+        """
         config = Config.read(path, architecture=TARGET_ARCHITECTURE)
-        return Target(Weights(path, dtype), config)
+        return Target(Weights(path, dtype, held), config)
 
     def hidden_states(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
@@ -277,8 +281,10 @@ class DraftHead:
         self.layer = Layer(weights, "layers.0.", config, input_norm=False)
 
     @staticmethod
-    def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> DraftHead:
-        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`."""
+    def load(
+        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    ) -> DraftHead:
+        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see Target.load."""
         config = Config.read(path, architecture=DRAFT_ARCHITECTURE)
         for name in ("hidden", "vocab"):
             found, expected = getattr(config, name), getattr(target.config, name)
@@ -288,7 +294,7 @@ class DraftHead:
             raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
         if dtype != target.embed.dtype:
             raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
-        return DraftHead(Weights(path, dtype), config, target)
+        return DraftHead(Weights(path, dtype, held), config, target)
 
     def features(self, states: list[Tensor]) -> Tensor:
         """The target's last hidden state after its final norm, [T,h]."""

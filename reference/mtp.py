@@ -90,14 +90,16 @@ class MtpHead:
         self.layers, self.target, self.chained = tuple(layers), target, chained
 
     @staticmethod
-    def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> MtpHead:
+    def load(
+        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    ) -> MtpHead:
         """Every MTP layer in a MiMo-V2 folder; CheckpointError if there is none or it does not fit `target`."""
         config = read_config(path)
         for name in ("hidden", "vocab"):
             found, expected = getattr(config, name), getattr(target.config, name)
             if found != expected:
                 raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
-        weights, layers = Weights(path, dtype), list[MtpLayer]()
+        weights, layers = Weights(path, dtype, held), list[MtpLayer]()
         while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
             layers.append(MtpLayer(weights, prefix, config, target))
         if not layers:
@@ -109,10 +111,10 @@ class MtpHead:
         return states[-1]
 
 
-def load_target(path: Path, dtype: torch.dtype = torch.float32) -> Target:
+def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
     """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_config(path)
-    return Target(Weights(path, dtype), config)
+    return Target(Weights(path, dtype, held), config)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

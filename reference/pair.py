@@ -21,13 +21,18 @@ from reference.session import ReferenceSession
 AnyHead = Head | MtpHead
 
 
-def load_pair(target: Path, draft: Path, dtype: torch.dtype = torch.float32) -> tuple[Target, AnyHead]:
-    """Read both folders by the target's architecture; CheckpointError if they are not a pair built here."""
+def load_pair(
+    target: Path, draft: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+) -> tuple[Target, AnyHead]:
+    """Read both folders by the target's architecture; CheckpointError if they are not a pair built here.
+
+    held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+    """
     if read_json(Path(target) / "config.json").get("architectures") == [mtp.ARCHITECTURE]:
-        model = mtp.load_target(target, dtype)
-        return model, MtpHead.load(draft, model, dtype)
-    model = Target.load(target, dtype)
-    return model, load_head(draft, model, dtype)
+        model = mtp.load_target(target, dtype, held=held)
+        return model, MtpHead.load(draft, model, dtype, held=held)
+    model = Target.load(target, dtype, held=held)
+    return model, load_head(draft, model, dtype, held=held)
 
 
 def session_of(target: Target, head: AnyHead, spec: SpecConfig, *, sight: Sight = "ancestors") -> ReferenceSession:

@@ -6,6 +6,7 @@ It must not import torch: start-up time is the user's time.
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness import deviations, envs, leases
+from harness.cli.adapt import DEVICES, Wanted, adapted, check_possible
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
@@ -25,13 +27,14 @@ from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
-DEVICES = ("cpu", "cuda")
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
 ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
 
 Say = Callable[[str], None]
+
+NOTHING = Wanted()
 
 
 def make_plan(
@@ -43,6 +46,7 @@ def make_plan(
     runs: Path | None,
     revert: int | None = None,
     cpu_attention: str = "torch",
+    wanted: Wanted = NOTHING,
     target: Path | None = None,
     draft: Path | None = None,
     gpu_share: float | None = None,
@@ -54,11 +58,13 @@ def make_plan(
     check_revert(revert, version)
     attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
+    scenarios = adapted(scenarios, wanted, device=device)
+    check_possible(scenarios, version=version)
     check_scenarios(scenarios, device=device, own=own)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = engine_environment(version, say)
-    pairs = checkpoint_pairs(scenarios, target=target, draft=draft)
+    pairs = checkpoint_pairs(scenarios, device=device, target=target, draft=draft)
     if own is not None:
         load_now(own)
     return Plan(
@@ -84,6 +90,8 @@ def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:
 def check_device(device: str) -> str:
     if device not in DEVICES:
         raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
+    if device == "cuda" and not has_gpu():
+        raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
     return device
 
 
@@ -106,6 +114,11 @@ def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
         return deviations.checked(ids)
     except deviations.UnknownDeviation as error:
         raise UsageError(f"--assume: {error}") from error
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver shows this machine a card; asks no library, so that it takes no time."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
 
 
 def check_attention(name: str) -> CpuAttention:

@@ -17,7 +17,7 @@ from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
 from harness.faults import FAULTS
-from harness.launch import CONTEXT_LENGTH
+from harness.launch import BACKENDS, CONTEXT_LENGTH
 from harness.types import RequestSpec, Scenario
 
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
@@ -74,10 +74,15 @@ def _check_engine(scenario: Scenario, device: str) -> None:
             f"  allowed: {recipe.algorithm!r}, or one of: {', '.join(_of_kind(spec.algorithm))}",
         )
     if device == "cpu":
-        only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
+        only |= {"engine.graphs": (engine.graphs, False)}
+    if engine.backend not in BACKENDS[device]:
+        backends = ", ".join(map(repr, BACKENDS[device]))
+        raise _refusal(
+            scenario, f"engine.backend is {engine.backend!r}, which cannot be run on {device}\n  allowed: {backends}"
+        )
     for key, (found, allowed) in only.items():
         if found != allowed:
-            where = f" on {device}" if key in ("engine.backend", "engine.graphs") else " by this version"
+            where = f" on {device}" if key == "engine.graphs" else " by this version"
             raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
 
 

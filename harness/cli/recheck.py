@@ -179,7 +179,8 @@ def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
     from harness.oracle import Oracle
 
     target, draft = map(Path, pair) if pair else (None, None)
-    pairs = prepare.checkpoint_pairs([stored.scenario], target=target, draft=draft)
+    device = str(stored.engine.header.get("device", "cpu"))
+    pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = () if stored.reference is None else assumed_in(stored.reference.header)
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
