@@ -1,4 +1,4 @@
-"""`python -m harness.cli …` is `eaglecheck …`, for a checkout that is not installed."""
+"""`python -m harness.cli`: the `eaglecheck` command where it is not installed."""
 
 from harness.cli import app
 

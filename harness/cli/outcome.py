@@ -116,7 +116,6 @@ def _foreseen(error: Exception) -> Exit | None:
     """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
-    from harness.bundle import BundleError
     from harness.closure import EnvError, HomeError
     from harness.documents import OutputError
     from harness.drive import ScriptError
@@ -127,7 +126,7 @@ def _foreseen(error: Exception) -> Exit | None:
     if isinstance(error, WriteError):
         return Exit.UNKNOWN
     usage = (
-        *(UsageError, UnknownReleaseError, HomeError, BundleError, OutputError, CaseError, CheckpointMakeError),
+        *(UsageError, UnknownReleaseError, HomeError, OutputError, CaseError, CheckpointMakeError),
         ScriptError,
     )
     if isinstance(error, (*usage, TraceError, StoreError)) or type(error).__name__ == "CheckpointError":

@@ -22,7 +22,6 @@ from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.launch import CpuAttention
 from harness.run_folders import default_root
 from harness.runner import Plan
-from harness.slimming import PARTS
 from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
@@ -156,22 +155,6 @@ def writable(root: Path) -> Path:
             f"run folders cannot be written to {root}: {error.strerror}\n  name another folder:  --runs FOLDER"
         ) from error
     return root
-
-
-def check_bundle_target(output: Path, *, torch: str, python: str, part: str) -> None:
-    """UsageError for a bundle that could not be written, an unknown part, or a torch or Python that is no version."""
-    if part and part not in PARTS:
-        raise UsageError(unknown("--part", part, PARTS))
-    if output.is_dir() or not output.absolute().parent.is_dir():
-        why = "is a folder" if output.is_dir() else "is in no folder that exists"
-        raise UsageError(f"--output {output} {why}\n  name a file:  --output sglang.bundle")
-    if not re.fullmatch(r"\d+\.\d+", python):
-        raise UsageError(f"--python {python!r} is no version of Python\n  write it as major.minor:  --python 3.12")
-    if not re.fullmatch(r"\d+(\.\d+)+\+cu\d+", torch):
-        raise UsageError(
-            f"--torch {torch!r} names no CUDA build of torch\n  write what the machine says to  "
-            f"python3 -c 'import torch; print(torch.__version__)':  --torch 2.11.0+cu130"
-        )
 
 
 def split_list(text: str, *, what: str) -> list[str]:
