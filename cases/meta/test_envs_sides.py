@@ -15,7 +15,7 @@ BOTH_SIDES = {
     "wire",
     "compat",
     "faults",
-    "cards",
+    "gpus",
     "lease_files",
     "leases",
 }  # data and framing: standard library and NumPy only
