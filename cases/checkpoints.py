@@ -48,7 +48,7 @@ RECIPES: dict[str, Recipe] = {
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
         Eagle3Recipe(name="eagle3-two", seed=20250304, aux_layers=(1, 5), draft_vocab=512),
         Eagle3Recipe(
-            name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=470, upper_gain=0.04
+            name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=510, upper_gain=0.03
         ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
