@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights
-from cases.recipes import Eagle3Recipe, Noise, Recipe, Weights
+from cases import eagle3_weights, mtp_weights
+from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Recipe, Weights
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -52,6 +52,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
+        MtpRecipe(name="mtp-tiny", seed=20241226),
     )
 }
 
@@ -161,6 +162,15 @@ def _sums(root: Path) -> dict[str, str]:
 def _build(recipe: Recipe, root: Path) -> None:
     noise = Noise(recipe.seed)
     target = _target_weights(noise, recipe)
+    if isinstance(recipe, MtpRecipe):
+        _write_mtp(noise, recipe, root, target)
+    else:
+        _write_pair(noise, recipe, root, target)
+    manifest = _identity(recipe) | {"files": _sums(root)}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> None:
     own: dict[str, Any] = {}
     architecture = "LlamaForCausalLMEagle"
     if isinstance(recipe, Eagle3Recipe):
@@ -170,8 +180,15 @@ def _build(recipe: Recipe, root: Path) -> None:
         draft = _draft_weights(noise, recipe, target)
     _write_model(root / "target", _config(recipe, architecture="LlamaForCausalLM", layers=recipe.layers), target)
     _write_model(root / "draft", _config(recipe, architecture=architecture, layers=1) | own, draft)
-    manifest = _identity(recipe) | {"files": _sums(root)}
-    (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _write_mtp(noise: Noise, recipe: MtpRecipe, root: Path, target: Weights) -> None:
+    """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
+    target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
+    draft = mtp_weights.weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
+    config = mtp_weights.config(_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
+    _write_model(root / "target", config, target | draft)
+    _write_model(root / "draft", config, draft)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

@@ -58,6 +58,13 @@ class Eagle3Recipe(Recipe):
     state_gain: float = 0.1  # share of the state that is left after the copying heads took it away
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpRecipe(Recipe):
+    """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
+
+    hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
+
+
 class Noise:
     """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
 

@@ -33,7 +33,7 @@ class Replacement:
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'attention', 'cache_locs', 'none').
     by: 'stand-in' (our code computes it), 'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
-    'no-op', 'import stub'.
+    'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
     """
 
     operation: str
@@ -80,6 +80,21 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         return None
 
 
+class _CudaMeansCpu:
+    """Stands for the name `torch` in one module: all of torch, but one factory takes device "cuda" for the CPU."""
+
+    def __init__(self, factory: str) -> None:
+        make = getattr(torch, factory)
+
+        def on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+            return make(*args, device="cpu" if device == "cuda" else device, **kwargs)
+
+        setattr(self, factory, on_cpu)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
 class CpuOps:
     """Registers every replacement and remembers which of them took effect in this process."""
 
@@ -123,6 +138,12 @@ class CpuOps:
     def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
+
+    def _seam_device_name(self, module: types.ModuleType, argument: str) -> None:
+        module.torch = _CudaMeansCpu(argument)  # type: ignore[attr-defined]
+        self._note(
+            f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
+        )
 
     def _seam_tree(self, module: types.ModuleType, argument: str) -> None:
         module.sgl_build_tree_kernel_efficient = build_tree  # type: ignore[attr-defined]

@@ -37,7 +37,7 @@ def _own_package() -> None:
 
 _own_package()
 
-from eaglecheck_engine import compat, wire  # noqa: E402
+from eaglecheck_engine import compat, compat_mtp, wire  # noqa: E402
 from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
@@ -57,6 +57,12 @@ def _connect(path: str) -> socket.socket:
     return sock
 
 
+def _release(boot: dict[str, Any]) -> compat.Release:
+    """The hook table for what is about to boot."""
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    return compat_mtp.multi_layer(release) if boot["layered"] else release
+
+
 def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
     if boot["device"] != "cpu":
@@ -64,7 +70,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     from eaglecheck_engine.cpu_ops import CpuOps
 
     ops = CpuOps(hooks)
-    seams = compat.lookup(boot["release"], overlap=boot["overlap"]).seams
+    seams = _release(boot).seams
     if boot["overlap"]:
         seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
     ops.install(seams=seams, attention=boot["cpu_attention"])
@@ -102,7 +108,7 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
 
-    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    release = _release(boot)
     recorder = Recorder()
     probe = Probe(recorder, release)
     sock = _connect(os.environ[ENV_SOCKET])

@@ -40,6 +40,7 @@ def build_launch(
     overlap = engine.overlap
     if overlap is None:
         overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
+    layered = spec.algorithm == "MTP"
     boot: dict[str, Any] = {
         "release": env.version,
         "device": device,
@@ -47,12 +48,15 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
+        "layered": layered,
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert),
         "arguments": _arguments(
             spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
         )
-        | {"disable_overlap_schedule": not overlap},
+        | {"disable_overlap_schedule": not overlap}
+        # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
+        | ({"disable_hybrid_swa_memory": True} if layered else {}),
         # Only passed where the release still has them.
         "optional_arguments": {"disable_piecewise_cuda_graph": True},
     }
@@ -79,7 +83,8 @@ def _arguments(
 ) -> dict[str, Any]:
     return {
         "model_path": str(target),
-        "speculative_algorithm": spec.algorithm,
+        # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
+        "speculative_algorithm": "EAGLE" if spec.algorithm == "MTP" else spec.algorithm,
         "speculative_draft_model_path": str(draft),
         "speculative_num_steps": spec.k,
         "speculative_eagle_topk": spec.t,

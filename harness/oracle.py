@@ -15,8 +15,8 @@ from harness.deviations import HEADER, SLOT_CACHE
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
-from reference.heads import load_head
-from reference.model import Head, Target
+from reference.model import Target
+from reference.pair import AnyHead, load_pair, session_of
 from reference.session import Generated, ReferenceSession
 
 
@@ -28,7 +28,7 @@ class Oracle:
     draft: Path
     #: ids of harness.deviations to take for granted
     assumed: tuple[str, ...] = ()
-    _models: tuple[Target, Head] | None = None
+    _models: tuple[Target, AnyHead] | None = None
     _sessions: dict[SpecConfig, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
@@ -36,8 +36,7 @@ class Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
         if self._models is None:
             torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            target = Target.load(self.target, torch.float32)
-            self._models = target, load_head(self.draft, target, torch.float32)
+            self._models = load_pair(self.target, self.draft, torch.float32)
         return self
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
@@ -56,7 +55,7 @@ class Oracle:
             assert target is not None
             assert head is not None
             sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
-            self._sessions[spec] = ReferenceSession(target, head, spec, sight=sight)
+            self._sessions[spec] = session_of(target, head, spec, sight=sight)
         return self._sessions[spec]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, claim: tuple[int, ...]) -> Event:

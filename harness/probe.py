@@ -121,10 +121,12 @@ class Probe:
     def _proposals(self, phase: str, draft_input: Any, requests: Any) -> None:
         if len(requests) == 0:
             return
-        ids = draft_input.topk_index
-        # Mapped by SGLang itself only when the next round begins.
-        mapped = self._as_target(ints(ids).reshape(ids.shape))
-        self.recorder.chosen(phase=phase, step=0, requests=requests, ids=mapped, probs=floats(draft_input.topk_p))
+        ids, probs = ints(draft_input.topk_index).reshape(draft_input.topk_index.shape), floats(draft_input.topk_p)
+        ids = self._as_target(ids)  # mapped by SGLang itself only when the next round begins
+        width = 1 if self.release.layered else ids.shape[1]  # a column a layer, or all from one forward
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            own = (slice(None), slice(at, at + width))
+            self.recorder.chosen(phase=phase, step=step, requests=requests, ids=ids[own], probs=probs[own])
 
     def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
         """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
@@ -193,12 +195,12 @@ class Probe:
             if recorder.round is None:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self.phase_of(runner, forward_batch)
-            step = recorder.step if phase == "DRAFT" else 0
+            step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
             recorder.round.forwards[phase] = recorder.round.forwards.get(phase, 0) + 1
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
             before = read_inputs(forward_batch, is_draft=runner.is_draft_worker)
             output = original(runner, forward_batch, *args, **kwargs)
-            if phase == "DRAFT":
+            if runner.is_draft_worker:
                 recorder.step += 1
             if recorder.round.rids:
                 self._emit(phase, step, before, output.logits_output)

@@ -143,11 +143,18 @@ def causal(rows: int) -> Tensor:
 class Layer:
     """One decoder layer: attention and gated MLP, each added to the residual stream.
 
-    width: what attention reads a row, h unless said.
+    width: what attention reads a row, h unless said. post_norm: what the weight of the second norm is called.
     """
 
     def __init__(
-        self, weights: Weights, prefix: str, config: Config, *, input_norm: bool = True, width: int | None = None
+        self,
+        weights: Weights,
+        prefix: str,
+        config: Config,
+        *,
+        input_norm: bool = True,
+        width: int | None = None,
+        post_norm: str = "post_attention_layernorm",
     ) -> None:
         c, take, width = config, weights.take, width or config.hidden
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -157,7 +164,7 @@ class Layer:
         self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, width)
         self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, width)
         self.o = take(f"{prefix}self_attn.o_proj.weight", c.hidden, wide)
-        self.post_norm = take(f"{prefix}post_attention_layernorm.weight", c.hidden)
+        self.post_norm = take(f"{prefix}{post_norm}.weight", c.hidden)
         self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
         self.up = take(f"{prefix}mlp.up_proj.weight", c.intermediate, c.hidden)
         self.down = take(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate)
