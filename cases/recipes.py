@@ -62,6 +62,8 @@ class Eagle3Recipe(Recipe):
 class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
+    algorithm: ClassVar[str] = "MTP"
+
     hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
 
 
