@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import DynamicCache, MiMoV2FlashConfig, MiMoV2FlashForCausalLM, MiMoV2FlashModel
 
-from cases.checkpoints import MtpRecipe, make_recipe
+from cases.checkpoints import make_recipe
 from cases.mtp_weights import LAYERS
+from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
