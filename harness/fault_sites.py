@@ -82,7 +82,7 @@ class Sites:
             if not self._faults.armed or self._recorder.round is None:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self._probe.phase_of(runner, forward_batch)
-            step = self._recorder.step if phase == "DRAFT" else 0
+            step = self._recorder.step if runner.is_draft_worker else 0
             acts = {armed.fault.act: armed for armed in self._faults.at("forward", phase)}
             if "skip" in acts and step == acts["skip"].fault.args["step"]:
                 acts["skip"].fired += 1
