@@ -47,6 +47,9 @@ RELATION: dict[str, str] = {
     "chunk-tail-target-guess": (
         "last row of a non-final chunk: the target's own guess for that place, although the prompt token was known"
     ),
+    "chunk-tail-proposal": (
+        "last rows of a non-final chunk: what an earlier layer proposed, although the prompt token was known"
+    ),
     "final-tail": "last row of the final chunk",
     "not-rotated": "the row's own token: the input was not rotated",
     "rotated-twice": "the token after the next: rotated twice",
