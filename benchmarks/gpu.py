@@ -159,7 +159,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=12)
     parser.add_argument("--scenarios", type=int, default=500)
     parser.add_argument("--seconds", type=int, default=240, help="deadline of one share of generated scenarios")
-    parser.add_argument("--only", default="", help="only jobs whose name contains one of these, comma-separated")
+    parser.add_argument(
+        "--only", default="", help="only jobs whose name contains one of these, comma-separated; $ is its end"
+    )
     parser.add_argument("--mutants", default=FLOAT_MUTANTS, help="which mutants, comma-separated")
     options = parser.parse_args()
     parts = {
@@ -172,7 +174,7 @@ def main() -> int:
     }
     jobs = [job for part in options.parts.split(",") for job in parts[part]()]
     wanted = [word for word in options.only.split(",") if word]
-    jobs = [job for job in jobs if not wanted or any(word in job.name for word in wanted)]
+    jobs = [job for job in jobs if not wanted or any(word in f"{job.name}$" for word in wanted)]
     start = time.monotonic()
     print(card(), flush=True)
     done = perform_all(jobs, options.out, at_once=options.jobs)

@@ -5,7 +5,6 @@ It must not import torch: start-up time is the user's time.
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 import tempfile
