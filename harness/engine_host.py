@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib.machinery
+import inspect
 import json
 import os
 import signal
@@ -64,7 +65,10 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     from eaglecheck_engine.cpu_ops import CpuOps
 
     ops = CpuOps(hooks)
-    seams = compat.lookup(boot["release"], overlap=boot["overlap"]).seams
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    seams = release.seams
+    if boot["arguments"]["enable_dp_attention"]:
+        seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
     if boot["overlap"]:
         seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
     ops.install(seams=seams, attention=boot["cpu_attention"])
@@ -88,17 +92,22 @@ def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
     def make(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            _install_in(self, module, boot, ops)
+            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            _install_in(self, module, boot, ops, ranks=(given.get("dp_rank") or 0, given.get("tp_rank") or 0))
 
         return __init__
 
     Ledger().wrap(module, "Scheduler.__init__", make)
 
 
-def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+def _install_in(
+    scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any, *, ranks: tuple[int, int]
+) -> None:
     import sglang
     import torch
+    from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
+    from eaglecheck_engine.lookout import Lookout
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
 
@@ -112,8 +121,12 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
     probe.ledger.wrap(owner, release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+    if boot["arguments"]["tp_size"] > 1:
+        Lookout(_connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"]:
         probe.install()
+        if boot["arguments"]["enable_dp_attention"]:
+            DpProbe(probe).install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
         sock,
@@ -121,8 +134,8 @@ def _install_in(scheduler: Any, module: types.ModuleType, boot: dict[str, Any], 
             "op": "hello",
             "role": "scheduler",
             "pid": os.getpid(),
-            "dp_rank": getattr(scheduler, "dp_rank", None) or 0,
-            "tp_rank": getattr(scheduler, "tp_rank", 0),
+            "dp_rank": ranks[0],
+            "tp_rank": ranks[1],
             "release": sglang.__version__,
             "torch": torch.__version__,
             "worker": type(scheduler.model_worker).__name__,
@@ -215,6 +228,7 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
+            **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
         )
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}

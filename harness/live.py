@@ -118,6 +118,7 @@ class LiveEngines:
             probe=probe,
             revert=revert,
             cpu_attention=cpu_attention,
+            assumed=self.assumed,
         )
 
     def use(self, launch: Launch) -> Engine:

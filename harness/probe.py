@@ -29,6 +29,8 @@ class Probe:
         self.ledger = Ledger()
         #: target id of each draft id, int64 [V'], of the drafting call in progress; None: they are the same
         self._target_ids: np.ndarray | None = None
+        #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
+        self._prefills = False
 
     def install(self) -> None:
         """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
@@ -56,6 +58,7 @@ class Probe:
             if not recorder.active:
                 return original(worker, batch, *args, **kwargs)
             recorder.open_round(**read_batch(batch))
+            self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
             try:
                 return original(worker, batch, *args, **kwargs)
             finally:
@@ -196,11 +199,12 @@ class Probe:
             step = recorder.step if phase == "DRAFT" else 0
             recorder.round.forwards[phase] = recorder.round.forwards.get(phase, 0) + 1
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
-            before = read_inputs(forward_batch, is_draft=runner.is_draft_worker)
+            live = bool(recorder.round.rids)
+            before = read_inputs(forward_batch, is_draft=runner.is_draft_worker) if live else {}
             output = original(runner, forward_batch, *args, **kwargs)
             if phase == "DRAFT":
                 recorder.step += 1
-            if recorder.round.rids:
+            if live:
                 self._emit(phase, step, before, output.logits_output)
             return output
 
@@ -210,7 +214,8 @@ class Probe:
         """The Phase of a forward that `runner` is about to run in the current round."""
         if runner.is_draft_worker:
             return self.recorder.phase or "DRAFT"
-        return "PREFILL" if self._round_mode() == "PREFILL" else "VERIFY"
+        mode = self._round_mode()
+        return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
     def _emit(self, phase: str, step: int, before: Arrays, logits_output: Any) -> None:
         current = self.recorder.round

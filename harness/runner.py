@@ -194,6 +194,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         device=plan.device,
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
+        assumed=plan.assumed,
     )
     engine = Engine(launch=launch, log=session.writer.folder / "engine.log")
     session.boots += 1

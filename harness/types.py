@@ -94,7 +94,8 @@ class EngineConfig(_Strict):
     """Engine knobs, all fixed at boot but `chunk` and `running_limit`, which may change between scenarios.
 
     running_limit lowers max_running for one scenario. priority: requests of higher priority go first, and one that is
-    higher by more than ten takes the place of a running one.
+    higher by more than ten takes the place of a running one. dp above 1 is DP attention over tp = dp ranks; chunk,
+    max_running and running_limit then hold for each rank.
 
     overlap None: what the release does by default for this speculation on this device.
     """
@@ -112,6 +113,12 @@ class EngineConfig(_Strict):
     pool_tokens: Annotated[int, Field(ge=16)] = 4096
     chunk: Annotated[int, Field(ge=1)] | None = None
     running_limit: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _ranks_divide(self) -> EngineConfig:
+        if self.dp > 1 and self.tp != self.dp:
+            raise ValueError(f"tp must be dp = {self.dp} under DP attention (one rank a request), not {self.tp}")
+        return self
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""

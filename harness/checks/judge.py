@@ -120,10 +120,15 @@ def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[s
         return {}, {}, [f"coverage crashed: {type(error).__name__}: {error}"]
 
 
+def _assumed(evidence: Evidence) -> list[str]:
+    scenario, reference = evidence.scenario, evidence.reference
+    return [] if reference is None else deviations.notes(reference.header, scenario.spec, dp=scenario.engine.dp)
+
+
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
     reference = evidence.reference
-    assumed = [] if reference is None else deviations.notes(reference.header, evidence.scenario.spec)
+    assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
     unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
