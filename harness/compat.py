@@ -33,7 +33,7 @@ class Release:
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
     (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the
     module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
-    dp_seams: what DP attention needs on a CPU beside `seams`. idle_seams: what lets an idle rank past its crash (F-007).
+    dp_seams: what DP attention needs on a CPU beside `seams`. idle_seams: what lets an idle rank past its crash, F-007.
     """
 
     first: str

@@ -135,7 +135,9 @@ class CpuOps:
             return torch.tensor(*args, **kwargs)
 
         module.torch = _Torch(tensor=tensor)  # type: ignore[attr-defined]
-        self._note(f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for")
+        self._note(
+            f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for"
+        )
 
     def _seam_cpu_device(self, module: types.ModuleType, argument: str) -> None:
         def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -165,7 +167,9 @@ class CpuOps:
             getattr(module._groups[group_name](), f"_{argument}")(output, input)
 
         setattr(module, f"reg_{argument}", call)
-        self._note(f"{module.__name__}.reg_{argument}", "flag", "none", "calls SGLang's own method; only CUDA is registered")
+        self._note(
+            f"{module.__name__}.reg_{argument}", "flag", "none", "calls SGLang's own method; only CUDA is registered"
+        )
 
     def _seam_idle_metadata(self, module: types.ModuleType, argument: str) -> None:
         """Not a matter of the CPU: SGLang's own code fails on an idle batch. Only where a run assumes that it does."""

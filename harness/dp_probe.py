@@ -53,7 +53,11 @@ def state_of(forward_batch: Any) -> dict[str, Any]:
     hidden = getattr(forward_batch.spec_info, "hidden_states", None)
     if not isinstance(hidden, torch.Tensor):
         return {"width": -1, "dtype": ""}
-    return {"width": int(hidden.shape[-1]), "dtype": str(hidden.dtype).removeprefix("torch.")}
+    return {
+        "width": int(hidden.shape[-1]),
+        "held": int(hidden.shape[0]),
+        "dtype": str(hidden.dtype).removeprefix("torch."),
+    }
 
 
 def announced(forward_batch: Any) -> list[int]:

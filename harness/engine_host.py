@@ -93,11 +93,21 @@ def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-            _install_in(self, module, boot, ops, ranks=(given.get("dp_rank") or 0, given.get("tp_rank") or 0))
+            _install_in(self, module, boot, ops, ranks=_ranks(given))
 
         return __init__
 
     Ledger().wrap(module, "Scheduler.__init__", make)
+
+
+def _ranks(given: dict[str, Any]) -> tuple[int, int]:
+    """(dp_rank, tp_rank) of this process: arguments of the constructor, in newer releases a context of its own."""
+    if "tp_rank" in given:
+        return given.get("dp_rank") or 0, given["tp_rank"]
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.attn_dp_rank or 0, parallel.tp_rank
 
 
 def _install_in(

@@ -69,7 +69,9 @@ class Gate:
                 os._exit(0)  # the control side is gone: nothing is left to serve
             if command["op"] == "turn":
                 self._turn = command["turn"]
-                return self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
+                return (
+                    self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
+                )
             if command["op"] == "poll":
                 wire.send(self._sock, {"op": "polled", "missing": self._poll(command["expect"], poll)})
                 continue

@@ -46,4 +46,6 @@ class Lookout:
                 site = f"{name.split('/sglang/')[-1]}:{frame.f_code.co_name}"
                 break
             frame = frame.f_back
-        return {"site": site, **{f"at_{key}": value for key, value in list(self._recorder.last.items())}}
+        current = self._recorder.round
+        entered = {} if current is None else {"forwards": dict(current.forwards)}
+        return {**entered, "site": site, **{f"at_{key}": value for key, value in list(self._recorder.last.items())}}

@@ -21,6 +21,8 @@ Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
 #: Seconds for a rank to say where it is, and for the others to fall after the first did.
 ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 1.0
+#: Seconds between the first rank's answer and the last's: they end a turn together, since they run it in step.
+LAG_SECONDS = 30.0
 
 _ORDER = [str(phase) for phase in Phase]
 
@@ -46,8 +48,8 @@ def gather(socks: list[socket.socket], *, seconds: float) -> list[Frame | Gone |
             for key, _ in selector.select(timeout=left):
                 frame = found[key.data] = _read(socks[key.data], seconds=max(left, ANSWER_SECONDS))
                 selector.unregister(socks[key.data])
-                if _fell(frame):
-                    deadline = min(deadline, time.monotonic() + GRACE_SECONDS)
+                if frame is not None:
+                    deadline = min(deadline, time.monotonic() + (GRACE_SECONDS if _fell(frame) else LAG_SECONDS))
     return found
 
 

@@ -24,10 +24,17 @@ Moment = tuple[int, str, int]
     protects="an idle rank carries draft states of the width and dtype that busy ranks carry in the same forward",
 )
 def check_idle_width(evidence: Evidence) -> CheckResult:
-    """SHAPE where an `idle_state` event (data: phase, step, width, dtype, round) disagrees with the busy ranks."""
+    """SHAPE where an `idle_state` event (data: phase, step, width, dtype, held, round) is not what it should be.
+
+    Width and dtype are those of the busy ranks; `held` counts the rows of the state, of which there must be none.
+    """
     result = CheckResult()
     busy = _by_moment(evidence, "busy_state")
     for event in (event for event in evidence.engine.events if event.name == "idle_state"):
+        if event.data.get("held"):
+            result.divergences.append(
+                _fault(event, kind=Kind.SHAPE, check="idle_width", expected=0, hint="idle-rows", field="held")
+            )
         for field, hint in (("width", "idle-width"), ("dtype", "idle-dtype")):
             expected = _expected(evidence, event, field, busy.get(_moment(event), []))
             if expected in (None, "", -1):
@@ -62,6 +69,8 @@ def check_announced(evidence: Evidence) -> CheckResult:
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
     for moment in sorted(idle.keys() | busy.keys()):
         events = [*busy.get(moment, ()), *idle.get(moment, ())]
+        if moment[2]:
+            continue  # later draft steps go on with the counts that SGLang padded for the first
         rows = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events:
             told = event.data.get("announced") or []
