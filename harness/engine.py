@@ -328,7 +328,7 @@ class Engine:
         return [name for name in expect if self._routes.get(name, rank) == rank]
 
     def _await_arrivals(self, own: list[list[str]]) -> None:
-        """Every rank asks SGLang's sockets equally often, since that is a collective, until all have what they expect."""
+        """Every rank asks SGLang's sockets equally often, since that is a collective, until all have theirs."""
         deadline = time.monotonic() + ARRIVAL_SECONDS
         while True:
             for peer, names in zip(self.ranks, own, strict=True):
@@ -341,7 +341,7 @@ class Engine:
             time.sleep(0.001)
 
     def _receive_all(self) -> list[Frame]:
-        """One message of each rank. Raises EngineCrashed for the rank that fell first, EngineHung for the one behind."""
+        """One message of each rank. Raises EngineCrashed for the first rank that fell, EngineHung for the one behind."""
         if len(self.ranks) == 1:
             return [self._receive(self.ranks[0])]
         found = ranks.gather([peer.sock for peer in self.ranks], seconds=TURN_SECONDS)
