@@ -341,7 +341,7 @@ class Engine:
             time.sleep(0.001)
 
     def _receive_all(self) -> list[Frame]:
-        """One message of each rank. Raises EngineCrashed for the first rank that fell, EngineHung for the one behind."""
+        """One message of each rank; EngineCrashed for the first rank that fell, EngineHung for the one behind."""
         if len(self.ranks) == 1:
             return [self._receive(self.ranks[0])]
         found = ranks.gather([peer.sock for peer in self.ranks], seconds=TURN_SECONDS)

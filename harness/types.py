@@ -114,12 +114,6 @@ class EngineConfig(_Strict):
     chunk: Annotated[int, Field(ge=1)] | None = None
     running_limit: Annotated[int, Field(ge=1)] | None = None
 
-    @model_validator(mode="after")
-    def _ranks_divide(self) -> EngineConfig:
-        if self.dp > 1 and self.tp != self.dp:
-            raise ValueError(f"tp must be dp = {self.dp} under DP attention (one rank a request), not {self.tp}")
-        return self
-
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
         return self.model_dump(exclude={"chunk", "running_limit"})
