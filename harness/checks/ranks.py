@@ -79,7 +79,8 @@ def check_announced(evidence: Evidence) -> CheckResult:
                     continue  # a rank that did not enter: the ledger says so
                 result.count("token_counts", 1)
                 if count != rows[rank]:
-                    hint = "own-count" if rank == event.dp_rank else "count-of-another-rank"
+                    exchanged = sorted(told) == sorted(rows.values())
+                    hint = "exchanged" if exchanged else "own" if rank == event.dp_rank else "of-another-rank"
                     divergence = _fault(event, kind=Kind.LOCKSTEP, check="announced", expected=rows[rank], hint=hint)
                     result.divergences.append(divergence)
     return result
