@@ -161,7 +161,7 @@ DP_BOOTS = {
             spec=_EAGLE3,
             engine=_TWO_RANKS,
             since="0.5.13",
-            assumes=("F-007",),
+            assumes=("F-007", "F-008"),
         ),
         Boot(
             name="dp-wide",
@@ -170,7 +170,7 @@ DP_BOOTS = {
             spec=_EAGLE3,
             engine=_TWO_RANKS,
             since="0.5.13",
-            assumes=("F-007",),
+            assumes=("F-007", "F-008"),
         ),
     )
 }

@@ -42,7 +42,7 @@ def rank_shapes(
             "other-rank-idle",
             [request("a", 7, seed=111, new=12)],
             [submit("a"), DRAIN],
-            wants=["idle_from_the_start", "idle_beside_prefill", "idle_beside_verify"],
+            wants=["idle_rank", "idle_from_the_start", "idle_beside_prefill", "idle_beside_verify"],
         ),
         program(
             "first-rank-idle",

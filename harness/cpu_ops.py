@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,8 +94,9 @@ class _StubFinder(importlib.abc.MetaPathFinder):
 class CpuOps:
     """Registers every replacement and remembers which of them took effect in this process."""
 
-    def __init__(self, hooks: ImportHooks) -> None:
+    def __init__(self, hooks: ImportHooks, *, padded: bool = False) -> None:
         self._hooks = hooks
+        self._padded = padded
         self.applied: list[Replacement] = []
 
     def install(self, *, seams: Sequence[tuple[str, str, str]], attention: str) -> None:
@@ -202,7 +204,8 @@ class CpuOps:
         self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
 
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
-        ours = {"decode_attention_fwd": decode_attention, "extend_attention_fwd": extend_attention}[argument]
+        decode = partial(decode_attention, padded=self._padded)
+        ours = {"decode_attention_fwd": decode, "extend_attention_fwd": extend_attention}[argument]
         signature = inspect.signature(getattr(module, argument))
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -212,3 +215,6 @@ class CpuOps:
 
         setattr(module, argument, call)
         self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")
+        if self._padded and argument == "decode_attention_fwd":
+            what = f"{module.__name__}.{argument} (padded rows)"
+            self._note(what, "stand-in", "idle", "assumed F-008: the kernel refuses them, on a GPU too")

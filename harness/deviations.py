@@ -47,7 +47,14 @@ IDLE_CRASH = Deviation(
     least_t=1,
     least_dp=2,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH)}
+PADDED_DRAFT = Deviation(
+    id="F-008",
+    what="draft steps of a rank with fewer requests than another are padded after their metadata is made",
+    least_k=2,
+    least_t=1,
+    least_dp=2,
+)
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT)}
 
 
 class UnknownDeviation(ValueError):

@@ -64,7 +64,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
         return None
     from eaglecheck_engine.cpu_ops import CpuOps
 
-    ops = CpuOps(hooks)
+    ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
     seams = release.seams
     if boot["arguments"]["enable_dp_attention"]:

@@ -22,6 +22,7 @@ UNDRIVABLE: dict[str, str] = {}
 #: Need -> the first release on which it can be asked, and why not before.
 SINCE = {
     "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
+    "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
     "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
 }
 #: Checks about nothing else: no mutant can be asked of them yet.
