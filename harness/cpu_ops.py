@@ -205,7 +205,11 @@ class CpuOps:
 
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
         decode = partial(decode_attention, padded=self._padded)
-        ours = {"decode_attention_fwd": decode, "extend_attention_fwd": extend_attention}[argument]
+        stand_ins: dict[str, Callable[..., None]] = {
+            "decode_attention_fwd": decode,
+            "extend_attention_fwd": extend_attention,
+        }
+        ours = stand_ins[argument]
         signature = inspect.signature(getattr(module, argument))
 
         def call(*args: Any, **kwargs: Any) -> Any:
