@@ -119,8 +119,8 @@ def test_line_without_a_terminal_prints_one_line_a_mutant():
             lambda *_, **__: outcome(Outcome.PASS), "0.5.12.post1", [LATE, FAULTS["tail-chunk-border"]], line
         ).run()
     assert [text.split()[2:5] for text in stream.getvalue().splitlines()] == [
-        ["draft-position-late", "SURVIVED", "PASS:"],
         ["tail-chunk-border", "NOT", "RUN"],
+        ["draft-position-late", "SURVIVED", "PASS:"],
     ]
 
 
