@@ -61,6 +61,37 @@ BOOTS = {
         Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
     )
 }
+MTP = SpecConfig(algorithm="MTP", k=3, n=4)
+#: Multi-layer MTP: every release diverges at chunk tails in a known way, and up to 0.5.13 the worker does not run
+#: without CUDA graphs (docs/findings.md).
+LAYERED = {
+    boot.name: boot
+    for boot in (
+        Boot(
+            name="layers",
+            why="three MTP layers, no prefix cache",
+            checkpoint="mtp-tiny",
+            spec=MTP,
+            engine=EngineConfig(prefix_cache=False),
+            since="0.5.17",
+        ),
+        Boot(
+            name="layers-cache",
+            why="three MTP layers with the prefix cache",
+            checkpoint="mtp-tiny",
+            spec=MTP,
+            since="0.5.17",
+        ),
+        Boot(
+            name="layers-pages",
+            why="two MTP layers, pages of four tokens",
+            checkpoint="mtp-tiny",
+            spec=SpecConfig(algorithm="MTP", k=2, n=3),
+            engine=EngineConfig(page=4, prefix_cache=False),
+            since="0.5.17",
+        ),
+    )
+}
 #: Trees are apart: until 0.5.12.post1 they need the v1 worker, and from three steps on every release deviates.
 TREES = {
     boot.name: boot

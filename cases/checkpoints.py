@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights
-from cases.recipes import Eagle3Recipe, Noise, Qwen3Recipe, Recipe, Weights
+from cases import eagle3_weights, mtp_weights
+from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Qwen3Recipe, Recipe, Weights
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -47,14 +47,26 @@ RECIPES: dict[str, Recipe] = {
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
         Eagle3Recipe(name="eagle3-two", seed=20250304, aux_layers=(1, 5), draft_vocab=512),
-        Eagle3Recipe(name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=470),
+        Eagle3Recipe(
+            name="eagle3-wide", seed=20250305, draft_hidden=96, aux_layers=(4,), draft_vocab=510, upper_gain=0.03
+        ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
+        MtpRecipe(name="mtp-tiny", seed=20241226),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
         Qwen3Recipe(name="qwen3-wide", seed=20250602, draft_hidden=96, aux_layers=(1, 4)),
     )
 }
+
+
+#: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
+STAND_INS: dict[tuple[str, str], str] = {("eagle-tiny", "cuda"): "eagle-head64"}
+
+
+def on_device(name: str, device: str) -> str:
+    """The pair that an engine on `device` loads for a scenario that names `name`."""
+    return STAND_INS.get((name, device), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +185,15 @@ def _sums(root: Path) -> dict[str, str]:
 def _build(recipe: Recipe, root: Path) -> None:
     noise = Noise(recipe.seed)
     target = _target_weights(noise, recipe)
+    if isinstance(recipe, MtpRecipe):
+        _write_mtp(noise, recipe, root, target)
+    else:
+        _write_pair(noise, recipe, root, target)
+    manifest = _identity(recipe) | {"files": _sums(root)}
+    (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> None:
     own: dict[str, Any] = {}
     architecture = "LlamaForCausalLMEagle"
     if isinstance(recipe, Eagle3Recipe):
@@ -184,8 +205,15 @@ def _build(recipe: Recipe, root: Path) -> None:
     config = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
     _write_model(root / "target", config, target)
     _write_model(root / "draft", _config(recipe, architecture=architecture, layers=1) | own, draft)
-    manifest = _identity(recipe) | {"files": _sums(root)}
-    (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
+def _write_mtp(noise: Noise, recipe: MtpRecipe, root: Path, target: Weights) -> None:
+    """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
+    target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
+    draft = mtp_weights.weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
+    config = mtp_weights.config(_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
+    _write_model(root / "target", config, target | draft)
+    _write_model(root / "draft", config, draft)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

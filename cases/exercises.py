@@ -13,6 +13,8 @@ from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHAIN = SpecConfig(k=3, t=1, n=4)
 EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+#: Without a prefix cache, whose last rows were written for another text (docs/findings.md).
+MTP = SpecConfig(algorithm="MTP", k=3, n=4)
 #: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
 #: is a finding of its own in every release.
 TREE = SpecConfig(k=2, t=2, n=5)
@@ -105,6 +107,7 @@ _IDLE_BESIDE = _exercise(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=EAGLE3, checkpoint="eagle3-tiny"),),
+    "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", prefix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),

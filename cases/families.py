@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, PAGES, TREES, Boot
+from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, TREES, Boot
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_ranks import rank_shapes
 from cases.situations_ranks import NAMES as RANKS
@@ -105,4 +105,24 @@ _DP = Family(
     situations=RANKS,
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (_EAGLE, _EAGLE3, _TREE, _PAGED, _DP)}
+_LAYERS = LAYERED["layers"]
+_MTP = Family(
+    name="mtp",
+    why="multi-layer MTP: three layers, each proposing one token",
+    scenarios=tuple(
+        one
+        for boot, only in (
+            (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
+            (LAYERED["layers-pages"], FEW),
+            (LAYERED["layers-cache"], ("shared-prefix",)),
+        )
+        for one in shapes(
+            checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
+        )
+    ),
+    boots=tuple(LAYERED.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

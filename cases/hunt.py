@@ -28,14 +28,11 @@ def greedy_text(boot: Boot) -> Greedy:
     """What the reference generates greedily, remembered; for stop ids that occur."""
     import torch
 
-    from reference.heads import load_head
-    from reference.model import Target
-    from reference.session import ReferenceSession
+    from reference.pair import load_pair, session_of
 
     torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
     made = checkpoints.make(boot.checkpoint, envs.home() / "checkpoints")
-    target = Target.load(made.target)
-    session = ReferenceSession(target, load_head(made.draft, target), boot.spec)
+    session = session_of(*load_pair(made.target, made.draft), boot.spec)
     known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
 
     def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:

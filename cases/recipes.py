@@ -73,6 +73,15 @@ class Qwen3Recipe(Eagle3Recipe):
     norm_spread: float = 0.1
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MtpRecipe(Recipe):
+    """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
+
+    algorithm: ClassVar[str] = "MTP"
+
+    hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
+
+
 class Noise:
     """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
 

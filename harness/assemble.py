@@ -138,6 +138,7 @@ class Assembler:
                 lens=tuple(message["lens"]),
                 final=tuple(message["final"]),
                 forwards=dict(message["forwards"]),
+                graphs=dict(message.get("graphs", {})),
             )
         )
 

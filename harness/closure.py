@@ -17,6 +17,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +32,7 @@ Progress = Callable[[str], None]
 REQUIREMENTS = Path(__file__).with_name("closure.txt")
 MARKER = "READY.json"
 CLOSURE_GB = 3.5  # 2.2 installed with the CPU build of torch, and pip unpacks beside it
+PULSE_SECONDS = 15.0
 TAIL_LINES = 12  # what a pip failure shows: the cause is at the end
 
 
@@ -39,6 +42,10 @@ class EnvError(Exception):
     def __init__(self, what: str, *, allowed: str = "", next_step: str = "") -> None:
         self.what, self.allowed, self.next_step = what, allowed, next_step
         super().__init__("\n  ".join(part for part in (what, allowed, next_step) if part))
+
+
+class HomeError(EnvError):
+    """EAGLECHECK_HOME names a folder that cannot be written to: a usage error, nothing was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +150,12 @@ def _failure(what: str, command: Sequence[str], done: Finished) -> EnvError:
 def run(command: Sequence[str], *, lock: int, progress: Progress) -> Finished:
     """Run a command to its end, telling large downloads; the child inherits the lock, see `installing`."""
     tail: deque[str] = deque(maxlen=TAIL_LINES)
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)
-    ) as child:
+    with (
+        _pulse(progress),
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", pass_fds=(lock,)
+        ) as child,
+    ):
         assert child.stdout is not None
         try:
             for line in child.stdout:
@@ -156,6 +166,24 @@ def run(command: Sequence[str], *, lock: int, progress: Progress) -> Finished:
             child.terminate()
             raise
     return Finished(code=child.returncode, tail=tuple(tail))
+
+
+@contextmanager
+def _pulse(progress: Progress) -> Iterator[None]:
+    """Say every PULSE_SECONDS that it goes on: pip is silent for minutes while it fetches and unpacks."""
+    done, start = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while not done.wait(PULSE_SECONDS):
+            progress(f"still installing ({time.monotonic() - start:.0f} s)")
+
+    thread = threading.Thread(target=tell, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
 
 
 def _large_download(line: str) -> str:
@@ -178,7 +206,7 @@ def installing(name: str, progress: Progress) -> Iterator[int]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except OSError as error:
-        raise EnvError(
+        raise HomeError(
             f"cannot write to {home()}: {error.strerror}", next_step="choose a folder:  export EAGLECHECK_HOME=/path"
         ) from error
     try:

@@ -51,6 +51,7 @@ class Release:
     idle_seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
+    layered: bool = False  # proposals come from one draft forward a layer instead of draft steps (see compat_mtp)
 
     @property
     def generation(self) -> str:

@@ -34,7 +34,7 @@ class Replacement:
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'attention', 'cache_locs', 'none').
     by: 'stand-in' (our code computes it), 'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
-    'no-op', 'import stub'.
+    'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
     """
 
     operation: str
@@ -89,6 +89,21 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         if name.split(".")[0] in STUB_PACKAGES:
             return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
         return None
+
+
+class _CudaMeansCpu:
+    """Stands for the name `torch` in one module: all of torch, but one factory takes device "cuda" for the CPU."""
+
+    def __init__(self, factory: str) -> None:
+        make = getattr(torch, factory)
+
+        def on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+            return make(*args, device="cpu" if device == "cuda" else device, **kwargs)
+
+        setattr(self, factory, on_cpu)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 class CpuOps:
@@ -189,11 +204,17 @@ class CpuOps:
 
         module.TritonAttnBackend.init_forward_metadata = init_forward_metadata
         what = f"{module.__name__}.TritonAttnBackend.init_forward_metadata (idle batch)"
-        self._note(what, "stand-in", "idle", "assumed F-007: an idle rank would die here, on a GPU too")
+        self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
 
     def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
+
+    def _seam_device_name(self, module: types.ModuleType, argument: str) -> None:
+        module.torch = _CudaMeansCpu(argument)  # type: ignore[attr-defined]
+        self._note(
+            f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
+        )
 
     def _seam_tree(self, module: types.ModuleType, argument: str) -> None:
         module.sgl_build_tree_kernel_efficient = build_tree  # type: ignore[attr-defined]
@@ -221,4 +242,4 @@ class CpuOps:
         self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")
         if self._padded and argument == "decode_attention_fwd":
             what = f"{module.__name__}.{argument} (padded rows)"
-            self._note(what, "stand-in", "idle", "assumed F-008: the kernel refuses them, on a GPU too")
+            self._note(what, "stand-in", "idle", "assumed F-008 (candidate): by reading, the kernel refuses them")

@@ -15,6 +15,8 @@ from harness.types import SpecConfig
 
 #: Key of the reference trace's header that holds the ids.
 HEADER = "assumed"
+#: How a line about one begins.
+ASSUMED = "assumed: "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,4 +83,4 @@ def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
 def notes(header: dict[str, object], spec: SpecConfig, *, dp: int) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
-    return [f"assumed: {one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]
+    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]

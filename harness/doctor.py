@@ -14,35 +14,27 @@ import platform
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
-from typing import Literal
 
 import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from harness import closure, envs
+from harness import closure, doctor_gpu, envs
+from harness.diagnosis import Finding
 
-Status = Literal["ok", "warn", "missing"]
+__all__ = ["Finding", "changed_files", "diagnose"]
 
+PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 GLIBC = "2.34"  # SGLang's compiled wheels, 0.5.11 and later
 PYTHON = (3, 11)
 MEMORY_GB = 4  # one CPU engine is three processes of about 0.6 GB each, beside the reference and the report
 SPARE_GB = 1  # runs and checkpoints, once everything is installed
 SHM_MB = 64  # what SGLang's processes share; some containers give less
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One answer. `missing` stops a run, `warn` does not; `mend` is what to type, where typing helps."""
-
-    name: str
-    status: Status
-    detail: str
-    mend: str = ""
 
 
 def diagnose() -> list[Finding]:
@@ -54,10 +46,14 @@ def diagnose() -> list[Finding]:
         _resources,
         _shared_memory,
         _disk,
-        _gpu,
-        _compiler,
     )
-    return [ask() for ask in single] + list(_closures()) + list(_engines())
+    return [ask() for ask in single] + list(_graphics()) + list(_closures()) + list(_engines())
+
+
+def first_run_installs(found: Sequence[Finding]) -> bool:
+    """Whether all that is missing is what `eaglecheck run` installs by itself before it starts."""
+    missing = [finding for finding in found if finding.status == "missing"]
+    return all(finding.detail == "not installed" and finding.mend == _install(envs.NEWEST) for finding in missing)
 
 
 def _python() -> Finding:
@@ -80,9 +76,8 @@ def _platform() -> Finding:
 
 
 def _packages() -> Finding:
-    try:
-        wanted = [Requirement(line) for line in metadata.requires("eaglecheck") or ()]
-    except metadata.PackageNotFoundError:
+    wanted = [Requirement(line) for line in _wanted()]
+    if not wanted:
         return Finding(
             name="control packages",
             status="warn",
@@ -98,6 +93,19 @@ def _packages() -> Finding:
     return Finding(
         name="control packages", status="ok", detail=f"all {len(here)}, torch {here.get('torch', 'unknown')}"
     )
+
+
+def _wanted() -> list[str]:
+    """What eaglecheck asks for: its own metadata, or the checkout's where it runs without being installed."""
+    try:
+        return metadata.requires("eaglecheck") or []
+    except metadata.PackageNotFoundError:
+        pass
+    try:
+        project = tomllib.loads(PROJECT.read_text())
+    except OSError:
+        return []
+    return list(project["project"]["dependencies"])
 
 
 def _installed(name: str) -> str:
@@ -138,6 +146,11 @@ def _shared_memory() -> Finding:
 
 def _disk() -> Finding:
     place = envs.home()
+    above = next(path for path in (place, *place.parents) if path.exists())
+    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
+        why = f"{above} cannot be written to" if above.is_dir() else f"{above} is no folder"
+        detail = f"EAGLECHECK_HOME is {place}, and {why}"
+        return Finding(name="disk", status="missing", detail=detail, mend="export EAGLECHECK_HOME=/path/with/space")
     free = closure.free_gb(place)
     need = SPARE_GB if envs.current() or closure.is_ready(closure.location()) else closure.CLOSURE_GB
     detail = f"{free:.1f} GB free at {place}"
@@ -151,10 +164,9 @@ def _disk() -> Finding:
     )
 
 
-def _gpu() -> Finding:
-    names = _gpus_by_nvml() or _gpus_by_driver()
-    detail = ", ".join(names) if names else "none: engines run on the CPU"
-    return Finding(name="GPU", status="ok", detail=detail)
+def _graphics() -> Iterator[Finding]:
+    yield from doctor_gpu.graphics(_gpus_by_nvml() or _gpus_by_driver())
+    yield _compiler()
 
 
 def _gpus_by_nvml() -> list[str]:
@@ -193,7 +205,7 @@ def _closures() -> Iterator[Finding]:
     if closure.is_ready(folder):
         torch = (closure.read_marker(folder) or {}).get("torch", "unknown")
         yield Finding(name="engine dependencies", status="ok", detail=f"torch {torch} in {folder}")
-    elif envs.current() is None:
+    elif envs.current() is None and not any(engine.ready and engine.unpacked for engine in envs.list_installed()):
         detail = f"unfinished: {folder}" if folder.exists() else "not installed"
         yield Finding(name="engine dependencies", status="missing", detail=detail, mend=_install(envs.NEWEST))
     for old in closure.leftovers():
@@ -212,6 +224,7 @@ def _engines() -> Iterator[Finding]:
         yield Finding(name=f"SGLang {here.version}", status="ok", detail=f"in this environment, torch {here.torch}")
     installed = envs.list_installed()
     yield from (_engine(engine) for engine in installed)
+    yield from doctor_gpu.abilities([engine for engine in installed if engine.ready and engine.unpacked])
     if here is None and not installed:
         yield Finding(
             name=f"SGLang {envs.NEWEST}", status="missing", detail="not installed", mend=_install(envs.NEWEST)
@@ -219,6 +232,8 @@ def _engines() -> Iterator[Finding]:
 
 
 def _engine(engine: envs.EngineEnv) -> Finding:
+    if engine.unpacked:
+        return _unpacked(engine)
     name, site = f"SGLang {engine.version}", engine.pythonpath[0]
     remove = f"rm -r {shlex.quote(str(site.parent))}"
     if engine.version not in envs.SUPPORTED:
@@ -237,14 +252,40 @@ def _engine(engine: envs.EngineEnv) -> Finding:
     return Finding(name=name, status="ok", detail=f"as published, in {site.parent}")
 
 
-def changed_files(site: Path) -> tuple[str, ...]:
-    """Files of SGLang's wheel that are gone or differ from the hashes it was published with."""
+def _unpacked(engine: envs.EngineEnv) -> Finding:
+    """A release out of a bundle: what it was slimmed by is no damage, everything else must be as published."""
+    name = f"SGLang {engine.version}"
+    again = "python3 -m harness.unpack FILE  # its bundle"
+    if not engine.ready:
+        return Finding(name=name, status="missing", detail=engine.why, mend=again)
+    site = next((path for path in engine.pythonpath if list(path.glob("sglang-*.dist-info"))), engine.pythonpath[0])
+    changed = changed_files(site, left_out=engine.left_out)
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        return Finding(
+            name=name,
+            status="missing",
+            detail=f"damaged: not as published: {changed[0]}{more}",
+            mend=f"rm -r {shlex.quote(str(site))} && {again}",
+        )
+    return Finding(name=name, status="ok", detail=f"as published, out of a bundle, for torch {engine.torch}")
+
+
+def changed_files(site: Path, *, left_out: Sequence[str] = ()) -> tuple[str, ...]:
+    """Files of SGLang's wheel that are gone or differ from the hashes it was published with.
+
+    left_out: patterns of files that a bundle does without.
+    """
     record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
     if record is None:
         return ("RECORD",)
     with record.open(newline="") as rows:
         published = [(row[0], row[1]) for row in csv.reader(rows) if len(row) > 1 and row[1].startswith("sha256=")]
-    own = ((name, digest) for name, digest in published if name.startswith("sglang/"))
+    own = (
+        (name, digest)
+        for name, digest in published
+        if name.startswith("sglang/") and not any(fnmatch(name, pattern) for pattern in left_out)
+    )
     return tuple(name for name, digest in own if _sha256(site / name) != digest)
 
 

@@ -5,16 +5,13 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
-import contextlib
 import os
 import selectors
-import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,12 +20,15 @@ import numpy as np
 
 from harness import ranks, wire
 from harness.group import end_group
+from harness.interrupts import interrupts_held
 
 _HOST = Path(__file__).with_name("engine_host.py")
 
 #: Deadlines in seconds. A turn is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
 BOOT_SECONDS = 300.0
 TURN_SECONDS = 120.0
+#: What looking at the cards may take beyond the time that a lease is waited for.
+LEASE_SECONDS = 60.0
 #: When everything has drained, every output is on its way already.
 ARRIVAL_SECONDS = 30.0
 COLLECT_SECONDS = 15.0
@@ -37,6 +37,10 @@ CLOSE_SECONDS = 5.0
 
 class EngineError(Exception):
     """The engine cannot be used (would not start, wrong release): UNKNOWN, not a finding."""
+
+
+class NoLease(EngineError):
+    """No share of a GPU could be had within the time allowed, or a card is taken by something else."""
 
 
 class EngineNotClean(EngineError):
@@ -69,24 +73,6 @@ class Launch:
     ranks: int = 1
 
 
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Signals whose handlers raise (Ctrl-C) are delivered only at the end of this block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
-    before = {number: signal.signal(number, lambda got, _frame: held.append(got)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        for late in held:
-            signal.raise_signal(late)
-
-
 @dataclass(slots=True)
 class _Peer:
     sock: socket.socket
@@ -116,6 +102,8 @@ class Engine:
     process: subprocess.Popen[bytes] | None = None
     ranks: list[_Peer] = field(default_factory=list)
     boots_seconds: float = 0.0
+    #: the share of a GPU this engine holds; empty without one (see harness.leases)
+    lease: dict[str, Any] = field(default_factory=dict)
     _host: _Peer | None = None
     _lookouts: list[_Peer] = field(default_factory=list)
     _routes: dict[str, int] = field(default_factory=dict)
@@ -127,17 +115,23 @@ class Engine:
 
     @property
     def handshakes(self) -> list[dict[str, Any]]:
-        """The probe handshake of every rank, by (dp_rank, tp_rank)."""
-        return [peer.hello for peer in self.ranks]
+        """The probe handshake of every rank, by (dp_rank, tp_rank), and the share of a GPU they run on."""
+        lease = {"lease": self.lease} if self.lease else {}
+        return [{**peer.hello, **lease} for peer in self.ranks]
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
-        """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise."""
-        start = time.monotonic()
+        """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise.
+
+        NoLease when the launch asks for a share of a GPU and there is none. Waiting for one is no part of the boot.
+        """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             path = self._listen(listener)
             self._spawn(path)
-            self._await_boot(listener, start + BOOT_SECONDS, progress)
+            if self.launch.boot.get("lease") is not None:
+                self._await_boot(listener, self.launch.boot["lease"]["wait"] + LEASE_SECONDS, progress, until="leased")
+            start = time.monotonic()
+            self._await_boot(listener, BOOT_SECONDS, progress, until="booted")
         except BaseException:
             self.close()
             raise
@@ -167,7 +161,7 @@ class Engine:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             try:
-                with _interrupts_held():  # between the fork and the assignment, nobody could end the process
+                with interrupts_held():  # between the fork and the assignment, nobody could end the process
                     self.process = subprocess.Popen(
                         [str(self.launch.python), "-P", str(_HOST), path],
                         stdin=subprocess.DEVNULL,
@@ -180,14 +174,20 @@ class Engine:
             except OSError as error:
                 raise EngineError(f"cannot start {self.launch.python}: {error.strerror}") from error
 
-    def _await_boot(self, listener: socket.socket, deadline: float, progress: Callable[[str], None]) -> None:
-        booted = False
+    def _await_boot(
+        self, listener: socket.socket, seconds: float, progress: Callable[[str], None], *, until: str
+    ) -> None:
+        """Greet whoever connects until the host has said `until`; booted means every rank too."""
+        start, said = time.monotonic(), ""
         with selectors.DefaultSelector() as selector:
             selector.register(listener, selectors.EVENT_READ)
-            while not (booted and self._all_here()):
+            if self._host is not None:
+                selector.register(self._host.sock, selectors.EVENT_READ)
+            while said != until or (until == "booted" and not self._all_here()):
                 self._check_alive()
-                if time.monotonic() > deadline:
-                    raise EngineError(f"the engine did not boot within {BOOT_SECONDS:.0f} s; {self._log_tail()}")
+                if time.monotonic() > start + seconds:
+                    what = {"leased": "take a GPU lease", "booted": "boot"}[until]
+                    raise EngineError(f"the engine did not {what} within {seconds:.0f} s; {self._log_tail()}")
                 for key, _ in selector.select(timeout=0.5):
                     if key.fileobj is listener:
                         peer = self._greet(listener)
@@ -195,8 +195,9 @@ class Engine:
                             wire.send(peer.sock, self.launch.boot)
                             selector.register(peer.sock, selectors.EVENT_READ)
                     else:
-                        booted = self._host_says() or booted
-                progress(f"booting ({time.monotonic() - deadline + BOOT_SECONDS:.0f} s)")
+                        said = self._host_says(progress)
+                if until == "booted":
+                    progress(f"booting ({time.monotonic() - start:.0f} s)")
         self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
 
     def _all_here(self) -> bool:
@@ -218,15 +219,25 @@ class Engine:
             self._lifeline.append(sock)
         return peer
 
-    def _host_says(self) -> bool:
+    def _host_says(self, progress: Callable[[str], None]) -> str:
+        """The host's next message: its `op`, or the EngineError that it stands for."""
         assert self._host is not None
         try:
             message, _ = wire.receive(self._host.sock)
         except wire.WireClosed:
             raise EngineError(f"the engine ended while booting; {self._log_tail()}") from None
-        if message["op"] == "boot_failed":
-            raise EngineError(f"the engine would not start: {message['error']}; {self._log_tail()}")
-        return bool(message["op"] == "booted")
+        match message["op"]:
+            case "boot_failed":
+                raise EngineError(f"the engine would not start: {message['error']}; {self._log_tail()}")
+            case "no_lease":
+                raise NoLease(message["error"])
+            case "waiting":
+                progress(message["text"])
+            case "leased":
+                self.lease = message["lease"]
+            case "booted" if self.lease:
+                self.lease = {**self.lease, "used_mib": message["gpu_used_mib"]}
+        return str(message["op"])
 
     def _check_alive(self) -> None:
         assert self.process is not None

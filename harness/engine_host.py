@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import importlib.machinery
 import inspect
 import json
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from eaglecheck_engine.fault_wraps import Faults
+    from eaglecheck_engine.graph_probe import GraphProbe
     from eaglecheck_engine.probe import Probe
 
 _HERE = Path(__file__).resolve().parent
@@ -38,7 +40,7 @@ def _own_package() -> None:
 
 _own_package()
 
-from eaglecheck_engine import compat, wire  # noqa: E402
+from eaglecheck_engine import compat, compat_mtp, wire  # noqa: E402
 from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 
 _PR_SET_PDEATHSIG = 1
@@ -58,6 +60,12 @@ def _connect(path: str) -> socket.socket:
     return sock
 
 
+def _release(boot: dict[str, Any]) -> compat.Release:
+    """The hook table for what is about to boot."""
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    return compat_mtp.multi_layer(release) if boot["layered"] else release
+
+
 def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
     if boot["device"] != "cpu":
@@ -65,7 +73,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     from eaglecheck_engine.cpu_ops import CpuOps
 
     ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
-    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    release = _release(boot)
     seams = release.seams
     if boot["arguments"]["enable_dp_attention"]:
         seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
@@ -86,18 +94,33 @@ def _in_child() -> None:
 
 
 def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
-    """Wrap `Scheduler.__init__` so that hooks go in after SGLang's own source patches (its revert switch)."""
+    """Wrap the constructor so that hooks go in after SGLang's own source patches (its revert switch).
+
+    What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
+    after those patches.
+    """
     from eaglecheck_engine.hooks import Ledger
 
-    def make(original: Any) -> Any:
+    graphs: list[GraphProbe] = []
+
+    def construct(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
             given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-            _install_in(self, module, boot, ops, ranks=_ranks(given))
+            _install_in(self, module, boot, ops, graphs[0] if graphs else None, ranks=_ranks(given))
 
         return __init__
 
-    Ledger().wrap(module, "Scheduler.__init__", make)
+    def load(original: Any) -> Any:
+        def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
+            graphs.append(_watch_captures(boot))
+            return original(self, *args, **kwargs)
+
+        return init_model_worker
+
+    Ledger().wrap(module, "Scheduler.__init__", construct)
+    if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
+        Ledger().wrap(module, "Scheduler.init_model_worker", load)
 
 
 def _ranks(given: dict[str, Any]) -> tuple[int, int]:
@@ -110,8 +133,26 @@ def _ranks(given: dict[str, Any]) -> tuple[int, int]:
     return parallel.attn_dp_rank or 0, parallel.tp_rank
 
 
+def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
+    from eaglecheck_engine.graph_probe import GraphProbe
+    from eaglecheck_engine.probe import CHAIN_CHOOSER
+
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    worker = importlib.import_module(release.worker_module)
+    importlib.import_module("sglang.srt.model_executor.model_runner")
+    probe = GraphProbe()
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    return probe
+
+
 def _install_in(
-    scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any, *, ranks: tuple[int, int]
+    scheduler: Any,
+    module: types.ModuleType,
+    boot: dict[str, Any],
+    ops: Any,
+    graphs: GraphProbe | None,
+    *,
+    ranks: tuple[int, int],
 ) -> None:
     import sglang
     import torch
@@ -121,9 +162,9 @@ def _install_in(
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
 
-    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    release = _release(boot)
     recorder = Recorder()
-    probe = Probe(recorder, release)
+    probe = Probe(recorder, release, graphs)
     sock = _connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
     gate.scheduler = scheduler
@@ -133,7 +174,9 @@ def _install_in(
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:
         Lookout(_connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
-    if boot["probe"]:
+    if boot["probe"] == "tokens":
+        probe.install_rounds()
+    elif boot["probe"] == "full":
         probe.install()
         if boot["arguments"]["enable_dp_attention"]:
             DpProbe(probe).install()
@@ -152,6 +195,9 @@ def _install_in(
             "worker_generation": release.generation,
             "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
             "device": boot["device"],
+            "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
+            "probe": boot["probe"],
+            "graphs": {} if graphs is None else graphs.sizes(),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],
@@ -183,6 +229,27 @@ def _watch(sock: socket.socket) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> Any:
+    """Hold a share of a GPU for as long as this process lives, and see no other card; None where none is asked for."""
+    if boot.get("lease") is None:
+        return None
+    from eaglecheck_engine import leases
+
+    def say(text: str) -> None:
+        print(text, flush=True)  # into the engine's log, where a test session can be watched
+        wire.send(sock, {"op": "waiting", "text": text})
+
+    try:
+        lease = leases.take(leases.Request(**boot["lease"]), say=say)
+    except leases.CardError as error:
+        wire.send(sock, {"op": "no_lease", "error": str(error)})
+        wire.receive(sock)  # ended from the other side, once it has read this
+        raise
+    os.environ[leases.VISIBLE] = lease.card.uuid
+    wire.send(sock, {"op": "leased", "lease": lease.plain()})
+    return lease
+
+
 def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     """The boot record as `sglang.Engine` keywords, less those this release does not know."""
     from sglang.srt.server_args import ServerArgs
@@ -193,6 +260,16 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(boot["arguments"])
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
+
+
+def _gpu_used(lease: Any) -> int | None:
+    """MiB this engine has on its card now that it is up; None without a lease, or where the driver does not say."""
+    from eaglecheck_engine import leases
+
+    try:
+        return None if lease is None else leases.used_mib(lease, os.getpid())
+    except leases.CardError:  # the engine is up all the same
+        return None
 
 
 async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -258,6 +335,7 @@ def main() -> None:
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
     threading.Thread(target=_watch, args=(sock,), daemon=True).start()
     boot, _ = wire.receive(sock)
+    lease = _take_lease(sock, boot)  # its lock is this process's own: it ends with it, however it ends
     os.environ.update(boot["environment"])
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
@@ -273,7 +351,7 @@ def main() -> None:
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
         raise
-    wire.send(sock, {"op": "booted"})
+    wire.send(sock, {"op": "booted", "gpu_used_mib": _gpu_used(lease)})
     loop = getattr(engine, "loop", None) or asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
 

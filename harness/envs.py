@@ -1,7 +1,8 @@
 """Engine environments: which SGLang releases can be had here, where they are, and installing one.
 
 A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see `harness.closure`);
-its own dependencies would name GPU builds and another torch for every release.
+its own dependencies would name GPU builds and another torch for every release. One that came out of a bundle (see
+`harness.unpack`) is a marker that names its parts and the machine's own Python instead.
 
 This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
 """
@@ -63,6 +64,9 @@ class EngineEnv:
     torch: str
     ready: bool
     why: str = ""
+    environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
+    left_out: tuple[str, ...] = ()  # patterns of published files that its bundle does without
+    unpacked: bool = False  # out of a bundle, over the machine's own Python and torch
 
 
 def current() -> EngineEnv | None:
@@ -124,6 +128,8 @@ def state(version: str) -> EngineEnv:
     folder = _folder(version)
     shared = closure.location()
     marker = closure.read_marker(folder)
+    if marker is not None and "trees" in marker:
+        return _unpacked(version, marker)
     why = _missing(folder, marker) or ("" if closure.is_ready(shared) else "its shared environment is not built")
     return EngineEnv(
         version=version,
@@ -132,6 +138,30 @@ def state(version: str) -> EngineEnv:
         torch=str((closure.read_marker(shared) or {}).get("torch", "unknown")),
         ready=not why,
         why=why,
+    )
+
+
+def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
+    """A release out of a bundle: the machine's own Python and torch, and the bundle's parts in import order."""
+    trees = tuple(home() / "parts" / name for name in marker["trees"])
+    gone = next((path.name for path in trees if not path.is_dir()), "")
+    python = Path(marker["interpreter"])
+    if not python.exists():
+        why = f"the Python it was unpacked for is gone: {python}"
+    elif marker.get("python") != closure.python_tag():
+        why = f"it was unpacked for Python {marker.get('python')}, this is {closure.python_tag()}"
+    else:
+        why = f"damaged: its part {gone} is missing" if gone else ""
+    return EngineEnv(
+        version=version,
+        python=python,
+        pythonpath=trees,
+        torch=str(marker["torch"]),
+        ready=not why,
+        why=f"{why}; unpack the bundle again" if why else "",
+        environ=tuple(sorted(marker["environ"].items())),
+        left_out=tuple(marker["slimmed"]),
+        unpacked=True,
     )
 
 
@@ -221,7 +251,7 @@ def main(versions: Sequence[str]) -> int:
             ensure(version, lambda line: print(line, file=sys.stderr, flush=True))
     except EnvError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
-        return 2 if isinstance(error, UnknownReleaseError) else 4
+        return 2 if isinstance(error, UnknownReleaseError | closure.HomeError) else 4
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to resume", file=sys.stderr)
         return 130

@@ -84,7 +84,7 @@ class Sites:
             if not self._faults.armed or self._recorder.round is None:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self._probe.phase_of(runner, forward_batch)
-            step = self._recorder.step if phase == "DRAFT" else 0
+            step = self._recorder.step if runner.is_draft_worker else 0
             if not self._recorder.round.rids:
                 output = self._idle(
                     lambda: original(runner, forward_batch, *args, **kwargs), forward_batch, phase, step

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
-from . import fault_acts_eagle3, fault_acts_pool, fault_acts_tree  # noqa: F401  (importing them makes their acts known)
+from . import (  # noqa: F401  (importing them makes their acts known)
+    fault_acts_eagle3,
+    fault_acts_layers,
+    fault_acts_pool,
+    fault_acts_tree,
+)
 from .fault_acts import ACTS, Scene, Share, Values
 from .fault_acts_idle import IDLE_ACTS
 from .fault_sites import FORWARD_ACTS, Sites, differs

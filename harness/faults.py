@@ -34,6 +34,7 @@ NEEDS = {
     "chain": "a chain draft (t = 1)",
     "tree": "a tree draft (t > 1)",
     "eagle3": "an EAGLE-3 head with three features and a vocabulary of its own",
+    "layers": "an MTP draft with three layers",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
     "stop": "stop ids that occur in the text",

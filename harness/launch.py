@@ -13,12 +13,30 @@ from typing import Any, Literal
 from harness import compat
 from harness.engine import Launch
 from harness.envs import EngineEnv
+from harness.leases import Request
 from harness.types import EngineConfig, SpecConfig
 
 CpuAttention = Literal["torch", "interpreted"]
+#: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
+ProbeLevel = Literal["full", "tokens", "off"]
 
 #: Tokens a request may grow to; the tiny checkpoints have as many positions.
 CONTEXT_LENGTH = 512
+
+#: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
+#: `max_running` exceeds, so that scenarios reach padding and the eager way out.
+GRAPH_SIZES = (1, 2, 4)
+
+#: Attention backends by device: others need hardware that is not meant here.
+BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
+
+#: A scenario that does not care says float32, and SGLang's GPU kernels have none.
+DTYPES = {"cpu": ("float32",), "cuda": ("float16", "bfloat16")}
+
+
+def dtype_on(device: str, asked: str) -> str:
+    """The dtype an engine on `device` runs in for a scenario that asks for `asked`."""
+    return asked if asked in DTYPES[device] else DTYPES[device][0]
 
 
 def build_launch(
@@ -29,11 +47,12 @@ def build_launch(
     target: Path,
     draft: Path,
     device: str = "cpu",
-    probe: bool = True,
+    probe: ProbeLevel | bool = "full",
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
     context_length: int = CONTEXT_LENGTH,
     assumed: Sequence[str] = (),
+    lease: Request | None = None,
 ) -> Launch:
     """The launch of one boot configuration.
 
@@ -41,28 +60,45 @@ def build_launch(
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
+    lease: the share of a GPU that the engine takes before it starts (see harness.leases).
     """
     overlap = engine.overlap
     if overlap is None:
         overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
+    layered = spec.algorithm == "MTP"
     boot: dict[str, Any] = {
         "release": env.version,
         "device": device,
-        "probe": probe,
+        "probe": {True: "full", False: "off"}.get(probe, probe) if isinstance(probe, bool) else probe,
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
         "assumed": list(assumed),
+        "lease": None if lease is None else lease.plain(),
+        "layered": layered,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "environment": _environment(device=device, revert=revert, ranks=engine.tp),
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
         "arguments": _arguments(
             spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
         )
-        | {"disable_overlap_schedule": not overlap},
-        # Only passed where the release still has them.
-        "optional_arguments": {"disable_piecewise_cuda_graph": True},
+        | {"disable_overlap_schedule": not overlap}
+        # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
+        | ({"disable_hybrid_swa_memory": True} if layered else {}),
+        "optional_arguments": _optional(graphs=engine.graphs),
     }
     return Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
+
+
+def _optional(*, graphs: bool) -> dict[str, Any]:
+    """Arguments that only some releases have; each gets those it knows.
+
+    Prefill never runs in a graph: SGLang records only a part of the model there.
+    """
+    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
+    if graphs:
+        sizes = list(GRAPH_SIZES)
+        arguments |= {"cuda_graph_bs": sizes, "cuda_graph_bs_decode": sizes, "disable_prefill_cuda_graph": True}
+    return arguments
 
 
 def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
@@ -79,6 +115,9 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
             cores = sorted(os.sched_getaffinity(0))
             binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
             environment["SGLANG_CPU_OMP_THREADS_BIND"] = binding
+    else:
+        # It compiles kernels for quantised matrices at start, which nothing here uses.
+        environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
     if revert is not None:
         environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
     return environment
@@ -89,13 +128,14 @@ def _arguments(
 ) -> dict[str, Any]:
     return {
         "model_path": str(target),
-        "speculative_algorithm": spec.algorithm,
+        # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
+        "speculative_algorithm": "EAGLE" if spec.algorithm == "MTP" else spec.algorithm,
         "speculative_draft_model_path": str(draft),
         "speculative_num_steps": spec.k,
         "speculative_eagle_topk": spec.t,
         "speculative_num_draft_tokens": spec.n,
         "device": device,
-        "dtype": engine.dtype,
+        "dtype": dtype_on(device, engine.dtype),
         "attention_backend": engine.backend,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",

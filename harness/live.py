@@ -18,9 +18,10 @@ from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
 from harness.cli.pairs import checkpoint_pairs
 from harness.drive import OnTurn, drive
-from harness.engine import Engine, EngineNotClean, Launch
+from harness.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.envs import EngineEnv
-from harness.launch import CpuAttention, build_launch
+from harness.launch import CpuAttention, ProbeLevel, build_launch
+from harness.leases import Request
 from harness.store import write_specimen
 from harness.trace import Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
@@ -86,6 +87,8 @@ class LiveEngines:
     default: str
     device: str
     logs: Path
+    #: the share of a GPU that every engine takes first; waited for until it was in vain once
+    lease: Request | None = None
     #: ids of harness.deviations that references take for granted
     assumed: tuple[str, ...] = ()
     boots: int = 0
@@ -102,12 +105,12 @@ class LiveEngines:
         *,
         engine: str | None = None,
         revert: int | None = None,
-        probe: bool = True,
+        probe: ProbeLevel | bool = "full",
         cpu_attention: CpuAttention = "torch",
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
         env = self.environment(engine or self.default)
-        target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
+        target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
         return build_launch(
             env=env,
             spec=scenario.spec,
@@ -119,16 +122,23 @@ class LiveEngines:
             revert=revert,
             cpu_attention=cpu_attention,
             assumed=self.assumed,
+            lease=self.lease,
         )
 
     def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
-        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), launch.boot], sort_keys=True)
+        boot = {name: value for name, value in launch.boot.items() if name != "lease"}
+        key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
         if self._engine is None or self._key != key or not self._alive():
             self.close()
             self.boots += 1
             engine = Engine(launch=launch, log=self.logs / f"engine-{self.boots}.log")
-            engine.boot()
+            try:
+                engine.boot()
+            except NoLease:
+                if self.lease is not None:
+                    self.lease = replace(self.lease, wait=0.0)
+                raise
             self._engine, self._key = engine, key
         return self._engine
 
@@ -184,7 +194,7 @@ class LiveEngines:
         if scenario.checkpoint not in self._oracles:
             from harness.oracle import Oracle  # torch
 
-            target, draft = checkpoint_pairs([scenario])[scenario.checkpoint]
+            target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
             self._oracles[scenario.checkpoint] = Oracle(target=target, draft=draft, assumed=self.assumed).load()
         return self._oracles[scenario.checkpoint]
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from cases.catalogue import Case
-from harness import envs
+from harness import envs, leases
 from harness.census import Census
 from harness.checks.describe import describe
 from harness.cli import prepare
@@ -30,6 +30,7 @@ WORKER_GB = 3.0
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey[LiveEngines]()
 CENSUS = pytest.StashKey[Census]()
+LEASE = pytest.StashKey[leases.Request | None]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -38,6 +39,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--engine", metavar="VERSION", help="SGLang release to test. Default: the one installed here, else the newest."
     )
     group.addoption("--device", default="cpu", help="Device to run engines on. Default: %(default)s.")
+    group.addoption(
+        "--gpu-share",
+        type=float,
+        metavar="GIB",
+        help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
+    )
     group.addoption(
         "--profile",
         choices=("pr", "nightly"),
@@ -54,10 +61,15 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
     try:
         prepare.check_device(config.getoption("--device"))
+        config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
     except (UsageError, envs.EnvError) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[CENSUS] = Census()
+
+
+def _lease(config: pytest.Config) -> leases.Request | None:
+    return prepare.gpu_lease(config.getoption("--device"), config.getoption("--gpu-share"))
 
 
 def _release(asked: str | None) -> str:
@@ -81,19 +93,38 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     here = envs.current()
     found = [f"{here.version} (in this environment)"] if here is not None else []
     found += [env.version for env in envs.list_installed() if env.ready]
+    lease = config.stash[LEASE]
     return [
         f"eaglecheck: SGLang {config.stash[RELEASE]} on {config.getoption('--device')}; "
         f"releases here: {', '.join(found) or 'none'}",
         f"EAGLECHECK_HOME: {envs.home()}",
+        *_cards(lease),
     ]
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
-    """-n auto: one worker a core, fewer where memory would not hold their engines; None leaves it to xdist."""
-    fits = int(psutil.virtual_memory().available / 1e9 / WORKER_GB)
-    cores = len(os.sched_getaffinity(0))
-    return max(fits, 1) if fits < cores and "PYTEST_XDIST_AUTO_NUM_WORKERS" not in os.environ else None
+def _cards(lease: leases.Request | None) -> list[str]:
+    try:
+        return [] if lease is None else leases.describe(lease)
+    except leases.CardError as error:  # the engines will say so too; a header must not end the session
+        return str(error).splitlines()
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist's own, in whatever order the two were loaded
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """-n auto: one worker a GPU lease, on a CPU one a core; fewer where memory would not hold their engines.
+
+    None leaves it to xdist: on a CPU with enough memory, and where its own variable names a number.
+    """
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    fits = max(int(psutil.virtual_memory().available / 1e9 / WORKER_GB), 1)
+    try:
+        lease = _lease(config)
+        if lease is not None:  # none left: one worker, whose engine waits and then says who has them
+            return max(min(leases.open_count(lease), fits), 1)
+    except (UsageError, leases.CardError) as error:
+        raise pytest.UsageError(str(error)) from error
+    return fits if fits < len(os.sched_getaffinity(0)) else None
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -154,6 +185,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         default=config.stash[RELEASE],
         device=config.getoption("--device"),
         logs=tmp_path_factory.mktemp("engines"),
+        lease=config.stash[LEASE],
     )
     config.stash[ENGINES] = live
     yield live

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 
 from .compat import Release
+from .graph_probe import Copy, GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
 from .hooks import Ledger
-from .recorder import Arrays, Recorder, floats, ints, plain_rid, summarize_logits
+from .recorder import Arrays, Recorder, floats, ints, plain_rid
 
 Original = Callable[..., Any]
 
@@ -23,10 +23,12 @@ Original = Callable[..., Any]
 class Probe:
     """Installs every hook of one release in one scheduler process."""
 
-    def __init__(self, recorder: Recorder, release: Release) -> None:
+    def __init__(self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None) -> None:
         self.recorder = recorder
         self.release = release
-        self.ledger = Ledger()
+        self.graphs = graphs
+        self.ledger = Ledger() if graphs is None else graphs.ledger
+        self._replays = 0
         #: target id of each draft id, int64 [V'], of the drafting call in progress; None: they are the same
         self._target_ids: np.ndarray | None = None
         #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
@@ -38,16 +40,27 @@ class Probe:
         module = sys.modules[release.worker_module]
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
         wrap = self.ledger.wrap
-        wrap(module, f"{release.worker}.forward_batch_generation", self._round)
+        self.install_rounds()
         wrap(module, f"{release.draft}.draft", self._draft)
         wrap(module, f"{release.draft}.{release.draft_prefill}", self._draft_prefill)
         wrap(module, f"{release.draft}.{release.draft_extend}", self._draft_extend)
         wrap(module, "select_top_k_tokens", self._select)
-        if release.sample is None:
-            wrap(module, f"{release.worker}.verify", self._verify_v1)
-        else:
-            wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+        if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
+            wrap(module, CHAIN_CHOOSER, self._choose_chain)
         wrap(runner, "ModelRunner.forward", self._forward)
+        if self.graphs is not None:
+            self.graphs.wanted = lambda: self.recorder.round is not None
+            self.graphs.on_replay = self._replayed
+
+    def install_rounds(self) -> None:
+        """Only what tells which batches ran and what they committed: the token level."""
+        release = self.release
+        module = sys.modules[release.worker_module]
+        self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
+        if release.sample is None:
+            self.ledger.wrap(module, f"{release.worker}.verify", self._verify_v1)
+        else:
+            self.ledger.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
@@ -124,10 +137,12 @@ class Probe:
     def _proposals(self, phase: str, draft_input: Any, requests: Any) -> None:
         if len(requests) == 0:
             return
-        ids = draft_input.topk_index
-        # Mapped by SGLang itself only when the next round begins.
-        mapped = self._as_target(ints(ids).reshape(ids.shape))
-        self.recorder.chosen(phase=phase, step=0, requests=requests, ids=mapped, probs=floats(draft_input.topk_p))
+        ids, probs = ints(draft_input.topk_index).reshape(draft_input.topk_index.shape), floats(draft_input.topk_p)
+        ids = self._as_target(ids)  # mapped by SGLang itself only when the next round begins
+        width = 1 if self.release.layered else ids.shape[1]  # a column a layer, or all from one forward
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            own = (slice(None), slice(at, at + width))
+            self.recorder.chosen(phase=phase, step=step, requests=requests, ids=ids[own], probs=probs[own])
 
     def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
         """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
@@ -149,6 +164,21 @@ class Probe:
             return original(i, topk_p, topk_index, *args, **kwargs)
 
         return select_top_k_tokens
+
+    def _choose_chain(self, original: Original) -> Original:
+        """A fused kernel that stands where a chain's `select_top_k_tokens` was: returns (probabilities, ids)."""
+        recorder = self.recorder
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if recorder.phase == "DRAFT" and recorder.round is not None and result[1].numel():
+                requests = range(len(recorder.round.rids))
+                ids = ints(result[1]).reshape(-1, result[1].shape[-1])
+                probs = floats(result[0]).reshape(ids.shape)
+                recorder.chosen(phase="DRAFT", step=recorder.step - 1, requests=requests, ids=ids, probs=probs)
+            return result
+
+        return choose
 
     # -- verify ------------------------------------------------------------------------------------------------
 
@@ -196,32 +226,82 @@ class Probe:
             if recorder.round is None:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self.phase_of(runner, forward_batch)
-            step = recorder.step if phase == "DRAFT" else 0
-            recorder.round.forwards[phase] = recorder.round.forwards.get(phase, 0) + 1
+            step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
             live = bool(recorder.round.rids)
-            before = read_inputs(forward_batch, is_draft=runner.is_draft_worker) if live else {}
-            output = original(runner, forward_batch, *args, **kwargs)
-            if phase == "DRAFT":
-                recorder.step += 1
+            replays, is_draft = self._replays, bool(runner.is_draft_worker)
+            before: dict[str, Copy] = {}  # an idle rank has no rows
             if live:
-                self._emit(phase, step, before, output.logits_output)
+                before = inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
+            output = original(runner, forward_batch, *args, **kwargs)
+            if self._replays == replays:  # else a graph ran, and what happened inside it has been told
+                self._entered(phase)
+                if live:
+                    self._emit(phase, step, whole_forward(before, output.logits_output))
             return output
 
         return forward
 
+    def _entered(self, phase: str, *, graph: int = 0) -> None:
+        """One more forward of the round; graph: the batch size it was captured for, 0 for an eager one."""
+        current = self.recorder.round
+        assert current is not None
+        current.forwards[phase] = current.forwards.get(phase, 0) + 1
+        if graph:
+            current.graphs[phase] = graph
+        if phase in DRAFTING:
+            self.recorder.step += 1
+
+    def _replayed(self, calls: list[Replayed]) -> None:
+        """What one graph did, told as if each of its forwards and choices had just happened."""
+        recorder = self.recorder
+        current = recorder.round
+        assert current is not None
+        self._replays += 1
+        for call in calls:
+            phase = self._phase(is_draft=call.is_draft)
+            if call.what == "chosen":
+                if phase == "DRAFT" and current.rids:
+                    arrays = self._without_padding(phase, call)
+                    requests = range(len(current.rids))
+                    step = recorder.step - 1
+                    recorder.chosen(phase=phase, step=step, requests=requests, ids=arrays["ids"], probs=arrays["probs"])
+                continue
+            step = recorder.step if call.is_draft else 0
+            recorder.last = {"phase": phase, "step": step, "round": current.index}
+            self._entered(phase, graph=call.batch)
+            if current.rids:
+                self._emit(phase, step, self._without_padding(phase, call))
+
+    def _without_padding(self, phase: str, call: Replayed) -> Arrays:
+        current = self.recorder.round
+        assert current is not None
+        extends = phase == "EXTEND"
+        requests = len(current.extend_rids) if extends else len(current.rids)
+        packed = 0
+        if extends and self.release.generation == "v1":
+            packed = sum(current.accept_lens[i] for i in current.extend_rids)
+        return {
+            name: without_padding(array, batch=call.batch, requests=requests, packed=packed)
+            for name, array in call.arrays.items()
+        }
+
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
-        if runner.is_draft_worker:
+        return self._phase(is_draft=runner.is_draft_worker)
+
+    def _phase(self, *, is_draft: bool) -> str:
+        if is_draft:
             return self.recorder.phase or "DRAFT"
         mode = self._round_mode()
         return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
-    def _emit(self, phase: str, step: int, before: Arrays, logits_output: Any) -> None:
+    def _emit(self, phase: str, step: int, found: Arrays) -> None:
+        """One forward: `found` has every row it was fed and every row it gave."""
         current = self.recorder.round
         assert current is not None
         requests = list(range(len(current.rids)))
-        rows = len(before["input_ids"])
+        rows = len(found["input_ids"])
         if phase in ("PREFILL", "DRAFT_PREFILL"):
             lens = list(current.lens)
         elif phase == "EXTEND":
@@ -230,16 +310,16 @@ class Probe:
         else:
             lens = [rows // max(1, len(requests))] * len(requests)
         keep = kept_rows(lens, rows, len(requests))
-        hidden, logits = logits_output.hidden_states, logits_output.next_token_logits
-        logit_rows, logit_index = output_rows(phase, lens, keep, 0 if logits is None else logits.shape[0])
-        hidden_rows, hidden_index = output_rows(phase, lens, keep, 0 if hidden is None else hidden.shape[0])
-        arrays = {name: array[keep] for name, array in before.items()}
+        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get("lse", ())))
+        hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
+        arrays = {name: found[name][keep] for name in INPUTS if name in found}
         if logit_rows:
-            arrays.update(summarize_logits(logits[logit_index]))
+            arrays |= {name: found[name][logit_index] for name in ("top_logits", "lse")}
+            arrays["top_ids"] = best_first(found["top_ids"][logit_index], found["best"][logit_index])
             if phase in DRAFTING:
                 arrays["top_ids"] = self._as_target(arrays["top_ids"])
         if hidden_rows:
-            arrays["hidden_out"] = floats(hidden[hidden_index])
+            arrays["hidden_out"] = found["hidden_out"][hidden_index]
         self.recorder.forward(
             phase=phase,
             step=step,
@@ -259,6 +339,10 @@ class Probe:
 
 #: Phases whose logits are over the draft's vocabulary.
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
+#: What goes into a forward, one entry a row.
+INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
+#: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
+CHAIN_CHOOSER = "draft_topk1_postprocess"
 
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
@@ -292,19 +376,6 @@ def read_batch(batch: Any) -> dict[str, Any]:
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
     final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
     return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}
-
-
-def read_inputs(forward_batch: Any, *, is_draft: bool) -> Arrays:
-    """Copies of what goes into a forward, before it runs (positions are advanced in place afterwards)."""
-    arrays = {
-        "input_ids": ints(forward_batch.input_ids),
-        "positions": ints(forward_batch.positions),
-        "cache_slots": ints(forward_batch.out_cache_loc),
-    }
-    hidden = getattr(forward_batch.spec_info, "hidden_states", None) if is_draft else None
-    if isinstance(hidden, torch.Tensor) and hidden.numel():
-        arrays["hidden_in"] = floats(hidden)
-    return arrays
 
 
 def kept_rows(lens: list[int], rows: int, requests: int) -> np.ndarray:

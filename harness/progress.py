@@ -59,9 +59,10 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """Something slow before the engine answers: installing, making checkpoints, booting."""
+    """Something slow before the engine answers: waiting for a GPU, booting. log: where the engine's own output goes."""
 
     text: str
+    log: Path | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,6 +53,7 @@ class Round:
     final: list[bool]
     epochs: list[int]
     forwards: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
     accept_lens: list[int] = field(default_factory=list)
     extend_rids: list[int] = field(default_factory=list)  # batch rows that take part in the draft-extend
 
@@ -131,6 +132,7 @@ class Recorder:
                 "final": current.final,
                 "epochs": current.epochs,
                 "forwards": current.forwards,
+                "graphs": current.graphs,
             }
         )
 

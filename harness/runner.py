@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.drive import drive
-from harness.engine import Engine, EngineError, EngineNotClean
+from harness.engine import Engine, EngineError, EngineNotClean, NoLease
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
+from harness.leases import Request
 from harness.progress import (
     Booted,
     Cost,
@@ -38,6 +39,7 @@ from harness.progress import (
 from harness.store import RunWriter, write_specimen
 from harness.trace import RowBuilder, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
+from harness.words import counted
 
 if TYPE_CHECKING:
     from harness.oracle import Oracle
@@ -45,7 +47,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them."""
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+
+    lease: the share of a GPU that every engine takes first.
+    """
 
     env: EngineEnv
     scenarios: tuple[Scenario, ...]
@@ -55,6 +60,7 @@ class Plan:
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
     own_pair: bool = False
+    lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
 
@@ -71,6 +77,8 @@ class _Session:
     plan: Plan
     observers: Sequence[Observer]
     writer: RunWriter
+    #: what engines ask for; no waiting any more once it was in vain, or a run would wait anew for each scenario
+    lease: Request | None
     oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
@@ -90,7 +98,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     """
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
-    session = _Session(plan=plan, observers=observers, writer=writer)
+    session = _Session(plan=plan, observers=observers, writer=writer, lease=plan.lease)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items():
@@ -102,6 +110,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     except BaseException as error:
         error.add_note(_left_behind(session))
         raise
+    finally:
+        writer.close()
     return RunResult(
         folder=writer.folder,
         engine=plan.env.version,
@@ -116,7 +126,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
 
 def _left_behind(session: _Session) -> str:
     folder, judged = session.writer.folder, len(session.results)
-    left = f"run folder {folder} is incomplete, {judged} of {len(session.plan.scenarios)} scenarios judged"
+    left = f"run folder {folder} is incomplete, {judged} of {counted(len(session.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
 
@@ -172,6 +182,8 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
                     engine = stack.enter_context(_booted(session, scenario))
                     trace, seconds = _timed_drive(session, engine, scenario)
             except EngineError as error:
+                if isinstance(error, NoLease) and session.lease is not None:
+                    session.lease = replace(session.lease, wait=0.0)
                 _give_up(session, scenario, str(error))
                 engine = None
                 continue
@@ -195,11 +207,13 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
         assumed=plan.assumed,
+        lease=session.lease,
     )
-    engine = Engine(launch=launch, log=session.writer.folder / "engine.log")
+    log = session.writer.folder / "engine.log"
+    engine = Engine(launch=launch, log=log)
     session.boots += 1
     try:
-        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}")))
+        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}", log=log)))
         session.boot_seconds += engine.boots_seconds
         session.header = session.header or dict(engine.handshakes[0])
         for handshake in engine.handshakes:

@@ -49,7 +49,7 @@ def _cut(trace: Trace, mask: np.ndarray) -> tuple[Rows, dict[str, np.ndarray]]:
     for name, tensor in trace.tensors.items():
         column, _, phase = name.removeprefix("own.").partition(".")
         if column not in ints:
-            tensors[name] = tensor
+            tensors[name] = tensor[mask] if len(tensor) == len(mask) else tensor  # own.logits: one entry a row
             continue
         points = (phases == phase) & (ints[column] >= 0)
         tensors[name] = tensor[ints[column][points]]

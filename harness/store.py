@@ -11,14 +11,13 @@ import contextlib
 import errno
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,20 +30,33 @@ from harness.records import (
     SpecimenManifest,
     finding_line,
 )
+from harness.run_folders import (
+    EVENTS,
+    FINDINGS,
+    LATEST,
+    MANIFEST,
+    SCENARIO,
+    VERDICT,
+    is_locked,
+    known_runs,
+    lock,
+    near,
+    unfinished,
+)
 from harness.trace import Trace
 from harness.trace_io import plain, read_trace, trace_files, write_trace
 from harness.types import Divergence, Scenario, Verdict
+from harness.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
-
-MANIFEST, EVENTS, VERDICT = "manifest.json", "engine.jsonl", "verdict.json"
-SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
-LATEST = "latest"
-RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
 
 
 class StoreError(Exception):
     """A folder that cannot be written or read; the text is meant for people."""
+
+
+class DamagedError(StoreError):
+    """A file that is not whole JSON."""
 
 
 class WriteError(StoreError):
@@ -65,9 +77,13 @@ class StoredScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWriter:
-    """Writes one run folder. `create` starts it, `attach` joins it (another worker), `finish` ends it."""
+    """Writes one run folder. `create` starts it, `attach` joins it (another worker), `finish` ends it.
+
+    alive: the manifest, locked for as long as this process writes, so that a run that goes on is told from a dead one.
+    """
 
     folder: Path
+    alive: BinaryIO | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def create(cls, root: Path, *, manifest: Mapping[str, Any]) -> RunWriter:
@@ -82,7 +98,7 @@ class RunWriter:
         full = {"store_version": STORE_VERSION, "run_id": folder.name, "created": now.isoformat(timespec="seconds")}
         _write_model(folder / MANIFEST, RunManifest.model_validate({**full, **plain(manifest)}))
         _point_latest(root, folder)
-        return cls(folder=folder)
+        return cls(folder=folder, alive=lock(folder))
 
     @classmethod
     def attach(cls, folder: Path) -> RunWriter:
@@ -90,7 +106,12 @@ class RunWriter:
         _read_model(folder / MANIFEST, RunManifest)
         if (folder / VERDICT).exists():
             raise StoreError(f"run {folder} is finished: {VERDICT} is there\n  start a new one:  eaglecheck run")
-        return cls(folder=folder)
+        return cls(folder=folder, alive=lock(folder))
+
+    def close(self) -> None:
+        """Nothing more will be written; called twice is once."""
+        if self.alive is not None:
+            self.alive.close()
 
     def append_event(self, event: Mapping[str, Any]) -> None:
         """One line in engine.jsonl, visible to readers at once."""
@@ -119,35 +140,46 @@ class RunWriter:
         scenarios = [_read_model(path, ScenarioVerdict) for path in sorted(self.folder.glob(f"*/{VERDICT}"))]
         with _disk(self.folder):
             _write_model(self.folder / VERDICT, RunVerdict.of(verdict, scenarios))
+        self.close()
         return self.folder / VERDICT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReader:
-    """Reads one run folder; StoreError for anything unfit. verdict is None only for an incomplete run."""
+    """Reads one run folder; StoreError for anything unfit. verdict is None only for an incomplete run.
+
+    unfinished: why there is no verdict, as the end of "the run is …"; live: because it still runs.
+    """
 
     folder: Path
     manifest: RunManifest
     verdict: RunVerdict | None
+    unfinished: str = ""
+    live: bool = False
 
     @classmethod
     def open(cls, folder: Path, *, allow_incomplete: bool = False) -> RunReader:
         """The run in `folder` (the `latest` link will do)."""
         if not folder.is_dir():
-            raise StoreError(f"no run folder at {folder}\n  {_known_runs(folder.parent)}")
+            raise StoreError(
+                f"there is no folder {folder}: looked for a run, a scenario or a specimen\n  {near(folder)}"
+            )
         if not (folder / MANIFEST).exists():
-            raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {_known_runs(folder)}")
+            raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {known_runs(folder)}")
         folder = folder.resolve()
         manifest = _read_model(folder / MANIFEST, RunManifest)
-        if not (folder / VERDICT).exists():
-            if not allow_incomplete:
-                raise StoreError(
-                    f"run {folder} is incomplete: it has no {VERDICT}, so it was cut off while running\n"
-                    f"  {len(list(folder.glob(f'*/{VERDICT}')))} scenarios were judged before that\n"
-                    f"  judge what is there:  eaglecheck recheck {folder}"
-                )
-            return cls(folder=folder, manifest=manifest, verdict=None)
-        return cls(folder=folder, manifest=manifest, verdict=_read_model(folder / VERDICT, RunVerdict))
+        verdict = read_verdict(folder, RunVerdict)
+        if verdict is not None:
+            return cls(folder=folder, manifest=manifest, verdict=verdict)
+        live = is_locked(folder)
+        why = "still running" if live else unfinished(folder)
+        if not allow_incomplete:
+            judged = len(list(folder.glob(f"*/{VERDICT}")))
+            raise StoreError(
+                f"run {folder} is {why}\n  {counted(judged, 'scenario')} of it {'is' if judged == 1 else 'are'} "
+                f"judged\n  judge what is there:  eaglecheck recheck {folder}"
+            )
+        return cls(folder=folder, manifest=manifest, verdict=None, unfinished=why, live=live)
 
     def scenario_folders(self) -> list[Path]:
         """The folders of all scenarios that left a scenario.json."""
@@ -179,8 +211,18 @@ def read_case(folder: Path) -> StoredScenario:
         engine=read_trace(folder, "engine"),
         reference=read_trace(folder, "reference") if has_reference else None,
         findings=tuple(read_findings(folder / FINDINGS)),
-        verdict=_read_model(folder / VERDICT, ScenarioVerdict) if (folder / VERDICT).exists() else None,
+        verdict=read_verdict(folder, ScenarioVerdict),
     )
+
+
+def read_verdict(folder: Path, model: type[Model]) -> Model | None:
+    """The verdict a run or a scenario ended with; None where it is gone or cut off, which comes to the same."""
+    if not (folder / VERDICT).exists():
+        return None
+    try:
+        return _read_model(folder / VERDICT, model)
+    except DamagedError:
+        return None
 
 
 def read_findings(path: Path) -> Iterator[Divergence]:
@@ -296,7 +338,7 @@ def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:
     try:
         found = json.loads(content)
     except ValueError as error:
-        raise StoreError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
+        raise DamagedError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
     if not isinstance(found, dict):
         raise StoreError(f"{path}, line {line}: a {type(found).__name__}, not an object\n  {_again(path)}")
     return found
@@ -320,11 +362,3 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
 
 def _again(path: Path) -> str:
     return f"the folder cannot be used as it is; run again, or look at it:  ls -l {path.parent}"
-
-
-def _known_runs(root: Path) -> str:
-    names = (path.parent.name for path in root.glob(f"*/{MANIFEST}") if not path.parent.is_symlink())
-    runs = sorted(name for name in names if RUN_NAME.fullmatch(name))
-    return (
-        f"runs in {root}: {', '.join(runs[-5:])}" if runs else f"there are no runs in {root}; make one:  eaglecheck run"
-    )

@@ -127,7 +127,8 @@ class RoundRecord:
     mode: PREFILL, DECODE, IDLE or PREBUILT. rids, starts and lens have one entry a request: for PREFILL the
     chunk [start, start+len) and `final[i]` says whether the prompt ends with it; for DECODE start is the committed
     length before the round and len is the accept length (0 if the request took no part in a verify).
-    forwards counts the model forwards entered, by phase.
+    forwards counts the model forwards entered, by phase. graphs names the phases that a CUDA graph ran, with the batch
+    size it was captured for; the others ran eagerly.
     """
 
     index: int
@@ -141,6 +142,7 @@ class RoundRecord:
     lens: tuple[int, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
+    graphs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,7 @@ class _Round(_Strict):
     lens: tuple[int, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
+    graphs: dict[str, int] = {}
 
 
 class _End(_Strict):
@@ -197,7 +198,7 @@ def read_trace(folder: Path, side: str) -> Trace:
                 file,
                 found=f"no such file (present: {present or 'nothing'})",
                 allowed=", ".join(path.relative_to(folder).as_posix() for path in files.values()),
-                do="run the scenario again; a run that was cut off leaves no trace behind",
+                do=f"{_why_gone(folder, files['json'])}, or {_run_again(folder)}",
             )
     head = _read_head(files["json"], side)
     rows = _read_rows(files["rows"], head.row_count)
@@ -243,8 +244,21 @@ def _read_head(file: Path, side: str) -> _Head:
     return head
 
 
+def _why_gone(folder: Path, head: Path) -> str:
+    """The JSON file is written last: without it nothing was finished; with it the rest was there once."""
+    if not folder.is_dir() or not head.is_file():
+        return "the run was cut off before this trace was whole, or the folder was not copied whole: get it again"
+    return "the file was there when the trace was finished and is gone since: get the folder again, whole"
+
+
+def _run_again(folder: Path) -> str:
+    place = folder / "scenario.json"
+    return f"run the scenario again:  eaglecheck run --scenario-file {place}" if place.is_file() else "run it again"
+
+
 def _damaged(file: Path, found: str, allowed: str) -> TraceError:
-    return TraceError(file, found=found, allowed=allowed, do="the file is damaged or not ours: run the scenario again")
+    folder = file.parent.parent if file.parent.name == "tensors" else file.parent
+    return TraceError(file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(folder)}")
 
 
 def _read_rows(file: Path, row_count: int) -> Rows:

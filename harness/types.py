@@ -73,9 +73,12 @@ class _Strict(BaseModel):
 
 
 class SpecConfig(_Strict):
-    """Speculation knobs: k steps, t candidates a step, n nodes in the verified tree (root included)."""
+    """Speculation knobs: k steps, t candidates a step, n nodes in the verified tree (root included).
 
-    algorithm: Literal["EAGLE", "EAGLE3"] = "EAGLE"
+    MTP: k layers of a multi-layer MTP draft, each proposing one token; a chain only.
+    """
+
+    algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"
     k: Annotated[int, Field(ge=1, le=16)] = 3
     t: Annotated[int, Field(ge=1, le=16)] = 1
     n: Annotated[int, Field(ge=2, le=256)] = 4
@@ -84,10 +87,22 @@ class SpecConfig(_Strict):
     def _tree_is_possible(self) -> SpecConfig:
         if self.t == 1 and self.n != self.k + 1:
             raise ValueError(f"n must be k+1 = {self.k + 1} when t = 1, not {self.n}")
+        if self.algorithm == "MTP" and self.t != 1:
+            raise ValueError(f"t must be 1 for MTP, whose layers propose one chain, not {self.t}")
         most = 1 + self.t + (self.k - 1) * self.t * self.t
         if self.n > most:
             raise ValueError(f"n = {self.n} exceeds the {most} nodes that k = {self.k}, t = {self.t} can propose")
         return self
+
+    @property
+    def layers(self) -> int:
+        """Draft forwards that catch up with a chunk or a verify, each over the same rows: one, or one a layer."""
+        return self.k if self.algorithm == "MTP" else 1
+
+    @property
+    def draft_steps(self) -> int:
+        """Draft forwards of a round before its verify: layers propose the whole chain while they catch up."""
+        return 0 if self.algorithm == "MTP" else self.k - 1
 
 
 class EngineConfig(_Strict):
@@ -143,7 +158,7 @@ class Op(_Strict):
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
     fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
-    drain    turns until nothing is left; `count` bounds them
+    drain    turns until nothing is left; how many at most follows from the tokens asked for
     """
 
     kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "fault", "drain"]

@@ -3,12 +3,14 @@
 Engine side: standard library and NumPy only (this file is loaded by path inside SGLang's environment).
 It must not know what the messages mean.
 
-A frame is `>I header length | header JSON | arrays back to back`; the header's `_arrays` lists name, dtype, shape.
+A frame is `>I header length | header JSON | arrays back to back`; the header's `_arrays` lists name, dtype and shape,
+and `_size` says how many bytes of arrays follow, so that a frame is three reads whatever it holds.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import socket
 import struct
 from typing import Any
@@ -16,7 +18,10 @@ from typing import Any
 import numpy as np
 
 _LENGTH = struct.Struct(">I")
-_DTYPES = ("int64", "int32", "float32", "bool")
+#: numpy's short name of a dtype -> the name in a frame. Its long one takes microseconds to ask for.
+_NAMES = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "|b1": "bool"}
+_TYPES = {name: np.dtype(short) for short, name in _NAMES.items()}
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class WireClosed(ConnectionError):
@@ -24,16 +29,16 @@ class WireClosed(ConnectionError):
 
 
 def encode(message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
-    """One frame as bytes; arrays must be C-contiguous int64, int32, float32 or bool."""
-    table = []
-    chunks = []
+    """One frame as bytes; arrays are int64, int32, float32 or bool."""
+    table, chunks, size = [], [], 0
     for name, array in (arrays or {}).items():
-        if array.dtype.name not in _DTYPES:
-            raise TypeError(f"array {name!r} has dtype {array.dtype}; allowed: {', '.join(_DTYPES)}")
-        data = np.ascontiguousarray(array)
-        table.append([name, data.dtype.name, list(data.shape)])
-        chunks.append(data.tobytes())
-    header = json.dumps({**message, "_arrays": table}, separators=(",", ":")).encode()
+        kind = _NAMES.get(array.dtype.str)
+        if kind is None:
+            raise TypeError(f"array {name!r} has dtype {array.dtype}; allowed: {', '.join(_TYPES)}")
+        table.append([name, kind, array.shape])
+        chunks.append(array.tobytes())
+        size += array.nbytes
+    header = _ENCODE({**message, "_arrays": table, "_size": size}).encode()
     return b"".join([_LENGTH.pack(len(header)), header, *chunks])
 
 
@@ -49,11 +54,11 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     """Read one frame; WireClosed at end of stream, TimeoutError if the socket has a timeout and it passes."""
     (length,) = _LENGTH.unpack(_read(sock, _LENGTH.size))
     message = json.loads(_read(sock, length))
-    arrays = {}
-    for name, dtype, shape in message.pop("_arrays"):
-        count = int(np.prod(shape, dtype=np.int64))
-        raw = _read(sock, count * np.dtype(dtype).itemsize)
-        arrays[name] = np.frombuffer(raw, dtype=dtype).reshape(shape)
+    payload, offset, arrays = _read(sock, message.pop("_size")), 0, {}
+    for name, kind, shape in message.pop("_arrays"):
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(payload, _TYPES[kind], count, offset).reshape(shape)
+        offset += arrays[name].nbytes
     return message, arrays
 
 
@@ -63,7 +68,7 @@ def _read(sock: socket.socket, count: int) -> bytes:
     done = 0
     while done < count:
         try:
-            got = sock.recv_into(view[done:])
+            got = sock.recv_into(view[done:], 0, socket.MSG_WAITALL)
         except ConnectionResetError as error:
             raise WireClosed("the peer reset the connection") from error
         if got == 0:

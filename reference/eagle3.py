@@ -117,14 +117,19 @@ class Eagle3Head:
         return ids
 
     @staticmethod
-    def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> Eagle3Head:
-        """Read an EAGLE-3 folder; CheckpointError if it is not one or does not fit `target`."""
+    def load(
+        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    ) -> Eagle3Head:
+        """Read an EAGLE-3 folder; CheckpointError if it is not one or does not fit `target`.
+
+        held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+        """
         config = Config.read(path, architecture=ARCHITECTURE)
         if config.layers != 1:
             raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
         if dtype != target.embed.dtype:
             raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
-        return Eagle3Head(Weights(path, dtype), config, Variant.read(path, config, target.config), target)
+        return Eagle3Head(Weights(path, dtype, held), config, Variant.read(path, config, target.config), target)
 
     def features(self, states: list[Tensor]) -> Tensor:
         """The chosen hidden states side by side, [T,a*h]."""

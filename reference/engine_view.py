@@ -90,6 +90,16 @@ class EngineView:
         choices = tuple(token for s in range(spec.n) for token in self._chosen(turn, Phase.VERIFY, s)[:1])
         return Conditions(forced=forced, tree=self._tree(turn), choices=choices if len(choices) == spec.n else None)
 
+    def layer_proposals(self, turn: Turn) -> tuple[int | None, ...]:
+        """What each of the k layers proposed in a turn that drafted by layers; None where it is unknown."""
+        phase = Phase.DRAFT_PREFILL if turn.record.mode == "PREFILL" else Phase.EXTEND
+        found: list[int | None] = []
+        for layer in range(self._spec.k):
+            last = max(self._slots(turn, phase, layer), default=0)
+            chosen = self._chosen(turn, phase, last, layer)
+            found.append(chosen[0] if len(chosen) == 1 else None)
+        return tuple(found)
+
     def _first_proposals(self, before: Turn) -> tuple[int, ...]:
         """Its last draft row's t choices."""
         phase = Phase.DRAFT_PREFILL if before.record.mode == "PREFILL" else Phase.EXTEND

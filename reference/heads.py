@@ -11,17 +11,19 @@ from reference import eagle3, model
 from reference.eagle3 import Eagle3Head
 from reference.model import CheckpointError, DraftHead, Head, Target, read_json
 
-_LOADERS: dict[str, Callable[[Path, Target, torch.dtype], Head]] = {
+_LOADERS: dict[str, Callable[..., Head]] = {
     model.DRAFT_ARCHITECTURE: DraftHead.load,
     eagle3.ARCHITECTURE: Eagle3Head.load,
 }
 
 
-def load_head(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> Head:
+def load_head(
+    path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+) -> Head:
     """Read a draft folder by its architecture; CheckpointError if none built here, or if it does not fit `target`."""
     file = Path(path) / "config.json"
     found = read_json(file).get("architectures")
     name = found[0] if isinstance(found, list) and len(found) == 1 else None
     if name not in _LOADERS:
         raise CheckpointError(f"{file}: architectures is {found!r}; expected one of {', '.join(_LOADERS)}")
-    return _LOADERS[name](path, target, dtype)
+    return _LOADERS[name](path, target, dtype, held=held)

@@ -96,9 +96,9 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 class Weights:
-    """The tensors of a checkpoint folder, by name, converted to one dtype."""
+    """The tensors of a checkpoint folder, by name, converted to one dtype; held: rounded to that dtype before."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype, held: torch.dtype | None = None) -> None:
         self.path = Path(path)
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
@@ -110,7 +110,8 @@ class Weights:
             except SafetensorError as error:
                 raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
             self._tensors |= {
-                name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in loaded.items()
+                name: tensor.to(held or dtype).to(dtype) if tensor.is_floating_point() else tensor
+                for name, tensor in loaded.items()
             }
 
     def __contains__(self, name: str) -> bool:
@@ -150,11 +151,18 @@ def causal(rows: int) -> Tensor:
 class Layer:
     """One decoder layer: attention and gated MLP, each added to the residual stream.
 
-    width: what attention reads a row, h unless said.
+    width: what attention reads a row, h unless said. post_norm: what the weight of the second norm is called.
     """
 
     def __init__(
-        self, weights: Weights, prefix: str, config: Config, *, input_norm: bool = True, width: int | None = None
+        self,
+        weights: Weights,
+        prefix: str,
+        config: Config,
+        *,
+        input_norm: bool = True,
+        width: int | None = None,
+        post_norm: str = "post_attention_layernorm",
     ) -> None:
         c, take, width = config, weights.take, width or config.hidden
         wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
@@ -167,7 +175,7 @@ class Layer:
         normed = c.architecture == QWEN3_ARCHITECTURE
         self.q_norm = take(f"{prefix}self_attn.q_norm.weight", c.head_dim) if normed else None
         self.k_norm = take(f"{prefix}self_attn.k_norm.weight", c.head_dim) if normed else None
-        self.post_norm = take(f"{prefix}post_attention_layernorm.weight", c.hidden)
+        self.post_norm = take(f"{prefix}{post_norm}.weight", c.hidden)
         self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
         self.up = take(f"{prefix}mlp.up_proj.weight", c.intermediate, c.hidden)
         self.down = take(f"{prefix}mlp.down_proj.weight", c.hidden, c.intermediate)
@@ -210,10 +218,13 @@ class Target:
         self.head = self.embed if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
 
     @staticmethod
-    def load(path: Path, dtype: torch.dtype = torch.float32) -> Target:
-        """Read an HF Llama or Qwen3 folder; CheckpointError if it is neither."""
+    def load(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+        """Read an HF Llama or Qwen3 folder; CheckpointError if it is neither.
+
+        held: the dtype another program keeps the weights in, so that both compute with the same numbers.
+        """
         config = Config.read(path, architecture=TARGET_ARCHITECTURE, or_else=QWEN3_ARCHITECTURE)
-        return Target(Weights(path, dtype), config)
+        return Target(Weights(path, dtype, held), config)
 
     def hidden_states(
         self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
@@ -281,8 +292,10 @@ class DraftHead:
         self.layer = Layer(weights, "layers.0.", config, input_norm=False)
 
     @staticmethod
-    def load(path: Path, target: Target, dtype: torch.dtype = torch.float32) -> DraftHead:
-        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`."""
+    def load(
+        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    ) -> DraftHead:
+        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see Target.load."""
         config = Config.read(path, architecture=DRAFT_ARCHITECTURE)
         for name in ("hidden", "vocab"):
             found, expected = getattr(config, name), getattr(target.config, name)
@@ -292,7 +305,7 @@ class DraftHead:
             raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
         if dtype != target.embed.dtype:
             raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
-        return DraftHead(Weights(path, dtype), config, target)
+        return DraftHead(Weights(path, dtype, held), config, target)
 
     def features(self, states: list[Tensor]) -> Tensor:
         """The target's last hidden state after its final norm, [T,h]."""

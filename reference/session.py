@@ -31,7 +31,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Story:
+class Story:
     """What one request lived through between two restarts.
 
     tokens: prompt and everything committed; turns: those that can be derived; committed: what each turn committed
@@ -109,12 +109,12 @@ class ReferenceSession:
             tensors=tensors,
         )
 
-    def _replay(self, story: _Story, view: EngineView, writer: Writer) -> None:
+    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
         reading = Reading.of(self.head, story.tokens)
         rounds: list[tuple[Where, Conditions]] = []
         before: Turn | None = None
         for turn, committed in story.turns:
-            where = _where(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
+            where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             if turn.record.mode == "PREFILL":
                 prefill_rows(writer, where, self.head, reading, turn.length)
                 phase, length = Phase.DRAFT_PREFILL, turn.length
@@ -136,19 +136,19 @@ class ReferenceSession:
         reading = Reading.of(self.head, tokens)
         for start in range(0, prompt, chunk or prompt):
             length = min(chunk or prompt, prompt - start)
-            record = _record(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
-            where = _where(record, rid=request.rid, epoch=0, committed=start)
+            record = record_of(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
+            where = where_of(record, rid=request.rid, epoch=0, committed=start)
             prefill_rows(writer, where, self.head, reading, length)
             rotated_rows(writer, where, Phase.DRAFT_PREFILL, self.head, reading, length=length, t=self.spec.t)
             rounds.append(record)
-        while (output := _ended(request, tokens[prompt:])) is None:
+        while (output := ended(request, tokens[prompt:])) is None:
             index, c = len(rounds), len(tokens) - 1
-            where = _where(_record(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
+            where = where_of(record_of(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
             (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())], sight=self.sight)
             tokens += walk.tokens
             reading, length = Reading.of(self.head, tokens), len(walk.tokens)
             rotated_rows(writer, where, Phase.EXTEND, self.head, reading, length=length, t=self.spec.t)
-            rounds.append(_record(request, index, "DECODE", c, length, k=self.spec.k))
+            rounds.append(record_of(request, index, "DECODE", c, length, k=self.spec.k))
         rows, tensors = writer.build()
         return Trace(
             side="reference",
@@ -165,7 +165,7 @@ class ReferenceSession:
         return {"reference": mode, "torch": torch.__version__, "dtype": dtype, "spec": self.spec.model_dump()}
 
 
-def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+def ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
     stops = [index for index, token in enumerate(output) if token in request.stop_ids]
     if stops and stops[0] < request.max_new_tokens:
@@ -175,7 +175,7 @@ def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...
     return None
 
 
-def _stories(request: RequestSpec, view: EngineView) -> Iterator[_Story]:
+def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
     """One story an epoch; after a restart the prompt is everything known so far."""
     tokens = list(request.prompt)
     for _, turns in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):
@@ -184,7 +184,7 @@ def _stories(request: RequestSpec, view: EngineView) -> Iterator[_Story]:
         yield story
 
 
-def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> _Story:
+def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> Story:
     """Collect committed tokens turn by turn until they become unknown."""
     tokens, derived = list(tokens), list[tuple[Turn, tuple[int, ...]]]()
     for turn in turns:
@@ -193,7 +193,7 @@ def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> _Story:
             continue  # in the batch, but not in its forwards
         why = _impossible(turn, len(tokens))
         if why:
-            return _Story(tokens=tokens, turns=derived, why=(turn, why))
+            return Story(tokens=tokens, turns=derived, why=(turn, why))
         if turn.record.mode == "PREFILL":
             committed = view.first_token(turn) if turn.final else ()
             unknown = turn.final and not committed
@@ -202,9 +202,9 @@ def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> _Story:
             unknown = not committed
         derived.append((turn, committed))
         if unknown:
-            return _Story(tokens=tokens, turns=derived, why=(turn, "the tokens it committed are not in the trace"))
+            return Story(tokens=tokens, turns=derived, why=(turn, "the tokens it committed are not in the trace"))
         tokens += committed
-    return _Story(tokens=tokens, turns=derived, why=None)
+    return Story(tokens=tokens, turns=derived, why=None)
 
 
 def _impossible(turn: Turn, known: int) -> str | None:
@@ -224,7 +224,7 @@ def _stopped(turn: Turn, why: str) -> Event:
     return Event(name="reference_stopped", tick=turn.record.tick, dp_rank=turn.record.dp_rank, data=data)
 
 
-def _where(record: RoundRecord, *, rid: str, epoch: int, committed: int) -> Where:
+def where_of(record: RoundRecord, *, rid: str, epoch: int, committed: int) -> Where:
     return Where(
         rid=rid,
         epoch=epoch,
@@ -235,12 +235,20 @@ def _where(record: RoundRecord, *, rid: str, epoch: int, committed: int) -> Wher
     )
 
 
-def _record(
-    request: RequestSpec, index: int, mode: str, start: int, length: int, *, final: bool = False, k: int = 1
+def record_of(
+    request: RequestSpec,
+    index: int,
+    mode: str,
+    start: int,
+    length: int,
+    *,
+    final: bool = False,
+    k: int = 1,
+    layers: int = 1,
 ) -> RoundRecord:
-    """A round with one request; one tick a round."""
-    prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: 1}
-    decode = {Phase.DRAFT: k - 1, Phase.VERIFY: 1, Phase.EXTEND: 1}
+    """A round with one request; one tick a round. layers: draft forwards a catch-up takes."""
+    prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: layers}
+    decode = {Phase.DRAFT: k - 1, Phase.VERIFY: 1, Phase.EXTEND: layers}
     return RoundRecord(
         index=index,
         tick=index,

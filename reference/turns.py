@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from harness.trace import TOP_LOGITS, RowBuilder, Rows
 from harness.types import Phase, SpecConfig
 from reference.chain import Chain, Forced, Sight, Trunk, best, draft
 from reference.extend import rotate
-from reference.model import Head, causal
+from reference.model import Head, Target, causal
 from reference.tree import Tree, branch_mask, build_tree
 from reference.verify import Walk, greedy_walk
 
@@ -175,15 +175,42 @@ def decode_rows(
     for i, (where, conditions) in enumerate(rounds):
         hidden, logits = answers[i]
         _draft_rows(writer, where, chains[i], spec.t)
-        _verify_rows(writer, where, expected[i], hidden, logits)
-        walk = greedy_walk(trees[i].tokens, trees[i].parents, conditions.choices or [best(row, 1)[0] for row in logits])
-        for j, (node, token) in enumerate(zip(walk.nodes, walk.tokens, strict=True)):
-            writer.add(where, Phase.ACCEPT, j, input_id=token, parent=node)
-        walks.append(walk)
+        walks.append(verified_rows(writer, where, expected[i], trees[i], hidden, logits, conditions.choices))
     return walks
 
 
-def verify(head: Head, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
+def verified_rows(
+    writer: Writer,
+    where: Where,
+    expected: Tree,
+    tree: Tree,
+    hidden: Tensor,
+    logits: Tensor,
+    choices: Sequence[int] | None,
+) -> Walk:
+    """VERIFY and ACCEPT rows of one round, and its walk through `tree`, by `choices` where they are known.
+
+    Inputs as `expected`; hidden [n,w] and logits [n,V] answer what was really verified, `tree`.
+    """
+    _verify_rows(writer, where, expected, hidden, logits)
+    walk = greedy_walk(tree.tokens, tree.parents, choices or [best(row, 1)[0] for row in logits])
+    for j, (node, token) in enumerate(zip(walk.nodes, walk.tokens, strict=True)):
+        writer.add(where, Phase.ACCEPT, j, input_id=token, parent=node)
+    return walk
+
+
+class HandsOver(Protocol):
+    """The part of a head that verifying needs."""
+
+    @property
+    def target(self) -> Target:
+        """The model it drafts for."""
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """See reference.model.Head."""
+
+
+def verify(head: HandsOver, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
     """(hidden [n,w], target logits [n,V]) of each (committed length, tree) over tokens int64 [T], in one forward."""
     if not trees:
         return []
@@ -217,7 +244,6 @@ def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
 
 
 def _verify_rows(writer: Writer, where: Where, expected: Tree, hidden: Tensor, logits: Tensor) -> None:
-    """Inputs as `expected`; hidden [n,w] and logits [n,V] answer what was really verified."""
     for s, position in enumerate(expected.positions(where.committed)):
         writer.add(
             where,

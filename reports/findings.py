@@ -13,6 +13,7 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.progress import ScenarioResult
 from harness.types import Kind
+from harness.words import counted
 from reports.prose import say
 
 #: Kinds that are about the engine's life and books, not about what was drafted or verified.
@@ -21,8 +22,11 @@ NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERM
 ABOUT_THE_TEXT = ("finish", "losslessness")
 
 
-def render_findings(console: Console, results: Sequence[ScenarioResult], *, most: int = 8) -> None:
-    """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands."""
+def render_findings(console: Console, results: Sequence[ScenarioResult], *, most: int = 8, look: bool = True) -> None:
+    """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
+
+    look: name the command that judges again; False where that is what was just done.
+    """
     left = most
     for one in results:
         roots = roots_of(one)
@@ -32,30 +36,36 @@ def render_findings(console: Console, results: Sequence[ScenarioResult], *, most
             say(console)
             say(console, describe(finding.first, one.scenario, finding=finding))
         if left > 0:
-            render_next(console, one)
+            render_next(console, one, look=look)
         left -= len(roots)
     if left < 0:
-        say(console, f"\n{-left} more findings; all of them are in findings.jsonl in each scenario's folder")
+        more = counted(-left, "more finding")
+        say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
 
 
-def render_first(console: Console, one: ScenarioResult) -> None:
-    """The first root finding in brief, the two facts, and where to look."""
+def render_first(console: Console, one: ScenarioResult, *, where: str) -> None:
+    """The first root finding, how many others there are, the two facts, and where to look. where: case and engine."""
     roots = roots_of(one)
     if roots:
-        first = next((found for found in one.divergences if found.first), roots[0].first)
+        first = next((found for found in roots if found.first.first), roots[0])
         say(console)
-        say(console, describe(first, one.scenario))
+        say(console, where, style="bold")
+        say(console, describe(first.first, one.scenario, finding=first))
+        if len(roots) > 1:
+            others = ", ".join(found.signature for found in roots if found is not first)
+            say(console, f"  {counted(len(roots) - 1, 'other finding')}: {others}")
         render_next(console, one)
 
 
-def render_next(console: Console, one: ScenarioResult) -> None:
+def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:
     """What else is known about a failing scenario, and the commands that look at it again."""
     follow = sum(finding.count for finding in one.findings if not finding.is_root)
     if follow:
         say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
     for line in facts(one):
         say(console, f"  {line}")
-    say(console, f"  look again without a GPU:  eaglecheck recheck {one.folder}")
+    if look:
+        say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")
     if one.specimen is not None:
         say(console, f"  run it again:  eaglecheck replay {one.specimen}")
 

@@ -1,10 +1,14 @@
 """What a person sees while a run goes on: one live line on a terminal, one printed line a scenario elsewhere.
 
+Without a terminal nothing is drawn over, so a line is said again only every PULSE_SECONDS: enough to see that it lives.
 An observer of the run: it cannot affect it. It must not judge, and must not import torch or sglang.
 """
 
 from __future__ import annotations
 
+import re
+import time
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -16,14 +20,18 @@ from harness.progress import Booted, Judged, Preparing, Progress, ScenarioResult
 from harness.types import Outcome
 from reports.prose import say, say_list
 
+#: How long an output without a terminal may be silent.
+PULSE_SECONDS = 15.0
 STYLE = {Outcome.PASS: "bold green", Outcome.FAIL: "bold red", Outcome.UNKNOWN: "bold yellow"}
 
 
 class LiveLine:
     """Use as a context manager around a run, and as its observer."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
+        self._clock = clock
+        self._last = clock()
         self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
         self._now = ""
         self._said = ""
@@ -40,8 +48,8 @@ class LiveLine:
 
     def __call__(self, event: Progress) -> None:
         match event:
-            case Preparing(text=text):
-                self._show(text, once=text.split("(")[0])
+            case Preparing(text=text, log=log):
+                self._show(text, once=text.split("(")[0], more=f"; its own output: {log}" if log is not None else "")
             case Booted(header=header, seconds=seconds):
                 self._booted(header, seconds)
             case Started(scenario=scenario, index=index, total=total):
@@ -52,13 +60,15 @@ class LiveLine:
                 running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
                 self._show(f"{self._now}: turn {tick}, {running} running, {waiting} waiting", once="")
             case Judged(result=result):
-                say(self._console, scenario_line(self._now, result))
+                self._say(scenario_line(self._now, result))
 
     def _booted(self, header: dict[str, Any], seconds: float) -> None:
         """The engine in full the first time, in one line when the same one comes up again."""
         self._said = ""
         name = f"SGLang {header.get('release')} on {header.get('device')}"
-        say(self._console, f"{name}, booted in {seconds:.0f} s")
+        self._say(f"{name}, booted in {seconds:.0f} s")
+        for line in lease_facts(header.get("lease")):
+            say(self._console, f"  {line}")
         facts = engine_facts(header)
         if facts != self._engine:
             self._engine = facts
@@ -66,13 +76,32 @@ class LiveLine:
             if facts[1:]:
                 say_list(self._console, "our stand-ins:", facts[1:])
 
-    def _show(self, text: str, *, once: str) -> None:
-        """The live line; without a terminal only `once`, and only when it changes."""
+    def _show(self, text: str, *, once: str, more: str = "") -> None:
+        """The live line. Without a terminal: when `once` changes, without its clock, and whole at every pulse."""
         if self._status is not None:
             self._status.update(escape(text))
         elif once and once != self._said:
             self._said = once
-            say(self._console, once.strip())
+            self._say(re.sub(r" \([^)]*\)", "", text, count=1))
+        elif self._clock() - self._last >= PULSE_SECONDS:
+            self._say(text + more)
+
+    def _say(self, text: str | Text) -> None:
+        self._last = self._clock()
+        say(self._console, text)
+
+
+def lease_facts(lease: dict[str, Any] | None) -> list[str]:
+    """The share of a GPU that an engine runs on, and whether it keeps to it."""
+    if not lease:
+        return []
+    share, used = lease["share_mib"] / 1024, lease.get("used_mib")
+    lines = [f"leases {share:g} GiB of {lease['card']} ({lease['uuid']})"]
+    if used is not None:
+        lines[0] += f", uses {used / 1024:.1f} GiB"
+        if used > lease["share_mib"]:
+            lines.append(f"that is more than its share; name a larger one:  --gpu-share {used // 1024 + 1}")
+    return lines
 
 
 def engine_facts(header: dict[str, Any]) -> list[str]:

@@ -3,31 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
+from harness.bundle import Manifest
 from harness.doctor import Finding
 from harness.envs import EngineEnv
 from reports.prose import say
 
+MIB = 2**20
 STYLE = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 
 
-def render_doctor(console: Console, found: Sequence[Finding]) -> None:
-    """One line an answer, with what to type under each that can be mended, and what it all comes to."""
+def render_doctor(console: Console, found: Sequence[Finding], *, first_run_installs: bool = False) -> None:
+    """One line an answer, with what to type under each that can be mended, and what it all comes to.
+
+    first_run_installs: whatever is missing is installed by the first run, so nothing needs to be typed before it.
+    """
     wide = max(len(finding.name) for finding in found)
-    for finding in found:
+    for place, finding in enumerate(found, 1):
         line = Text()
         line.append(f"{finding.status:<7}", style=STYLE[finding.status])
         line.append(f"  {finding.name:<{wide}}  {finding.detail}")
         say(console, line)
-        if finding.mend:
+        if finding.mend and finding.mend not in {later.mend for later in found[place:]}:  # one command mends several
             say(console, f"{'':<9}to mend it:  {finding.mend}")
     missing = [finding.name for finding in found if finding.status == "missing"]
     warned = [finding.name for finding in found if finding.status == "warn"]
     say(console)
-    if missing:
+    if missing and first_run_installs:
+        what = ", ".join(missing)
+        say(
+            console,
+            f"ready to run; the first run installs {what} (about 4 GB, once):  eaglecheck run",
+            style=STYLE["ok"],
+        )
+    elif missing:
         say(console, f"a run is not possible yet: {', '.join(missing)}", style=STYLE["missing"])
     elif warned:
         say(console, f"ready to run; worth a look: {', '.join(warned)}", style=STYLE["warn"])
@@ -47,3 +60,21 @@ def render_engines(console: Console, engines: Sequence[EngineEnv], *, here: Engi
         line.append(f", torch {engine.torch}" if engine.ready else "")
         say(console, line)
     say(console, "\ninstall one:  eaglecheck engines install VERSION")
+
+
+def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:
+    """What a bundle came to: a size a part, a size an archive, and what to type on the machine it is for."""
+    rows = [(tree.name.rpartition("-")[0], tree) for tree in manifest.trees]
+    wide = max(len(name) for name, _ in rows)
+    say(console, f"{'part':<{wide}}  {'files':>6} {'MiB':>7} {'left out':>9}")
+    for name, tree in rows:
+        left_out = sum(rule.size for rule in tree.slimmed) / MIB
+        say(console, f"{name:<{wide}}  {tree.files:>6} {tree.size / MIB:>7.1f} {left_out:>9.1f}")
+    say(console)
+    for archive in manifest.archives:
+        say(console, f"{archive.member:<{wide}}  {archive.size / MIB:>14.1f}")
+    releases = ", ".join(release.version for release in manifest.releases)
+    what = f"SGLang {releases}" if releases else "a part to be unpacked after the releases it was packed for"
+    say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, {what}")
+    say(console, f"for Python {manifest.python}, torch {manifest.torch}, glibc {manifest.glibc}, {manifest.cuda_arch}")
+    say(console, f"there, in a copy of this folder:  python3 -m harness.unpack {path.name}")

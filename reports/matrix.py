@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.types import Outcome
+from harness.words import counted
 from reports.live import STYLE
 from reports.prose import heading, say
 
@@ -56,7 +57,7 @@ def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
     each = ", ".join(f"{counts[name]} {name}" for name in Outcome if counts[name])
     agreed = "all as expected" if not unforeseen else f"{len(unforeseen)} not as expected"
     say(console)
-    say(console, f"verdict {outcome}: {len(cells)} cells, {each}; {agreed}", style=STYLE[outcome])
+    say(console, f"verdict {outcome}: {counted(len(cells), 'cell')}, {each}; {agreed}", style=STYLE[outcome])
 
 
 def _verdict(cell: dict[str, Any]) -> Text:

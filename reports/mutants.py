@@ -5,6 +5,7 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 
@@ -13,7 +14,8 @@ from rich.status import Status
 from rich.text import Text
 
 from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
-from reports.live import STYLE
+from harness.words import counted
+from reports.live import PULSE_SECONDS, STYLE
 from reports.prose import heading, say
 
 FATES = {Fate.KILLED: "green", Fate.SURVIVED: "bold red", Fate.NOT_RUN: "yellow", Fate.BROKEN: "bold red"}
@@ -25,6 +27,7 @@ class MutantLine:
 
     def __init__(self, console: Console) -> None:
         self._console = console
+        self._last = time.monotonic()
         self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
 
     def __enter__(self) -> MutantLine:
@@ -38,10 +41,15 @@ class MutantLine:
 
     def __call__(self, step: Step) -> None:
         place = f"mutant {step.index:>{len(str(step.total))}}/{step.total}"
+        now = time.monotonic()
         if step.score is not None:
+            self._last = now
             say(self._console, _line(place, step.score))
         elif self._status is not None:
             self._status.update(Text(f"{place} {step.text}"))
+        elif now - self._last >= PULSE_SECONDS:
+            self._last = now
+            say(self._console, f"{place} {step.text}")
 
 
 def _line(place: str, score: Score) -> Text:
@@ -99,4 +107,5 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
     busy = sum(bool(killed) for killed in board.by_check.values())
     say(console)
     checks = f"{busy} of {len(board.by_check)} checks kill at least one"
-    say(console, f"verdict {board.outcome}: {len(board.scores)} mutants, {each}; {checks}", style=STYLE[board.outcome])
+    mutants = counted(len(board.scores), "mutant")
+    say(console, f"verdict {board.outcome}: {mutants}, {each}; {checks}", style=STYLE[board.outcome])

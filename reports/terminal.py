@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cases.situations import reach_of
+from harness.deviations import ASSUMED
 from harness.progress import RunResult
 from harness.types import Outcome
+from harness.words import counted
 from reports.findings import render_findings
 from reports.live import STYLE, LiveLine
 from reports.matrix import render_matrix
@@ -36,13 +38,16 @@ COMPARED = {
 NOT_EXERCISED = "not exercised"
 
 
-def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()) -> None:
-    """Counts, situations, findings, cost, verdict. notes: what else to know before the verdict."""
+def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
+    """Counts, situations, findings, cost, verdict. notes: what else to know before the verdict.
+
+    again: the line that says how to look at it again, instead of naming `recheck`, which a recheck must not do.
+    """
     render_counts(console, result)
     render_situations(console, result)
-    render_findings(console, result.results)
+    render_findings(console, result.results, look=not again)
     render_cost(console, result)
-    render_verdict(console, result, notes=notes)
+    render_verdict(console, result, notes=notes, again=again)
 
 
 def render_counts(console: Console, result: RunResult) -> None:
@@ -90,17 +95,17 @@ def render_cost(console: Console, result: RunResult) -> None:
     say(console)
     say(
         console,
-        f"{cost.boots} engine boot{'s' if cost.boots != 1 else ''} {cost.boot_seconds:.1f} s, "
+        f"{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
         f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s, "
         f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
     )
 
 
-def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] = ()) -> None:
+def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
     """What was not exercised, why a verdict is missing, where everything lies, and the verdict as the last line."""
     say(console)
     for reason in result.verdict.reasons:
-        if reason.startswith(NOT_EXERCISED):
+        if reason.startswith((NOT_EXERCISED, ASSUMED)):
             say(console, reason, style="dim")
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
@@ -108,7 +113,7 @@ def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] 
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")
-    say(console, f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
+    say(console, again or f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
     say(console)
     say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 
@@ -119,7 +124,7 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
     for one in result.results:
         if one.verdict.outcome is Outcome.UNKNOWN:
             for reason in one.verdict.reasons:
-                if not reason.startswith(NOT_EXERCISED):
+                if not reason.startswith((NOT_EXERCISED, ASSUMED)):
                     found.setdefault(reason, []).append(one.scenario.name)
     return found
 
@@ -127,11 +132,15 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
 def verdict_line(result: RunResult) -> str:
     """One sentence that begins with the verdict."""
     outcomes = [one.verdict.outcome for one in result.results]
-    total = f"{len(outcomes)} scenario{'s' if len(outcomes) != 1 else ''}"
+    total = counted(len(outcomes), "scenario")
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
-        return f"verdict PASS: {name} agrees with the reference in {total}"
+        assumed = sorted(
+            {reason[len(ASSUMED) :].split(",")[0] for reason in result.verdict.reasons if reason.startswith(ASSUMED)}
+        )
+        given = f", {', '.join(assumed)} assumed" if assumed else ""
+        return f"verdict PASS: {name} agrees with the reference in {total}{given}"
     open_ones = f", {unknown} could not be judged" if unknown else ""
     if result.verdict.outcome is Outcome.FAIL:
         kinds = ", ".join(result.verdict.root_kinds)

@@ -172,6 +172,7 @@ def store(root: Path, *cases: tuple[str, Break], finish: bool = True) -> Path:
             )
     if finish:
         writer.finish(merge(verdicts))
+    writer.close()
     return writer.folder
 
 

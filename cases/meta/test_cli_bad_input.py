@@ -120,7 +120,7 @@ REFUSED = {
     "case-unknown": ["matrix", "--engines", "0.5.11", "--cases", "pr2501"],
     "case-twice": ["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"],
     "engines-empty": ["matrix", "--engines", ",", "--cases", "pr25015"],
-    "device": ["run", "--device", "cuda"],
+    "device": ["run", "--device", "tpu"],
     "attention": ["run", "--cpu-attention", "torhc"],
     "revert-unknown": ["run", "--revert", "1"],
     "revert-old-release": ["run", "--revert", "25015", "--engine", "0.5.11"],

@@ -23,6 +23,7 @@ from cases.processes import survivors, tree
 from harness import closure, engine, envs
 from harness.store import RunReader
 from harness.types import Outcome
+from reports import live
 
 
 @pytest.fixture
@@ -93,6 +94,39 @@ def test_an_engine_that_never_answers_is_given_up_and_ended(work, monkeypatch):
     assert survivors(psutil.Process().children(recursive=True)) == []
 
 
+def test_a_long_boot_is_not_silent_where_there_is_no_terminal(work, monkeypatch):
+    pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
+    monkeypatch.setattr(engine, "BOOT_SECONDS", 2.5)
+    monkeypatch.setattr(live, "PULSE_SECONDS", 0.9)
+    said = call("run", "--scenario", "single").stdout.splitlines()
+    log = only_run(work).relative_to(work) / "engine.log"
+    pulses = [line for line in said if line.startswith("SGLang 0.5.23 booting (")]
+    assert said[0] == "SGLang 0.5.23 booting"
+    assert 1 <= len(pulses) <= 2
+    assert all(line.endswith(f" s); its own output: {log}") for line in pulses)
+
+
+MATRIX = ("matrix", "--engines", "0.5.13", "--cases", "pr25015")
+
+
+@pytest.mark.parametrize(
+    ("variable", "command"),
+    [
+        ("EAGLECHECK_HOME", ("run",)),
+        ("EAGLECHECK_HOME", MATRIX),
+        ("EAGLECHECK_HOME", ("engines", "install", "0.5.13")),
+        ("EAGLECHECK_RUNS", ("run",)),
+        ("EAGLECHECK_RUNS", MATRIX),
+    ],
+)
+def test_a_place_that_cannot_be_written_to_is_a_usage_error_whichever_it_is(work, monkeypatch, command, variable):
+    (work / "file").write_text("")
+    monkeypatch.setenv(variable, str(work / "file" / "below"))
+    done = call(*command)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert f"{work / 'file' / 'below'}: Not a directory" in done.stderr
+
+
 def test_a_folder_for_sockets_whose_name_is_too_long_is_named(work, monkeypatch):
     pretended_engine.furnish(work / "home")
     deep = work / ("long" * 25)
@@ -109,7 +143,7 @@ def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_fault_of
     done = call("run", "--scenario", "single")
     assert done.exit_code == 3, done.output
     assert "cannot write to runs/" in done.stderr
-    assert "is incomplete, 0 of 1 scenarios judged" in done.stderr
+    assert "is incomplete, 0 of 1 scenario judged" in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -13,7 +13,7 @@ from cases.meta import results
 from cases.meta.test_cli_bad_input import call
 from harness import envs
 from harness.cli import app
-from harness.store import RunReader
+from harness.store import RunReader, RunWriter
 from harness.types import Outcome
 
 
@@ -104,7 +104,84 @@ def test_a_scenario_that_was_half_written_is_left_out(work):
     (half / "engine.parquet").write_bytes(b"PAR1")
     done = call("recheck", str(run))
     assert done.exit_code == 3, done.output
-    assert "cut off after 1 scenarios" in done.stdout
+    assert "cut off while running; 1 scenario of it can be judged" in done.stdout
+
+
+def _cut_off(path):
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize("of", ["run", "scenario"])
+def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
+    said = {}
+    for name, harm in (("gone", lambda path: path.unlink()), ("cut off", _cut_off)):
+        run = work / stored(work)
+        harm((run if of == "run" else scenario_of(run)) / "verdict.json")
+        done = call("recheck", str(run.relative_to(work)))
+        text = done.stdout.replace(run.name, "RUN")
+        text = text.replace("it has no verdict.json, so it was cut off while running", "WHY")
+        text = text.replace("its verdict.json is damaged, so it is not known how it ended", "WHY")
+        said[name] = (done.exit_code, text, done.stderr)
+    assert said["gone"] == said["cut off"]
+    assert said["gone"][0] == (3 if of == "run" else 0)
+
+
+def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
+    run = work / stored(work, finish=False)
+    writer = RunWriter.attach(run)
+    try:
+        done = call("recheck", str(run.relative_to(work)))
+        assert done.exit_code == 3, done.output
+        assert "is still running; 2 scenarios of it can be judged" in done.stdout
+        assert f"look again when it is over:  eaglecheck recheck {run.relative_to(work)}" in done.stdout
+        assert "cut off" not in done.stdout
+        for path in run.glob("*/verdict.json"):
+            path.unlink()
+        done = call("recheck", str(run.relative_to(work)))
+        assert done.exit_code == 3, done.output
+        assert "is still running; 0 scenarios of it can be judged" in done.stdout
+    finally:
+        writer.close()
+    done = call("recheck", str(run.relative_to(work)))
+    assert (done.exit_code, done.stdout) == (2, ""), "it ended without a judged scenario"
+
+
+@pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
+def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
+    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair: stored.reference)
+    run = stored(work, FAILING)
+    said = call("recheck", str(run), *options).stdout.splitlines()
+    typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
+    assert not [line for line in said if line.endswith(typed)]
+    assert [line for line in said if "eaglecheck replay" in line]
+
+
+def test_a_run_that_is_not_there_names_the_nearest(work, monkeypatch):
+    runs = [stored(work) for _ in range(3)]
+    typed = f"{runs[1].name[:-1]}z"
+    done = call("recheck", typed)
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert f"there is no folder {typed}: looked for a run, a scenario or a specimen" in done.stderr
+    assert "runs that are there, nearest first: runs/" in done.stderr
+    assert all(str(run) in done.stderr for run in runs)
+    monkeypatch.setenv("EAGLECHECK_RUNS", str(work / "elsewhere"))
+    away = results.store(work / "elsewhere", *PASSING)
+    assert str(away) in call("recheck", f"runs/{typed}").stderr
+    assert f"for example:  eaglecheck recheck {away}" in call("recheck", away.name).stderr
+
+
+def test_a_scenario_that_is_not_there_names_those_of_its_run(work):
+    run = stored(work)
+    done = call("recheck", str(run / "singel"))
+    assert done.exit_code == 2
+    assert f"scenarios of that run that are there, nearest first: {run}/single-" in done.stderr
+
+
+def test_a_specimen_that_is_not_there_names_the_newest(work):
+    run = stored(work, FAILING)
+    done = call("replay", "pr25015")
+    assert done.exit_code == 2
+    assert f"specimens that are there, newest first: {run}/specimens/pr25015-" in done.stderr
 
 
 def test_a_run_without_a_judged_scenario_has_nothing_to_judge(work):
@@ -136,12 +213,12 @@ DAMAGES = {
     "manifest-missing": lambda run: (run / "manifest.json").unlink(),
     "manifest-newer": lambda run: _version(run / "manifest.json", "store_version"),
     "verdict-newer": lambda run: _version(run / "verdict.json", "store_version"),
-    "verdict-cut-off": lambda run: (run / "verdict.json").write_bytes((run / "verdict.json").read_bytes()[:50]),
     "scenario-gone": lambda run: shutil.rmtree(scenario_of(run)),
     "scenario-file-gone": lambda run: (scenario_of(run) / "scenario.json").unlink(),
     "trace-newer": lambda run: _version(scenario_of(run) / "engine.json", "trace_schema"),
     "trace-cut-off": lambda run: (scenario_of(run) / "engine.parquet").write_bytes(b"PAR1"),
     "trace-gone": lambda run: (scenario_of(run) / "engine.json").unlink(),
+    "rows-gone": lambda run: (scenario_of(run) / "engine.parquet").unlink(),
     "tensors-gone": lambda run: shutil.rmtree(scenario_of(run) / "tensors"),
     "tensors-cut-off": lambda run: (scenario_of(run) / "tensors" / "engine.safetensors").write_bytes(b"12"),
     "findings-gone": lambda run: (scenario_of(run) / "findings.jsonl").unlink(),

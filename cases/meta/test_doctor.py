@@ -11,9 +11,11 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
 from cases.meta.pretended_pip import PretendedPip, quiet
 from harness import closure, doctor, envs
+from harness.cli import app
 
 usage = namedtuple("usage", "total used free")
 
@@ -40,6 +42,33 @@ def test_nothing_installed_names_the_newest_release_and_how_to_get_it(home: Path
     assert (engine.status, engine.mend) == ("missing", f"eaglecheck engines install {envs.NEWEST}")
     assert only("engine dependencies").status == "missing"
     assert not home.exists()  # looking changes nothing
+
+
+def test_an_empty_home_stops_no_run_since_the_first_one_installs(home: Path) -> None:
+    found = doctor.diagnose()
+    assert doctor.first_run_installs(found)
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.count(f"eaglecheck engines install {envs.NEWEST}") == 1
+    last = shown.stdout.splitlines()[-1]
+    what = f"engine dependencies, SGLang {envs.NEWEST}"
+    assert last == f"ready to run; the first run installs {what} (about 4 GB, once):  eaglecheck run"
+
+
+def test_an_interrupted_installation_is_not_taken_for_none(home: Path) -> None:
+    (home / "engines" / "0.5.23").mkdir(parents=True)
+    assert not doctor.first_run_installs(doctor.diagnose())
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 3
+
+
+def test_a_home_that_can_hold_nothing_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.write_text("a file")
+    for place, why in ((home, f"{home} is no folder"), (home / "below", f"{home} is no folder")):
+        monkeypatch.setenv("EAGLECHECK_HOME", str(place))
+        disk = only("disk")
+        assert (disk.status, disk.detail) == ("missing", f"EAGLECHECK_HOME is {place}, and {why}")
+        assert disk.mend.startswith("export EAGLECHECK_HOME=")
+        assert not doctor.first_run_installs(doctor.diagnose())
 
 
 def test_an_installed_release_is_as_published(home: Path) -> None:

@@ -104,3 +104,12 @@ def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Pa
     with closure.installing("x", quiet) as lock, pytest.raises(KeyboardInterrupt):
         closure.run(command, lock=lock, progress=interrupt)
     assert time.monotonic() - started < 10
+
+
+def test_a_long_installation_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closure, "PULSE_SECONDS", 0.2)
+    said: list[str] = []
+    with (tmp_path / "lock").open("w") as lock:
+        closure.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
+    assert len(said) >= 3
+    assert said[0] == "still installing (0 s)"

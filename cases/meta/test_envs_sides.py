@@ -11,7 +11,14 @@ import pytest
 HARNESS = Path(__file__).resolve().parents[2] / "harness"
 ENGINE_PACKAGE = "eaglecheck_engine"
 MAY_USE = {*sys.stdlib_module_names, "torch", "numpy", "sglang", ENGINE_PACKAGE}
-BOTH_SIDES = {"wire", "compat", "faults"}  # data and framing: standard library and NumPy only
+BOTH_SIDES = {
+    "wire",
+    "compat",
+    "faults",
+    "gpus",
+    "lease_files",
+    "leases",
+}  # data and framing: standard library and NumPy only
 
 
 def imports(path: Path) -> list[tuple[str, str]]:

@@ -191,3 +191,29 @@ def test_one_live_request_is_dropped_once():
     memory, values = {}, {"keep": torch.tensor([0, 1, 2])}
     assert ACTS["drop_live"](scene(memory), values)["keep"].tolist() == [0, 1]
     assert ACTS["drop_live"](scene(memory), values) == {}
+
+
+def layer(number, memory):
+    one = scene(memory)
+    one.step = number
+    return one
+
+
+def test_layers_that_do_not_rotate_all_read_what_the_first_one_read():
+    memory, act = {}, ACTS["unrotated"]
+    assert act(layer(0, memory), {"input_ids": torch.tensor([1, 2, 3])}) == {}
+    assert act(layer(2, memory), {"input_ids": torch.tensor([3, 8, 9])})["input_ids"].tolist() == [1, 2, 3]
+
+
+def test_a_layers_tail_stays_what_it_was_and_the_rest_rotates():
+    memory, act = {}, ACTS["tail_kept"]
+    ends = [share.last for share in layer(1, memory).shares]
+    before = torch.arange(100, 100 + max(ends) + 1)
+    assert act(layer(0, memory), {"input_ids": before}) == {}
+    made = act(layer(1, memory), {"input_ids": torch.arange(max(ends) + 1)})["input_ids"].tolist()
+    assert made == [100 + row if row in ends else row for row in range(max(ends) + 1)]
+
+
+def test_the_first_two_layers_change_places():
+    made = ACTS["layers_exchanged"](scene({}), {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
+    assert made["ids"].tolist() == [[2, 1, 3], [5, 4, 6]]

@@ -11,6 +11,7 @@ import pytest
 from cases.processes import survivors
 
 HOST = Path(__file__).with_name("pretended_host.py")
+ROOT = Path(__file__).resolve().parents[2]
 
 #: An inner test that boots the pretended host and writes down the ids of its processes.
 BOOT = f"""
@@ -45,7 +46,7 @@ def session(tmp_path):
         command = [sys.executable, "-m", "pytest", *plugins, *options]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "EAGLECHECK_"))}
         kept.pop("CI", None)
-        kept |= {"EAGLECHECK_HOME": str(tmp_path / "home"), "COLUMNS": "200"} | environment
+        kept |= {"EAGLECHECK_HOME": str(tmp_path / "home"), "COLUMNS": "200", "PYTHONPATH": str(ROOT)} | environment
         return subprocess.run(command, cwd=tmp_path, env=kept, capture_output=True, text=True, check=False, timeout=120)
 
     return run
@@ -70,7 +71,7 @@ def test_header_names_releases_device_and_home(session, tmp_path):
     [
         ("--engine=0.9.9", "supported: 0.5.11, 0.5.12.post1, 0.5.13"),
         ("--engine=0.5.13", "install it:  eaglecheck engines install 0.5.13"),
-        ("--device=tpu", "allowed: cpu"),
+        ("--device=tpu", "allowed: cpu, cuda"),
     ],
 )
 def test_option_that_cannot_be_is_refused_before_any_test(session, option, said):

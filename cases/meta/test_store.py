@@ -3,7 +3,10 @@
 import errno
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -107,8 +110,39 @@ def refused(call, *texts):
 def test_run_without_verdict_is_incomplete_and_says_so(tmp_path, case):
     writer = RunWriter.create(tmp_path, manifest={})
     save(writer, case)
-    refused(lambda: RunReader.open(writer.folder), "incomplete", "1 scenarios were judged", "eaglecheck recheck")
+    writer.close()
+    refused(lambda: RunReader.open(writer.folder), "incomplete", "1 scenario of it is judged", "eaglecheck recheck")
     assert len(list(RunReader.open(writer.folder, allow_incomplete=True).scenarios())) == 1
+
+
+def test_run_that_is_still_written_says_so_and_one_whose_writers_are_gone_does_not(tmp_path, case):
+    writer = RunWriter.create(tmp_path, manifest={})
+    other = RunWriter.attach(writer.folder)
+    save(writer, case)
+    refused(lambda: RunReader.open(writer.folder), "still running", "1 scenario of it is judged")
+    writer.close()
+    assert RunReader.open(writer.folder, allow_incomplete=True).live, "the other one goes on"
+    other.close()
+    assert not RunReader.open(writer.folder, allow_incomplete=True).live
+
+
+WRITES = """
+import sys, time
+from pathlib import Path
+from harness.store import RunWriter
+writer = RunWriter.create(Path(sys.argv[1]), manifest={})
+print(writer.folder, flush=True)
+time.sleep(600)
+"""
+
+
+def test_run_of_a_process_that_was_killed_is_not_running_any_more(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", WRITES, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
+        folder = Path(process.stdout.readline().strip())
+        assert RunReader.open(folder, allow_incomplete=True).live
+        process.kill()
+    assert RunReader.open(folder, allow_incomplete=True).live is False
+    assert list(folder.iterdir()) == [folder / "manifest.json"], "and nothing of the lock is left"
 
 
 def test_half_a_last_line_is_forgiven_only_in_an_incomplete_run(run):
@@ -120,8 +154,10 @@ def test_half_a_last_line_is_forgiven_only_in_an_incomplete_run(run):
 
 
 def test_no_such_folder_names_those_there_are(run):
-    refused(lambda: RunReader.open(run.parent / "nope"), "no run folder", run.name)
-    refused(lambda: RunReader.open(run / "nope"), "there are no runs")
+    refused(lambda: RunReader.open(run.parent / "nope"), f"there is no folder {run.parent / 'nope'}", str(run))
+    refused(lambda: RunReader.open(run.parent / f"{run.name[:-1]}x"), f"nearest first: {run}", f"recheck {run}")
+    scenario = next(path.parent for path in run.glob("*/scenario.json"))
+    refused(lambda: RunReader.open(run / "nope"), "scenarios of that run that are there", str(scenario))
 
 
 def test_foreign_folder_is_refused(tmp_path):
@@ -141,7 +177,7 @@ def test_newer_foreign_and_damaged_files_are_refused(run, name):
     edit(run / name, foreign=1)
     refused(lambda: RunReader.open(run), "foreign", "allowed keys")
     (run / name).write_bytes(whole[: len(whole) // 2])
-    refused(lambda: RunReader.open(run), name, "not whole JSON")
+    refused(lambda: RunReader.open(run), name, "not whole JSON" if name == "manifest.json" else "incomplete")
     (run / name).write_text("[1]")
     refused(lambda: RunReader.open(run), "a list, not an object")
 

@@ -15,6 +15,7 @@ from harness.documents import cell_document
 from harness.envs import EngineEnv
 from harness.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.types import Kind
+from reports.findings import render_first
 from reports.live import LiveLine
 from reports.machine import render_doctor, render_engines
 from reports.matrix import render_matrix
@@ -78,7 +79,7 @@ def test_commands_and_findings_are_never_broken_so_that_they_can_be_copied(width
     run = failing()
     lines = printed(render_run, run, width=width).splitlines()
     for one in run.results[1:]:
-        assert f"  look again without a GPU:  eaglecheck recheck {one.folder}" in lines
+        assert f"  look again without SGLang:  eaglecheck recheck {one.folder}" in lines
         assert f"  run it again:  eaglecheck replay {one.specimen}" in lines
     assert f"judge it again without SGLang:  eaglecheck recheck {run.folder}" in lines
 
@@ -144,6 +145,17 @@ def cells():
     ]
 
 
+def test_first_finding_of_a_cell_names_cell_count_and_signature_and_counts_the_others():
+    position, numeric = results.EVERY_KIND[Kind.POSITION], results.EVERY_KIND[Kind.NUMERIC]
+    first = replace(position, first=True)
+    one = results.with_divergences("pr25015", first, replace(position, round=13), numeric)
+    lines = printed(render_first, one, where="pr25015 on SGLang 0.5.13 with #25015 reverted").splitlines()
+    assert lines[1] == "pr25015 on SGLang 0.5.13 with #25015 reverted"
+    assert "  1 more in this scenario; this is the first; request r1" in lines
+    assert f"  signature {first.signature}" in lines
+    assert f"  1 other finding: {numeric.signature}" in lines
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_matrix(width, snapshot):
     assert printed(render_matrix, cells(), width=width) == snapshot
@@ -176,6 +188,59 @@ def test_live_lines_where_there_is_no_terminal(snapshot):
             line(Judged(result=unknown().results[1]))
 
     assert printed(tell) == snapshot
+
+
+def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_silent_for_longer():
+    now = [0.0]
+
+    def tell(console):
+        one = passing().results[0]
+        with LiveLine(console, clock=lambda: now[0]) as line:
+            for second in range(40):
+                now[0] = float(second)
+                line(Preparing(text=f"SGLang 0.5.23 booting ({second} s)", log=results.RUN / "engine.log"))
+            line(Booted(header=results.HEADER, seconds=39.0))
+            line(Started(scenario=one.scenario, index=1, total=2))
+            for tick in range(40):
+                now[0] += 1
+                line(Turned(tick=tick, state={"running": ["a"], "waiting": []}))
+
+    assert printed(tell).splitlines() == [
+        "SGLang 0.5.23 booting",
+        f"SGLang 0.5.23 booting (15 s); its own output: {results.RUN}/engine.log",
+        f"SGLang 0.5.23 booting (30 s); its own output: {results.RUN}/engine.log",
+        "SGLang 0.5.23 on cpu, booted in 39 s",
+        "  EAGLEWorkerV2, normal loop, triton attention, float32, torch 2.13.0+cpu",
+        "scenario 1/2 single: turn 14, 1 running, 0 waiting",
+        "scenario 1/2 single: turn 29, 1 running, 0 waiting",
+    ]
+
+
+def test_waiting_for_a_lease_says_at_once_who_has_it():
+    text = (
+        "SGLang 0.5.23 waiting for a GPU lease (0 s, at most 300 s): GPU 0 (H100): leased to engine process 7 (4 GiB)"
+    )
+
+    def tell(console):
+        with LiveLine(console) as line:
+            line(Preparing(text=text))
+            line(Preparing(text=text.replace("(0 s", "(1 s")))
+
+    said = "SGLang 0.5.23 waiting for a GPU lease: GPU 0 (H100): leased to engine process 7 (4 GiB)\n"
+    assert printed(tell) == said
+
+
+@pytest.mark.parametrize(("used", "over"), [(None, False), (3000, False), (5300, True)])
+def test_the_share_of_a_gpu_is_told_and_whether_it_is_kept(used, over):
+    lease = {"card": "NVIDIA H100", "uuid": "GPU-4f1f", "slot": 0, "share_mib": 4096, "used_mib": used}
+
+    def tell(console):
+        with LiveLine(console) as line:
+            line(Booted(header={**results.HEADER, "lease": lease}, seconds=9.0))
+
+    text = printed(tell)
+    assert "leases 4 GiB of NVIDIA H100 (GPU-4f1f)" in text
+    assert ("more than its share; name a larger one:  --gpu-share 6" in text) is over
 
 
 def test_live_line_on_a_terminal_tells_turns_and_leaves_only_results():

@@ -83,6 +83,43 @@ def test_margin_that_is_nan_is_no_tie():
     assert not is_tie(margin=float("nan"), scale=8.0, budget=F32)
 
 
+F16 = BUDGETS["float16"]
+
+
+def test_a_row_is_held_to_what_a_run_in_the_engines_dtype_does():
+    truth = np.asarray([[4.0, -2.0]], dtype=np.float32)
+    own = truth + np.float32(0.01)
+    within, beyond = truth + np.float32(0.03), truth + np.float32(0.06)
+    assert judge_rows(engine=within, truth=truth, own=own, budget=F16).passed.all()
+    assert not judge_rows(engine=beyond, truth=truth, own=own, budget=F16).passed.any()
+    assert judge_rows(engine=beyond, truth=truth, budget=F16).passed.all()  # without such a run only the wide limit
+
+
+def test_a_run_that_is_exact_by_luck_does_not_forbid_rounding():
+    truth = np.asarray([[8.0]], dtype=np.float32)
+    half_ulp = np.asarray([[8.0 + 2.0**-8]], dtype=np.float32)
+    assert judge_rows(engine=half_ulp, truth=truth, own=truth, budget=F16).passed.all()
+
+
+def test_an_error_that_is_not_known_leaves_the_wide_limit():
+    truth, engine = np.asarray([[4.0], [4.0]]), np.asarray([[4.06], [4.06]])
+    judged = judge_rows(engine=engine, truth=truth, own_error=np.asarray([0.01, np.nan]), budget=F16)
+    assert judged.passed.tolist() == [False, True]
+
+
+def test_a_tie_is_as_wide_as_the_rows_own_rounding():
+    assert tie_limit(scale=10.0, budget=F16, own_error=0.02) == pytest.approx(0.08)
+    assert tie_limit(scale=10.0, budget=F16, own_error=0.0) == pytest.approx(4 * 10 * 2.0**-11)
+    assert tie_limit(scale=10.0, budget=F16) == pytest.approx(4 * 10 * 2 * 2.0**-10)
+    assert tie_limit(scale=float("inf"), budget=F16, own_error=0.02) == 0.0
+
+
+def test_ties_in_lumps_are_chance_and_steady_ties_are_not():
+    assert not too_many_ties(ties=3, choices=54, budget=F16)
+    assert too_many_ties(ties=30, choices=1000, budget=F16)
+    assert not too_many_ties(ties=10, choices=1000, budget=F16)
+
+
 def test_tie_rate_has_its_own_limit():
     assert not too_many_ties(ties=tolerance.TIES_ALWAYS_ALLOWED, choices=3, budget=F32)
     assert too_many_ties(ties=30, choices=100, budget=F32)

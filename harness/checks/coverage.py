@@ -91,7 +91,7 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
     modes = _modes(evidence)
     due = [Phase.PREFILL, Phase.DRAFT_PREFILL] if "PREFILL" in modes else []
     if any(record.mode == "DECODE" and any(record.lens) for record in evidence.engine.rounds):
-        due += [Phase.DRAFT] if evidence.scenario.spec.k > 1 else []
+        due += [Phase.DRAFT] if evidence.scenario.spec.draft_steps else []
         due += [Phase.VERIFY, Phase.ACCEPT]
     if not due:
         yield "nothing to compare: no batch with a request"

@@ -47,6 +47,9 @@ RELATION: dict[str, str] = {
     "chunk-tail-target-guess": (
         "last row of a non-final chunk: the target's own guess for that place, although the prompt token was known"
     ),
+    "chunk-tail-proposal": (
+        "last rows of a non-final chunk: what an earlier layer proposed, although the prompt token was known"
+    ),
     "final-tail": "last row of the final chunk",
     "not-rotated": "the row's own token: the input was not rotated",
     "rotated-twice": "the token after the next: rotated twice",
@@ -116,6 +119,8 @@ def _place(divergence: Divergence, scenario: Scenario) -> str:
         return f"tree node {key.slot} of {scenario.spec.n}"
     if key.phase == Phase.ACCEPT:
         return f"committed token {key.slot}"
+    if scenario.spec.layers > 1 and key.phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
+        return f"layer {key.step} of {scenario.spec.layers}, row {key.slot}"
     return f"row {key.slot}"
 
 
@@ -143,12 +148,16 @@ def _numeric(observed: dict[str, Any], expected: Any, hint: str) -> str:
     )
 
 
+def _requests(finding: Finding) -> str:
+    return f"request{'s' if len(finding.rids) > 1 else ''} {', '.join(finding.rids)}"
+
+
 def _elsewhere(divergence: Divergence, finding: Finding) -> list[str]:
     lines = []
     if finding.count > 1:
         first = finding.first
         here = first.key == divergence.key and first.round == divergence.round
         place = "this is the first" if here else f"the first is round {first.round}, step {first.key.step}"
-        lines.append(f"  {finding.count - 1} more in this scenario; {place}; requests {', '.join(finding.rids)}")
+        lines.append(f"  {finding.count - 1} more in this scenario; {place}; {_requests(finding)}")
     lines.append(f"  signature {finding.signature}")
     return lines

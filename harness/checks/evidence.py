@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.align import Aligned, align
+import numpy as np
+
+from harness.align import Aligned, Ints, align
 from harness.batches import Part, Share, parts_of
+from harness.tolerance import Wide
 from harness.trace import Rows, Trace
 from harness.types import Divergence, Kind, Phase, Scenario
 
@@ -77,6 +80,19 @@ class Evidence:
     last: dict[str, Part]
     ended: frozenset[str]
     ticks: dict[tuple[int, int], int]
+
+    @property
+    def dtype(self) -> str:
+        """What the engine computed in; a device without the scenario's dtype took another."""
+        return str(self.engine.header.get("dtype") or self.scenario.engine.dtype)
+
+    def own_errors(self, rows: Ints) -> Wide:
+        """How far logits of a run in the engine's dtype are off at these reference rows [m]; NaN where not known."""
+        known = None if self.reference is None else self.reference.tensors.get("own.logits")
+        if known is None:
+            return np.full(len(rows), np.nan)
+        errors: Wide = known[rows, 0].astype(np.float64)
+        return errors
 
     def divergence(
         self,

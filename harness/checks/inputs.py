@@ -2,7 +2,7 @@
 
 The request's sequence `full` is prompt plus output. A target row at index i reads full[i]; a draft row reads
 full[i+1], the last row of a non-final chunk too, because that token already exists in the prompt. Draft steps read
-what the previous draft forward proposed, and the verify reads exactly those proposals.
+what the previous draft forward proposed, and the verify reads exactly those proposals. Layers: see rotation.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from harness.batches import Share
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
+from harness.checks.rotation import last_choices, rotated_rows
 from harness.types import Kind, Phase
 
 
@@ -23,7 +24,7 @@ def check_inputs(evidence: Evidence) -> CheckResult:
     """EXTEND_INPUT for rotated draft rows, TOKEN for everything else."""
     result = CheckResult()
     _prompt_rows(evidence, result)
-    _rotated_rows(evidence, result)
+    rotated_rows(evidence, result)
     _proposal_rows(evidence, result)
     _committed_rows(evidence, result)
     return result
@@ -49,51 +50,6 @@ def _prompt_rows(evidence: Evidence, result: CheckResult) -> None:
             _token(evidence, index, expected, "not-the-text", result)
 
 
-def _rotated_rows(evidence: Evidence, result: CheckResult) -> None:
-    """EXTEND_INPUT: row j of a chunk or extend that starts at p reads full[p+j+1]."""
-    slots, inputs = evidence.table.ints["slot"], evidence.table.ints["input_id"]
-    finals = {part.share: part.final for parts in evidence.parts.values() for part in parts}
-    for phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
-        for share, indices in evidence.table.each(phase):
-            full = evidence.full.get(share[1], {})
-            for index in indices:
-                expected = full.get(share[3] + slots[index] + 1)
-                if expected is None:
-                    continue
-                result.count("extend_inputs", 1)
-                if inputs[index] != expected:
-                    last = index == indices[-1]
-                    hint = _rotation_hint(evidence, share, index, phase, last=last, final=finals.get(share, False))
-                    result.divergences.append(
-                        evidence.divergence(
-                            index,
-                            kind=Kind.EXTEND_INPUT,
-                            check="inputs",
-                            expected=expected,
-                            observed=inputs[index],
-                            hint=hint,
-                        )
-                    )
-
-
-def _rotation_hint(evidence: Evidence, share: Share, index: int, phase: Phase, *, last: bool, final: bool) -> str:
-    """Names the usual ways to get a rotated row wrong."""
-    observed = evidence.table.ints["input_id"][index]
-    here = share[3] + evidence.table.ints["slot"][index]
-    full = evidence.full.get(share[1], {})
-    if last and phase is Phase.DRAFT_PREFILL:
-        if final:
-            return "final-tail"
-        target = evidence.table.of(share, Phase.PREFILL)
-        guess = evidence.table.chosen(target[-1])[:1] if target else []
-        return "chunk-tail-target-guess" if guess == [observed] else "chunk-tail"
-    if observed == full.get(here):
-        return "not-rotated"
-    if observed == full.get(here + 2):
-        return "rotated-twice"
-    return "tail" if last else "row"
-
-
 def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
     """Draft steps and tree nodes read what the forward before them proposed."""
     first_proposals = _first_proposals(evidence)
@@ -102,7 +58,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
         for index in steps:
             if evidence.table.ints["step"][index] == 0 and proposals is not None:
                 slot = evidence.table.ints["slot"][index]
-                _token(evidence, index, _at(proposals, slot), "not-the-first-proposal", result)
+                _token(evidence, index, _at(proposals[0], slot), "not-the-first-proposal", result)
         _later_steps(evidence, steps, result)
     for share, nodes in evidence.table.each(Phase.VERIFY):
         committed = evidence.full.get(share[1], {}).get(share[3])
@@ -117,14 +73,14 @@ def _at(values: list[int], where: int) -> int | None:
     return values[where] if where < len(values) else None
 
 
-def _first_proposals(evidence: Evidence) -> dict[Share, list[int]]:
-    """Share of a decode round -> what the draft forward that ended at its start proposed."""
-    found: dict[Share, list[int]] = {}
+def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:
+    """Share of a decode round -> what each layer proposed in the draft forwards that ended at its start."""
+    found: dict[Share, list[list[int]]] = {}
     for phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
         for share, indices in evidence.table.each(phase):
-            chosen = evidence.table.chosen(indices[-1])
-            if chosen:
-                found[*share[:3], share[3] + evidence.table.ints["slot"][indices[-1]] + 1] = chosen
+            by_layer = last_choices(evidence, indices)
+            if all(by_layer):
+                found[*share[:3], share[3] + evidence.table.ints["slot"][indices[-1]] + 1] = by_layer
     return found
 
 
@@ -147,11 +103,11 @@ def _later_steps(evidence: Evidence, indices: list[int], result: CheckResult) ->
 
 
 def _chain_nodes(
-    evidence: Evidence, share: Share, nodes: list[int], proposals: list[int] | None, result: CheckResult
+    evidence: Evidence, share: Share, nodes: list[int], proposals: list[list[int]] | None, result: CheckResult
 ) -> None:
     """t = 1: node d carries the d-th proposal of the chain."""
     table = evidence.table
-    chain = {1: proposals} if proposals else {}
+    chain = dict(enumerate(proposals or [], start=1))
     for index in table.of(share, Phase.DRAFT):
         chain[table.ints["step"][index] + 2] = table.chosen(index)
     for index in nodes:

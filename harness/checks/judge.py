@@ -87,15 +87,15 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     # Checks without a reference first: where two name the same row, theirs is the plainer reason.
     for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
         result.add(run_check(check, evidence))
-    result.divergences += _tie_rate(result, scenario)
+    result.divergences += _tie_rate(result, evidence)
     hits = frozenset(who for who, parts in evidence.parts.items() if parts[0].start > 0)
     divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
     return _verdict(evidence, result, divergences), divergences
 
 
-def _tie_rate(result: CheckResult, scenario: Scenario) -> list[Divergence]:
+def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
     """One TOKEN when ties are too many to be chance."""
-    budget = budget_for(scenario.engine.dtype)
+    budget = budget_for(evidence.dtype)
     if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget):
         return []
     first: Tie = result.ties[0]
@@ -105,7 +105,7 @@ def _tie_rate(result: CheckResult, scenario: Scenario) -> list[Divergence]:
             check="ties",
             key=first.key,
             round=first.round,
-            expected=f"at most {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
+            expected=f"about {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
             observed=f"{len(result.ties)} of {result.choices}",
             policy=Policy.TIE,
             margin=first.margin,

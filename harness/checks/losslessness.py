@@ -88,7 +88,8 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
             continue
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        limit = tie_limit(scale=_scale(evidence, end.rid), budget=budget_for(evidence.scenario.engine.dtype))
+        scale, own = _scale(evidence, end.rid)
+        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), own_error=own)
         found = _at_output(
             evidence,
             end,
@@ -121,14 +122,16 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         )
 
 
-def _scale(evidence: Evidence, rid: str) -> float:
-    """Greatest |logit| the reference has for the request's target rows."""
+def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
+    """Greatest |logit| the reference has for the request's target rows, and the greatest error of its run in the
+    engine's dtype there (NaN without one)."""
     assert evidence.reference is not None
     rows = evidence.reference.rows
     wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
-    return max(
-        (float(np.abs(rows.lists["top_logits"][row]).max(initial=0.0)) for row in np.flatnonzero(wanted)), default=0.0
-    )
+    indices = np.flatnonzero(wanted)
+    scale = max((float(np.abs(rows.lists["top_logits"][row]).max(initial=0.0)) for row in indices), default=0.0)
+    own = evidence.own_errors(indices)
+    return scale, float(np.nanmax(own)) if np.isfinite(own).any() else float("nan")
 
 
 def _at_output(

@@ -109,7 +109,11 @@ def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         scale = np.abs(theirs).max(axis=1)
         blank = ~shared & np.isfinite(mine)  # ids the reference does not list; a NaN stays a failure
         errors = judge_rows(
-            engine=np.where(blank, 0.0, mine), truth=np.where(shared, truth, 0.0), budget=pairs.budget, scale=scale
+            engine=np.where(blank, 0.0, mine),
+            truth=np.where(shared, truth, 0.0),
+            budget=pairs.budget,
+            own_error=pairs.evidence.own_errors(reference),
+            scale=scale,
         )
         nothing_shared = ~shared.any(axis=1)
         result.count("logits", int((~nothing_shared).sum()))
@@ -128,7 +132,13 @@ def _lse(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         return
     tops = [np.abs(pairs.theirs.lists["top_logits"][row]).max() for row in pairs.reference[places].tolist()]
     scale = np.maximum(np.abs(theirs[places]).astype(np.float64), np.asarray(tops, dtype=np.float64))
-    errors = judge_rows(engine=mine[places, None], truth=theirs[places, None], budget=pairs.budget, scale=scale)
+    errors = judge_rows(
+        engine=mine[places, None],
+        truth=theirs[places, None],
+        budget=pairs.budget,
+        own_error=pairs.evidence.own_errors(pairs.reference[places]),
+        scale=scale,
+    )
     for row in np.flatnonzero(~errors.passed).tolist():
         _report(pairs, int(places[row]), errors, row, "lse-off", result, failed, width=1)
 
@@ -150,7 +160,9 @@ def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         asked = _same_choices(pairs, places)
         if skip_ones:
             asked &= ~(engine == 1.0).all(axis=1)
-        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, scale=np.ones(len(engine)))
+        # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
+        own = pairs.evidence.own_errors(pairs.reference[places]) / 2
+        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, own_error=own, scale=np.ones(len(engine)))
         for row in np.flatnonzero(asked & ~errors.passed).tolist():
             _report(pairs, int(places[row]), errors, row, "scores-off", result, failed, width=engine.shape[1])
 

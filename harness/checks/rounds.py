@@ -54,14 +54,14 @@ def expected_places(evidence: Evidence, part: Part) -> Iterator[tuple[Phase, lis
     """(phase, its (step, slot) places) that one part of a batch must have."""
     spec = evidence.scenario.spec
     if part.record.mode == "PREFILL":
-        for phase in (Phase.PREFILL, Phase.DRAFT_PREFILL):
-            yield phase, [(0, slot) for slot in range(part.length)]
+        yield Phase.PREFILL, [(0, slot) for slot in range(part.length)]
+        yield Phase.DRAFT_PREFILL, [(layer, slot) for layer in range(spec.layers) for slot in range(part.length)]
     elif part.record.mode == "DECODE" and part.length > 0:
-        yield Phase.DRAFT, [(step, slot) for step in range(spec.k - 1) for slot in range(spec.t)]
+        yield Phase.DRAFT, [(step, slot) for step in range(spec.draft_steps) for slot in range(spec.t)]
         yield Phase.VERIFY, [(0, slot) for slot in range(spec.n)]
         yield Phase.ACCEPT, [(0, slot) for slot in range(part.length)]
         if evidence.table.of(part.share, Phase.EXTEND) or not ends_here(evidence, part):
-            yield Phase.EXTEND, [(0, slot) for slot in range(part.length)]
+            yield Phase.EXTEND, [(layer, slot) for layer in range(spec.layers) for slot in range(part.length)]
 
 
 def ends_here(evidence: Evidence, part: Part) -> bool:

@@ -19,6 +19,8 @@ from harness.types import Divergence, Kind, Phase
 
 #: Rows of these phases write KV that the request keeps.
 KEPT = (Phase.PREFILL, Phase.EXTEND)
+#: A draft with several layers runs each of them over these rows, and every layer keeps KV of its own.
+LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 WRITING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
 
@@ -97,14 +99,15 @@ def _phase_faults(
 ) -> Iterator[Divergence]:
     """Rows of one phase of one batch that write a slot which must be alive."""
     table = evidence.table
-    written: dict[int, tuple[Share, int, int]] = {}
+    written: dict[tuple[int, int], tuple[Share, int, int]] = {}
     for share in shares:
         for index in table.of(share, phase):
             slot = table.ints["cache_slot"][index]
             if slot < 0 or table.ints["round"][index] != number:
                 continue
             place = (share, table.ints["step"][index], table.ints["slot"][index])
-            before = written.setdefault(slot, place)
+            layer = place[1] if phase in LAYERED else 0
+            before = written.setdefault((layer, slot), place)
             if before != place:  # the same place twice is a repeated row, which `rounds` reports
                 hint = "twice-in-request" if before[0] == share else "shared-with-another"
                 yield _fault(evidence, index, "a slot of its own", hint)

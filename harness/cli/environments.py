@@ -8,12 +8,17 @@ import typer
 from rich.console import Console
 
 from harness import envs
+from harness.cli import bundles
 from harness.cli.outcome import Exit, guarded
 from reports.prose import say
 
 engines = typer.Typer(
     help="Engine environments: one SGLang release each, over one shared set of dependencies.", no_args_is_help=True
 )
+
+
+engines.command("pack")(bundles.pack)
+engines.command("unpack")(bundles.unpack)
 
 
 @engines.command("install")
@@ -40,9 +45,10 @@ def list_() -> Exit:
 @guarded
 def doctor() -> Exit:
     """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
-    from harness.doctor import diagnose
+    from harness.doctor import diagnose, first_run_installs
     from reports.machine import render_doctor
 
     found = diagnose()
-    render_doctor(Console(), found)
-    return Exit.UNKNOWN if any(finding.status == "missing" for finding in found) else Exit.PASS
+    installs = first_run_installs(found)
+    render_doctor(Console(), found, first_run_installs=installs)
+    return Exit.PASS if installs else Exit.UNKNOWN

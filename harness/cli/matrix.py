@@ -10,6 +10,7 @@ from rich.console import Console
 from cases import catalogue
 from harness import envs
 from harness.cli import options, prepare
+from harness.cli.adapt import Wanted
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.documents import cell_document, check_target, matrix_document, write_json
 from harness.runner import Plan, run
@@ -27,6 +28,12 @@ def command(
         str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
     ] = None,
     device: options.Device = "cpu",
+    gpu_share: options.GpuShare = None,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -49,6 +56,8 @@ def command(
             engine=version,
             device=device,
             revert=one,
+            gpu_share=gpu_share,
+            wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
             runs=runs,
         )
         for version in versions
@@ -72,18 +81,23 @@ def _reverts(text: str | None) -> list[int | None]:
     return [int(part) for part in parts]
 
 
+def _engine(plan: Plan) -> str:
+    return f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else "")
+
+
 def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[dict[str, Any]]:
     """One engine, with or without a fix reverted: every case, sharing boots where the cases allow."""
-    heading(console, f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else ""))
+    heading(console, _engine(plan))
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
     for one in result.results:
-        render_first(console, one)
+        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}")
     by_id = {one.scenario.id: one for one in result.results}
+    ids = {case.id: scenario.id for case, scenario in zip(cases, plan.scenarios, strict=True)}
     return [
         cell_document(
             result,
-            by_id[case.scenario.id],
+            by_id[ids[case.id]],
             case=case.id,
             expected=case.expected(release=plan.env.version, revert=plan.revert),
         )

@@ -23,6 +23,7 @@ def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
     only: Annotated[str | None, typer.Option(help="Only these mutants, comma-separated.")] = None,
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -38,6 +39,7 @@ def command(
     check_target(json)
     prepare.check_device(device)
     faults = _chosen(only)
+    lease = prepare.gpu_lease(device, gpu_share)
     root = prepare.writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
     logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
@@ -46,6 +48,7 @@ def command(
         default=env.version,
         device=device,
         logs=logs,
+        lease=lease,
         assumed=(IDLE_CRASH.id,),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:

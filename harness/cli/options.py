@@ -13,7 +13,22 @@ Release = Annotated[
         "--engine", help="SGLang release, for example 0.5.13. Default: the one installed here, else the newest."
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="Device to run engines on.")]
+GpuShare = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-share",
+        metavar="GIB",
+        help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
+    ),
+]
+Device = Annotated[str, typer.Option("--device", help="Device to run engines on: cpu or cuda.")]
+Dtype = Annotated[str | None, typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16.")]
+Backend = Annotated[
+    str | None, typer.Option("--backend", help="Attention backend: triton; on a GPU also flashinfer or fa3.")
+]
+Graphs = Annotated[bool | None, typer.Option("--graphs/--no-graphs", help="Run decoding in CUDA graphs or eagerly.")]
+Overlap = Annotated[bool | None, typer.Option("--overlap/--no-overlap", help="Overlap scheduling on or off.")]
+Page = Annotated[int | None, typer.Option("--page", help="Tokens a KV page holds.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]

@@ -116,7 +116,7 @@ def _foreseen(error: Exception) -> Exit | None:
     """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
-    from harness.closure import EnvError
+    from harness.closure import EnvError, HomeError
     from harness.documents import OutputError
     from harness.drive import ScriptError
     from harness.envs import UnknownReleaseError
@@ -125,7 +125,10 @@ def _foreseen(error: Exception) -> Exit | None:
 
     if isinstance(error, WriteError):
         return Exit.UNKNOWN
-    usage = (UsageError, UnknownReleaseError, OutputError, CaseError, CheckpointMakeError, ScriptError)
+    usage = (
+        *(UsageError, UnknownReleaseError, HomeError, OutputError, CaseError, CheckpointMakeError),
+        ScriptError,
+    )
     if isinstance(error, (*usage, TraceError, StoreError)) or type(error).__name__ == "CheckpointError":
         return Exit.USAGE
     return Exit.UNKNOWN if isinstance(error, EnvError) else None

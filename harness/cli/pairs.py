@@ -104,16 +104,19 @@ def load_now(pair: OwnPair) -> None:
 
 
 def checkpoint_pairs(
-    scenarios: Iterable[Scenario], *, target: Path | None = None, draft: Path | None = None
+    scenarios: Iterable[Scenario], *, device: str = "cpu", target: Path | None = None, draft: Path | None = None
 ) -> dict[str, tuple[Path, Path]]:
-    """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless given."""
+    """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless given.
+
+    On a device whose kernels are not built for a pair, its stand-in (see checkpoints.STAND_INS).
+    """
     own = own_pair(target, draft)
     named = sorted({scenario.checkpoint for scenario in scenarios})
     if own is not None:
         return dict.fromkeys(named, (own.target, own.draft))
     root = envs.home() / "checkpoints"
     try:
-        made = {name: checkpoints.make(name, root) for name in named}
+        made = {name: checkpoints.make(checkpoints.on_device(name, device), root) for name in named}
     except OSError as error:
         raise UsageError(
             f"cannot make checkpoints in {root}: {error.strerror}\n"

@@ -5,7 +5,7 @@ It must not import torch: start-up time is the user's time.
 
 from __future__ import annotations
 
-import os
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -13,24 +13,26 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness import deviations, envs
+from harness import deviations, envs, leases
+from harness.cli.adapt import DEVICES, Wanted, adapted, check_possible
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.launch import CpuAttention
+from harness.run_folders import default_root
 from harness.runner import Plan
 from harness.types import Scenario
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 
-RUNS = Path("runs")
-DEVICES = ("cpu",)
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
 ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
 
 Say = Callable[[str], None]
+
+NOTHING = Wanted()
 
 
 def make_plan(
@@ -42,8 +44,10 @@ def make_plan(
     runs: Path | None,
     revert: int | None = None,
     cpu_attention: str = "torch",
+    wanted: Wanted = NOTHING,
     target: Path | None = None,
     draft: Path | None = None,
+    gpu_share: float | None = None,
     assumed: Sequence[str] = (),
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
@@ -52,10 +56,13 @@ def make_plan(
     check_revert(revert, version)
     attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
+    scenarios = adapted(scenarios, wanted, device=device)
+    check_possible(scenarios, version=version)
     check_scenarios(scenarios, device=device, own=own)
+    lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = engine_environment(version, say)
-    pairs = checkpoint_pairs(scenarios, target=target, draft=draft)
+    pairs = checkpoint_pairs(scenarios, device=device, target=target, draft=draft)
     if own is not None:
         load_now(own)
     return Plan(
@@ -67,6 +74,7 @@ def make_plan(
         revert=revert,
         cpu_attention=attention,
         own_pair=own is not None,
+        lease=lease,
         assumed=check_assumed(assumed),
         argv=tuple(sys.argv),
     )
@@ -80,7 +88,23 @@ def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:
 def check_device(device: str) -> str:
     if device not in DEVICES:
         raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
+    if device == "cuda" and not has_gpu():
+        raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
     return device
+
+
+def gpu_lease(device: str, share: float | None) -> leases.Request | None:
+    """What every engine asks for before it starts: a share of a GPU in GiB; None on a CPU."""
+    if device == "cpu":
+        if share is not None:
+            raise UsageError(
+                f"--gpu-share {share:g}: an engine on a CPU has none\n  leave it out, or add --device cuda"
+            )
+        return None
+    try:
+        return leases.request(share)
+    except leases.CardError as error:
+        raise UsageError(f"--device {device}: {error}") from error
 
 
 def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
@@ -88,6 +112,11 @@ def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
         return deviations.checked(ids)
     except deviations.UnknownDeviation as error:
         raise UsageError(f"--assume: {error}") from error
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver shows this machine a card; asks no library, so that it takes no time."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
 
 
 def check_attention(name: str) -> CpuAttention:
@@ -111,7 +140,7 @@ def check_revert(revert: int | None, version: str) -> None:
 
 def runs_root(folder: Path | None) -> Path:
     """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
-    return folder or Path(os.environ.get("EAGLECHECK_RUNS") or RUNS)
+    return folder or default_root()
 
 
 def writable(root: Path) -> Path:

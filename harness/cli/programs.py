@@ -18,7 +18,7 @@ from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
 from harness.faults import FAULTS
-from harness.launch import CONTEXT_LENGTH
+from harness.launch import BACKENDS, CONTEXT_LENGTH
 from harness.types import RequestSpec, Scenario
 
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
@@ -71,13 +71,18 @@ def _check_engine(scenario: Scenario, device: str) -> None:
         raise _refusal(
             scenario,
             f"spec.algorithm is {spec.algorithm!r}, and checkpoint {scenario.checkpoint!r} is not of that kind\n"
-            f"  allowed: {recipe.algorithm!r}, or another checkpoint",
+            f"  allowed: {recipe.algorithm!r}, or one of: {', '.join(_of_kind(spec.algorithm))}",
         )
     if device == "cpu":
-        only |= {"engine.backend": (engine.backend, "triton"), "engine.graphs": (engine.graphs, False)}
+        only |= {"engine.graphs": (engine.graphs, False)}
+    if engine.backend not in BACKENDS[device]:
+        backends = ", ".join(map(repr, BACKENDS[device]))
+        raise _refusal(
+            scenario, f"engine.backend is {engine.backend!r}, which cannot be run on {device}\n  allowed: {backends}"
+        )
     for key, (found, allowed) in only.items():
         if found != allowed:
-            where = f" on {device}" if key in ("engine.backend", "engine.graphs") else " by this version"
+            where = f" on {device}" if key == "engine.graphs" else " by this version"
             raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
 
 
@@ -90,6 +95,10 @@ def _check_ranks(scenario: Scenario, recipe: Recipe | None) -> None:
             f"engine.dp is {scenario.engine.dp}, and the target of checkpoint {scenario.checkpoint!r} cannot run under "
             f"DP attention\n  allowed: {', '.join(able)}, or engine.dp 1",
         )
+
+
+def _of_kind(algorithm: str) -> list[str]:
+    return sorted(name for name, recipe in RECIPES.items() if recipe.algorithm == algorithm)
 
 
 def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None:

@@ -17,22 +17,28 @@ from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.deviations import assumed_in
 from harness.documents import check_target, run_document, write_json
 from harness.progress import Cost, RunResult, ScenarioResult
+from harness.records import ScenarioVerdict
 from harness.runner import merge
-from harness.store import MANIFEST, SCENARIO, VERDICT, RunReader, StoredScenario, StoreError, read_case
+from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.trace import Trace
 from harness.types import Outcome, Verdict
+from harness.words import counted
 from reports.terminal import render_run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What a folder holds. before: the verdict it ended with; missing: why it is not a whole run, or empty."""
+    """What a folder holds. before: the verdict it ended with; missing: why it is not a whole run, or empty.
+
+    live: it is not whole because it still runs.
+    """
 
     folder: Path
     scenarios: Sequence[StoredScenario]
     engine: dict[str, Any]
     before: Outcome | None
     missing: str = ""
+    live: bool = False
 
 
 @guarded
@@ -53,9 +59,19 @@ def command(
     result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
-    render_run(console, result, notes=[*notes, *filter(None, [stored.missing])])
+    again = _next(stored, fresh_reference=fresh_reference)
+    render_run(console, result, notes=[*notes, *filter(None, [stored.missing])], again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _next(stored: _Stored, *, fresh_reference: bool) -> str:
+    """What to type after a recheck, which is not the same command once more unless the run goes on."""
+    if stored.live:
+        return f"look again when it is over:  eaglecheck recheck {stored.folder}"
+    if fresh_reference:
+        return f"with the stored reference:  eaglecheck recheck {stored.folder}"
+    return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
 
 
 def _open_case(path: Path) -> _Stored:
@@ -86,13 +102,17 @@ def _open_run(path: Path) -> _Stored:
             before=reader.verdict.outcome,
         )
     cases = list(_finished_cases(reader))
-    if not cases:
+    if not cases and not reader.live:
         raise UsageError(
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  eaglecheck run"
         )
-    missing = f"run {path} is incomplete: it has no {VERDICT}, so it was cut off after {len(cases)} scenarios"
     return _Stored(
-        folder=_short(reader.folder), scenarios=cases, engine=reader.manifest.engine, before=None, missing=missing
+        folder=_short(reader.folder),
+        scenarios=cases,
+        engine=reader.manifest.engine,
+        before=None,
+        missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
+        live=reader.live,
     )
 
 
@@ -103,7 +123,7 @@ def _short(path: Path) -> Path:
 
 def _finished_cases(reader: RunReader) -> Iterator[StoredScenario]:
     """Of a run that was cut off: what was stored whole, since a scenario's verdict is written last."""
-    return (read_case(folder) for folder in reader.scenario_folders() if (folder / VERDICT).is_file())
+    return (read_case(folder) for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
@@ -159,7 +179,8 @@ def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
     from harness.oracle import Oracle
 
     target, draft = map(Path, pair) if pair else (None, None)
-    pairs = prepare.checkpoint_pairs([stored.scenario], target=target, draft=draft)
+    device = str(stored.engine.header.get("device", "cpu"))
+    pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = () if stored.reference is None else assumed_in(stored.reference.header)
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)

@@ -26,6 +26,7 @@ def command(
     engine: Annotated[
         str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
     ] = None,
+    gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
@@ -37,6 +38,8 @@ def command(
             f"{specimen} is a run folder, not a specimen; {has}\n"
             f"  judge a run again with:  eaglecheck recheck {specimen}"
         )
+    if not specimen.exists():
+        raise UsageError(f"there is no folder {specimen}: looked for a specimen\n  {_specimens(runs)}")
     if not (specimen / MANIFEST).is_file():
         raise UsageError(
             f"{specimen} is not a specimen folder: it has no {MANIFEST}\n"
@@ -53,6 +56,7 @@ def command(
         revert=manifest.header.get("revert") if engine is None else None,
         target=target,
         draft=draft,
+        gpu_share=gpu_share,
         runs=runs,
         assumed=() if stored.reference is None else assumed_in(stored.reference.header),
     )
@@ -61,3 +65,13 @@ def command(
     said = answer(result, manifest.signature)
     render_replay(console, result, said)
     return Exit.DIVERGENCE if said.others else CODES[said.word]
+
+
+def _specimens(runs: Path | None) -> str:
+    """The newest specimens there are."""
+    root = prepare.runs_root(runs)
+    found = sorted((path.parent for path in root.glob(f"*/specimens/*/{MANIFEST}")), reverse=True)
+    found = [path for path in found if not path.parents[1].is_symlink()]
+    if not found:
+        return f"there are no specimens in {root}: no run there has failed"
+    return f"specimens that are there, newest first: {', '.join(map(str, found[:3]))}"

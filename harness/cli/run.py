@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import options, prepare
+from harness.cli.adapt import Wanted
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.documents import check_target, run_document, write_json
 from harness.runner import run
@@ -34,6 +35,12 @@ def command(
     cpu_attention: Annotated[
         str, typer.Option(help="CPU attention: 'torch' (our stand-in) or 'interpreted' (SGLang's kernels, slower).")
     ] = "torch",
+    gpu_share: options.GpuShare = None,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -49,6 +56,8 @@ def command(
         target=target,
         draft=draft,
         cpu_attention=cpu_attention,
+        gpu_share=gpu_share,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
         assumed=assume or (),
     )

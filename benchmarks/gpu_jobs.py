@@ -1,0 +1,321 @@
+"""One job of `benchmarks.gpu` in a process of its own: an engine on the card, scenarios, and a JSON document.
+
+python -m benchmarks.gpu_jobs generated NAME --count 50 --seed 1 --engine 0.5.13 --out FOLDER --json FILE
+python -m benchmarks.gpu_jobs cost graphs --engine 0.5.13 --out FOLDER --json FILE
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import fcntl
+import json
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu_numbers import Numbers
+from cases.fixed import default_scenarios
+from cases.hunt import Hunt, as_json, greedy_text
+from cases.strategies import BOOTS, Boot, programs
+from harness import envs
+from harness.engine import EngineError
+from harness.launch import ProbeLevel
+from harness.live import LiveEngines
+from harness.trace import Trace
+from harness.types import Scenario, SpecConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Combination:
+    """A boot configuration of the generator with the engine options that only a GPU has."""
+
+    boot: str
+    dtype: str = "float16"
+    backend: str = "triton"
+    graphs: bool = True
+    overlap: bool | None = None
+
+    def of(self, scenario: Scenario, asked: argparse.Namespace) -> Scenario:
+        if asked.device == "cpu":  # a rehearsal
+            return scenario
+        options = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap")}
+        return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
+
+
+#: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
+TREES = {
+    boot.name: boot
+    for boot in (
+        Boot(name="short-tree", why="two candidates a step, five nodes", spec=SpecConfig(k=2, t=2, n=5)),
+        Boot(name="short-wide-tree", why="eight candidates a step", spec=SpecConfig(k=2, t=8, n=16)),
+    )
+}
+
+COMBINATIONS: dict[str, Combination] = {
+    "plain-graphs": Combination(boot="plain"),
+    "plain-eager": Combination(boot="plain", graphs=False),
+    "plain-graphs-bf16": Combination(boot="plain", dtype="bfloat16"),
+    "plain-graphs-normal-loop": Combination(boot="plain", overlap=False),
+    "pages-graphs": Combination(boot="pages"),
+    "pages-eager-normal-loop": Combination(boot="pages", graphs=False, overlap=False),
+    "small-pool-graphs": Combination(boot="small-pool"),
+    "no-cache-graphs": Combination(boot="no-cache"),
+    "long-draft-graphs-bf16": Combination(boot="long-draft", dtype="bfloat16"),
+    "one-step-graphs": Combination(boot="one-step"),
+    "tree-graphs": Combination(boot="short-tree"),
+    "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
+    "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
+    "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
+}
+
+
+def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:
+    """Scenarios of one combination until they are done or the time is over."""
+    chosen = COMBINATIONS[options.name]
+    boot = {**BOOTS, **TREES}[chosen.boot]
+    folder = options.out / "runs" / f"generated-{options.name}"
+    hunt = Hunt(engines=engines, release=options.engine, folder=folder)
+    drawn = programs(boot, count=options.count, seed_value=options.seed, greedy=greedy_text(boot.spec))
+    start = time.monotonic()
+    ties = choices = 0
+    graphs: dict[str, int] = {}
+    spent = {"engine": 0.0, "judged": 0.0}
+    error, numbers = "", Numbers()
+    for scenario in drawn:
+        try:
+            outcome = _timed(hunt, chosen.of(scenario, options), spent)
+        except EngineError as failure:
+            error = str(failure)
+            break
+        if outcome.passed:
+            numbers.add(outcome.trace, outcome.reference)
+        ties += outcome.verdict.ties
+        choices += outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
+        for phase, count in in_graphs(outcome.trace).items():
+            graphs[phase] = graphs.get(phase, 0) + count
+        if time.monotonic() - start > options.limit:
+            error = f"stopped after {options.limit} s"
+            break
+    header = engines.header
+    return {
+        **as_json(hunt),
+        "combination": dataclasses.asdict(chosen),
+        "header": header,
+        "in_graphs": graphs,
+        "engine_error_over_own": numbers.summary(),
+        "ties": ties,
+        "choices": choices,
+        "spent": spent,
+        "boot_seconds": engines.boot_seconds,
+        "wall": time.monotonic() - start,
+        "error": error,
+    }
+
+
+def _timed(hunt: Hunt, scenario: Scenario, spent: dict[str, float]) -> Any:
+    before, boots = hunt.engines.engine_seconds, sum(hunt.engines.boot_seconds)
+    start = time.monotonic()
+    outcome = hunt.drive(scenario)
+    engine = hunt.engines.engine_seconds - before
+    spent["engine"] += engine
+    spent["judged"] += time.monotonic() - start - engine - (sum(hunt.engines.boot_seconds) - boots)
+    return outcome
+
+
+def in_graphs(trace: Trace) -> dict[str, int]:
+    """Rounds by phase and how they ran: 'DRAFT in 4' for a graph of four requests, 'DRAFT eager'."""
+    found: dict[str, int] = {}
+    for record in trace.rounds:
+        for phase in record.forwards:
+            how = f"{phase} in {record.graphs[phase]}" if phase in record.graphs else f"{phase} eager"
+            found[how] = found.get(how, 0) + 1
+    return found
+
+
+def cost(options: argparse.Namespace, make: Callable[[str], Timed]) -> dict[str, Any]:
+    """Wall time of the default scenarios by probe level, and whether the levels commit the same tokens.
+
+    One engine a level, all up at once, taking turns scenario by scenario, so that the machine's mood hits all.
+    """
+    default = default_scenarios()
+    same_boot = [scenario for scenario in default if scenario.boot_key() == default[0].boot_key()]
+    scenarios = [Combination(boot="plain", graphs=options.name == "graphs").of(one, options) for one in same_boot]
+    levels: list[ProbeLevel] = options.levels.split(",")
+    hosts = {level: make(level) for level in levels}
+    launches = {level: host.launch(scenarios[0], engine=options.engine, probe=level) for level, host in hosts.items()}
+    seconds: dict[str, list[float]] = {level: [] for level in levels}
+    committed: dict[str, list[Any]] = {}
+    try:
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(lambda level: hosts[level].use(launches[level]), levels))
+        with alone(options.out):
+            for repeat in range(options.repeats + 1):
+                for level in levels:
+                    committed[level] = []
+                total = dict.fromkeys(levels, 0.0)
+                for scenario in scenarios:
+                    for level in levels:
+                        start = time.monotonic()
+                        trace = hosts[level].drive(launches[level], scenario)
+                        total[level] += time.monotonic() - start
+                        committed[level].append(committed_by(trace))
+                for level in levels if repeat else ():  # the first fills caches
+                    seconds[level].append(total[level])
+    finally:
+        for host in hosts.values():
+            host.close()
+    best = {level: min(times) for level, times in seconds.items()}
+    return {
+        "scenarios": len(scenarios),
+        "rounds": sum(len(one["rounds"]) for one in committed["full"]),
+        "seconds": seconds,
+        **{f"{level}_over_untraced": seconds / best[levels[0]] for level, seconds in best.items()},
+        "same_texts": all(texts(committed[level]) == texts(committed["full"]) for level in levels),
+        "same_rounds": committed.get("tokens") == committed["full"],
+        "header": hosts["full"].header,
+    }
+
+
+def texts(committed: list[dict[str, Any]]) -> list[Any]:
+    return [one["texts"] for one in committed]
+
+
+@contextlib.contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Nobody else of this run measures meanwhile."""
+    with (out / "measuring").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _worker(options: argparse.Namespace, number: int, gates: Any, told: Any) -> None:
+    """Boot, then work on the same scenarios whenever there are more than `number` workers."""
+    engines = _engines(options, f"workers-{number}")
+    boot = BOOTS["plain"]
+    scenarios = [
+        COMBINATIONS["plain-graphs"].of(one, options) for one in programs(boot, count=options.count, seed_value=7)
+    ]
+    try:
+        engines(scenarios[0], fresh=True)
+        for workers in crowds(options):
+            gates.wait()
+            start = time.monotonic()
+            if number < workers:
+                for scenario in scenarios:
+                    engines(scenario, fresh=True)
+                told.put((workers, start, time.monotonic()))
+            gates.wait()
+    finally:
+        engines.close()
+
+
+def crowds(options: argparse.Namespace) -> list[int]:
+    return [int(count) for count in options.workers.split(",")]
+
+
+def workers(options: argparse.Namespace) -> dict[str, Any]:
+    """Scenarios a minute with 1, 2 and 4 workers, each with its own engine, on one card."""
+    context = multiprocessing.get_context("spawn")
+    most = max(crowds(options))
+    gates, told = context.Barrier(most + 1), context.Queue()
+    processes = [context.Process(target=_worker, args=(options, n, gates, told)) for n in range(most)]
+    for process in processes:
+        process.start()
+    rates = {}
+    with contextlib.ExitStack() as stack:
+        for place, count in enumerate(crowds(options)):
+            if not place:
+                while gates.n_waiting < most:
+                    time.sleep(0.1)
+                stack.enter_context(alone(options.out))
+            gates.wait()
+            spans = [told.get() for _ in range(count)]
+            gates.wait()
+            wall = max(span[2] for span in spans) - min(span[1] for span in spans)
+            rates[count] = round(60 * count * options.count / wall, 1)
+    for process in processes:
+        process.join()
+    return {"scenarios_a_minute": rates, "scenarios_each": options.count}
+
+
+def committed_by(trace: Trace) -> dict[str, Any]:
+    """What a run committed: texts, and for each batch its requests, where they began and how much was accepted."""
+    return {
+        "texts": sorted((end.rid, end.reason, end.output_ids) for end in trace.ends),
+        "rounds": [(one.mode, one.rids, one.starts, one.lens, one.final) for one in trace.rounds],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("generated", "cost", "workers"))
+    parser.add_argument("name")
+    parser.add_argument("--engine", default="0.5.13")
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--limit", type=float, default=150.0, help="seconds after which no scenario is begun")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda", help="cpu only rehearses")
+    parser.add_argument("--levels", default="off,tokens,full", help="probe levels, the untraced one first")
+    parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    options = parser.parse_args(argv)
+    if options.what == "cost":
+        document = cost(options, lambda level: _engines(options, f"cost-{options.name}-{level}"))
+    elif options.what == "workers":
+        document = workers(options)
+    else:
+        engines = _engines(options, f"generated-{options.name}")
+        try:
+            document = generated(options, engines)
+        finally:
+            engines.close()
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(document, indent=1, default=str))
+    return 0
+
+
+def _engines(options: argparse.Namespace, name: str) -> Timed:
+    return Timed(
+        environment=lambda version: envs.ensure(version, print),
+        default=options.engine,
+        device=options.device,
+        logs=options.out / "logs" / name,
+    )
+
+
+class Timed(LiveEngines):
+    """Live engines that remember what driving and booting took, and the last handshake."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.engine_seconds, self.boot_seconds = 0.0, []
+        self.header: dict[str, Any] = {}
+
+    def use(self, launch: Any) -> Any:
+        boots, start = self.boots, time.monotonic()
+        engine = super().use(launch)
+        if self.boots > boots:
+            took = time.monotonic() - start
+            self.boot_seconds.append(round(took, 1))
+            self.engine_seconds -= took  # a boot is no part of driving
+        self.header = dict(engine.handshakes[0])
+        return engine
+
+    def drive(self, *args: Any, **kwargs: Any) -> Trace:
+        start = time.monotonic()
+        try:
+            return super().drive(*args, **kwargs)
+        finally:
+            self.engine_seconds += time.monotonic() - start
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,17 @@
+"""Fixtures of several test files of this folder."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases.meta.pretended_card import PretendedCards
+
+
+@pytest.fixture
+def machine(tmp_path, monkeypatch):
+    """Cards that are not there, seen by this process and its children."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = PretendedCards(tmp_path / "cards")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    return found

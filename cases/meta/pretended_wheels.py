@@ -1,0 +1,107 @@
+"""A pip that downloads made-up wheels: what the tests of bundles use instead of the network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import closure
+
+LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
+#: What SGLang asks for, as far as these tests need: one of every kind in harness/slimming.py.
+REQUIRES = (
+    "torch==2.11.0",
+    "sglang-kernel==0.4.3",
+    "transformers==5.8.1",
+    "flashinfer_python[cu13]==0.6.12",
+    "apache-tvm-ffi==0.1.9",
+    "numpy",
+    "orjson",
+    "outlines==0.1.11",
+    "sgl-deep-gemm==0.1.2",
+    'decord2; sys_platform == "linux" and platform_machine == "aarch64"',
+    'pytest; extra == "test"',
+)
+
+
+def sglang_files(version: str) -> dict[str, bytes]:
+    return {
+        "sglang/__init__.py": f"__version__ = {version!r}\n".encode(),
+        "sglang/srt/same.py": b"# the same in every release\n",
+        "sglang/test/runners.py": b"# tests\n",
+        "sglang/srt/grpc/_core.cpython-312-x86_64-linux-gnu.so": b"\x7fELF" + bytes(4000),
+        "sglang/srt/layers/moe/configs/E=8.json": b"{}",
+        f"sglang-{version}.data/scripts/sglang": b"#!python\n",
+    }
+
+
+KERNEL_FILES = {
+    "sgl_kernel/__init__.py": b"",
+    "sgl_kernel/sm90/common_ops.abi3.so": b"\x7fELF90",
+    "sgl_kernel/sm100/common_ops.abi3.so": b"\x7fELF100",
+    "sgl_kernel/flash_ops.abi3.so": b"\x7fELF" + b"flash" * 2000,
+}
+FLASHINFER_FILES = {"flashinfer/__init__.py": b"", "flashinfer/data/csrc/batch_prefill.cu": b"// kernels"}
+
+
+@dataclass
+class PretendedIndex:
+    """Stands in for `closure.run`: answers `pip download` with wheels made on the spot, and keeps what was asked."""
+
+    asked: list[str] = field(default_factory=list)
+    requires: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of SGLang, by version
+    fail: Callable[[str], closure.Finished | None] = lambda command: None
+
+    def __call__(self, command: Sequence[str], *, lock: int, progress: closure.Progress) -> closure.Finished:
+        os.fstat(lock)
+        if (ended := self.fail(" ".join(command))) is not None:
+            return ended
+        folder = Path(command[command.index("-d") + 1])
+        for requirement in command[command.index("-d") + 2 :]:
+            name, version = requirement.split("==")
+            self.asked.append(requirement)
+            self._make(folder, name, version)
+        return closure.Finished(code=0)
+
+    def _make(self, folder: Path, name: str, version: str) -> None:
+        if name == "sglang":
+            requires = self.requires.get(version, REQUIRES)
+            wheel(folder, name, version, sglang_files(version), requires=requires, tag=f"cp312-cp312-{LOWEST}")
+        elif name == "sglang-kernel":
+            wheel(folder, name, version, KERNEL_FILES, tag="cp310-abi3-manylinux2014_x86_64")
+        elif name == "flashinfer-python":
+            wheel(folder, name, version, FLASHINFER_FILES)
+        else:
+            wheel(folder, name, version, {f"{name.replace('-', '_')}/__init__.py": f"# {version}\n".encode()})
+
+
+def wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    files: Mapping[str, bytes],
+    *,
+    requires: Sequence[str] = (),
+    tag: str = "py3-none-any",
+) -> Path:
+    """A wheel with metadata and hashes, as an index would serve it."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    lines = ["Metadata-Version: 2.1", f"Name: {name}", f"Version: {version}"]
+    lines += [f"Requires-Dist: {one}" for one in requires]
+    info = f"{stem}.dist-info"
+    content = {**files, f"{info}/METADATA": "\n".join([*lines, "", ""]).encode()}
+    record = "".join(f"{place},{_digest(data)},{len(data)}\n" for place, data in content.items())
+    path = folder / f"{stem}-{tag}.whl"
+    with zipfile.ZipFile(path, "w") as packed:
+        for place, data in {**content, f"{info}/RECORD": record.encode()}.items():
+            packed.writestr(zipfile.ZipInfo(place), data)
+    return path
+
+
+def _digest(data: bytes) -> str:
+    return "sha256=" + base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

@@ -1,0 +1,110 @@
+"""Engine options of a command line, and combinations that are refused before an engine is booted."""
+
+import pytest
+
+from cases.fixed import default_scenarios
+from harness.cli.adapt import Wanted, adapted, check_possible
+from harness.cli.outcome import UsageError
+from harness.launch import GRAPH_SIZES, build_launch, dtype_on
+from harness.types import EngineConfig, SpecConfig
+
+TREE = SpecConfig(k=2, t=2, n=5)
+SCENARIO = default_scenarios()[0]
+
+
+@pytest.fixture
+def launched(tmp_path):
+    from harness.envs import EngineEnv
+
+    def launch(version="0.5.13", device="cuda", spec=None, **engine):
+        env = EngineEnv(version=version, python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
+        chosen = EngineConfig(**engine)
+        return build_launch(
+            env=env, spec=spec or SpecConfig(), engine=chosen, target=tmp_path, draft=tmp_path, device=device
+        ).boot
+
+    return launch
+
+
+def test_what_is_not_named_stays_as_the_scenario_says():
+    assert adapted([SCENARIO], Wanted(), device="cuda") == [SCENARIO]
+
+
+def test_what_is_named_is_part_of_the_scenario_that_is_stored():
+    wanted = Wanted(dtype="bfloat16", backend="flashinfer", graphs=True, overlap=False, page=4)
+    (changed,) = adapted([SCENARIO], wanted, device="cuda")
+    engine = changed.engine
+    assert (engine.dtype, engine.backend, engine.graphs) == ("bfloat16", "flashinfer", True)
+    assert (engine.overlap, engine.page) == (False, 4)
+    assert changed.requests == SCENARIO.requests
+    assert changed.id != SCENARIO.id
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "said"),
+    [
+        (Wanted(dtype="float32"), "cuda", "float16, bfloat16"),
+        (Wanted(dtype="float16"), "cpu", "float32"),
+        (Wanted(backend="fa3"), "cpu", "triton"),
+        (Wanted(backend="fa4"), "cuda", "fa3"),
+        (Wanted(graphs=True), "cpu", "--device cuda"),
+        (Wanted(page=0), "cuda", "1 or more"),
+    ],
+)
+def test_a_value_the_device_does_not_have_is_refused_with_those_it_has(wanted, device, said):
+    with pytest.raises(UsageError, match=said):
+        adapted([SCENARIO], wanted, device=device)
+
+
+@pytest.mark.parametrize(
+    ("spec", "engine", "version", "said"),
+    [
+        (TREE, EngineConfig(overlap=True), "0.5.12.post1", "--no-overlap"),
+        (TREE, EngineConfig(page=4), "0.5.11", "--page 1"),
+        (TREE, EngineConfig(page=4, backend="flashinfer"), "0.5.11", ""),
+        (TREE, EngineConfig(overlap=True, page=4), "0.5.13", ""),
+        (SpecConfig(), EngineConfig(overlap=True, page=4), "0.5.11", ""),
+    ],
+)
+def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engine, version, said):
+    scenario = SCENARIO.model_copy(update={"spec": spec, "engine": engine})
+    if not said:
+        check_possible([scenario], version=version)
+        return
+    with pytest.raises(UsageError, match=said):
+        check_possible([scenario], version=version)
+
+
+def test_a_scenario_that_does_not_care_gets_a_dtype_the_device_has():
+    assert dtype_on("cuda", "float32") == "float16"
+    assert dtype_on("cuda", "bfloat16") == "bfloat16"
+    assert dtype_on("cpu", "float32") == "float32"
+
+
+def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_stand_ins(launched):
+    boot = launched(graphs=True)
+    assert boot["arguments"]["dtype"] == "float16"
+    assert boot["arguments"]["disable_cuda_graph"] is False
+    assert boot["optional_arguments"]["cuda_graph_bs"] == list(GRAPH_SIZES)
+    assert boot["optional_arguments"]["disable_prefill_cuda_graph"] is True
+    assert "TRITON_INTERPRET" not in boot["environment"]
+    assert boot["flags"] == []
+    assert launched(graphs=False)["arguments"]["disable_cuda_graph"] is True
+    assert "cuda_graph_bs" not in launched(graphs=False)["optional_arguments"]
+
+
+def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
+    assert launched("0.5.13")["overlap"] is True
+    assert launched("0.5.12.post1", spec=TREE)["overlap"] is False
+    assert launched("0.5.13", overlap=False)["arguments"]["disable_overlap_schedule"] is True
+
+
+@pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
+def test_probe_levels(given, level, tmp_path):
+    from harness.envs import EngineEnv
+
+    env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
+    launch = build_launch(
+        env=env, spec=SpecConfig(), engine=EngineConfig(), target=tmp_path, draft=tmp_path, probe=given
+    )
+    assert launch.boot["probe"] == level

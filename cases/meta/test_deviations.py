@@ -1,0 +1,94 @@
+"""A known deviation is taken for granted only by name, is told, and hides nothing else. No engine here."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cases.catalogue import read_scenario
+from cases.checkpoints import make
+from cases.families import FAMILIES
+from harness.checks.judge import judge
+from harness.deviations import DEVIATIONS, SLOT_CACHE, UnknownDeviation, checked, notes
+from harness.oracle import Oracle
+from harness.types import Kind, Outcome, SpecConfig
+from reference.heads import load_head
+from reference.model import Target
+from reference.session import ReferenceSession
+
+ROOT = Path(__file__).parents[2]
+SPECIMEN = read_scenario(ROOT / "cases" / "scenarios" / "tree-slot-cache.json")
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def deviating(pair):
+    """What an engine with this deviation does: the reference's own run, beams seeing their slots."""
+    target = Target.load(pair.target)
+    session = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec, sight="slots")
+    return session.speculate(SPECIMEN.requests[0], scenario_id=SPECIMEN.id)
+
+
+def judged(pair, trace, *assumed):
+    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(SPECIMEN, trace)
+    verdict, divergences = judge(SPECIMEN, trace, reference)
+    return verdict, {found.kind for found in divergences}
+
+
+def test_deviation_is_a_finding_unless_it_is_named(pair, deviating):
+    verdict, kinds = judged(pair, deviating)
+    assert Kind.NUMERIC in kinds
+    assert not any(reason.startswith("assumed") for reason in verdict.reasons)
+    verdict, kinds = judged(pair, deviating, "F-003")
+    assert not kinds
+    assert any(reason.startswith("assumed: F-003, ") for reason in verdict.reasons)
+
+
+def test_engine_that_no_longer_deviates_is_a_finding_too(pair):
+    target = Target.load(pair.target)
+    sound = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec).speculate(SPECIMEN.requests[0])
+    assert judged(pair, sound)[1] == set()
+    assert Kind.NUMERIC in judged(pair, sound, "F-003")[1]
+
+
+def test_another_fault_beside_it_is_still_found(pair, deviating):
+    rows = deviating.rows
+    at = int(np.flatnonzero((rows.strings["phase"] == "DRAFT") & (rows.ints["step"] == 1))[0])
+    rows.ints["position"][at] += 1
+    try:
+        verdict, kinds = judged(pair, deviating, "F-003")
+    finally:
+        rows.ints["position"][at] -= 1
+    assert verdict.outcome is Outcome.FAIL
+    assert Kind.POSITION in kinds
+
+
+def test_nothing_is_said_where_it_cannot_show():
+    assert notes({"assumed": ["F-003"]}, SPECIMEN.spec)
+    assert notes({"assumed": ["F-003"]}, SpecConfig(k=3, t=1, n=4)) == []
+    assert notes({"assumed": ["F-003"]}, SpecConfig(k=2, t=2, n=4)) == []
+    assert notes({}, SPECIMEN.spec) == []
+
+
+def test_ids_are_checked_and_the_nearest_is_named():
+    assert checked(["F-003", "F-003"]) == ("F-003",)
+    with pytest.raises(UnknownDeviation, match="unknown deviation 'F-03'; did you mean 'F-003'"):
+        checked(["F-03"])
+
+
+def test_every_deviation_is_written_up():
+    text = (ROOT / "docs" / "findings.md").read_text()
+    assert all(f"## {one} " in text for one in DEVIATIONS)
+
+
+@pytest.mark.parametrize(
+    "boot", [boot for family in FAMILIES.values() for boot in family.boots], ids=lambda boot: boot.name
+)
+def test_boots_name_the_deviations_that_show_in_them(boot):
+    assert boot.assumes == (("F-003",) if SLOT_CACHE.shows_in(boot.spec) else ())

@@ -1,0 +1,255 @@
+"""The probe inside CUDA graphs, on a pretended torch.cuda: what is captured, when it is told, what padding is."""
+
+import sys
+import types
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.compat import lookup
+from harness.graph_probe import Book, GraphProbe, best_first, copies, outputs_of, without_padding
+from harness.probe import Probe
+from harness.recorder import Recorder
+
+WIDTH, VOCAB, STEPS = 3, 20, 3
+
+
+class Graph:
+    """Stands for torch.cuda.CUDAGraph: a replay here leaves the buffers as the test filled them."""
+
+    def capture_begin(self, *_pool):
+        """Begin."""
+
+    def capture_end(self):
+        """End."""
+
+    def replay(self):
+        """Run."""
+
+
+class Model:
+    """hidden_out = hidden_in + positions, logits that depend on the token."""
+
+    def forward(self, input_ids, positions, forward_batch):
+        hidden = forward_batch.spec_info.hidden_states + positions[:, None]
+        logits = torch.arange(VOCAB).float().roll(1)[None] - (input_ids[:, None] - torch.arange(VOCAB)).abs().float()
+        return SimpleNamespace(hidden_states=hidden, next_token_logits=logits)
+
+
+class ModelRunner:
+    """The two methods the probes wrap."""
+
+    is_draft_worker = True
+
+    def load_model(self):
+        self.model = Model()
+
+    def forward(self, forward_batch):
+        output = self.model.forward(forward_batch.input_ids, forward_batch.positions, forward_batch)
+        return SimpleNamespace(logits_output=output)
+
+
+def first_choice(i, topk_p, topk_index, hidden_states):
+    return topk_index.flatten(), hidden_states
+
+
+@pytest.fixture
+def place(monkeypatch):
+    """Modules as SGLang and torch would have them, with a graph probe in place and its model loaded."""
+    cuda = types.ModuleType("torch.cuda")
+    cuda.CUDAGraph = type("CUDAGraph", (Graph,), dict(Graph.__dict__))
+    runners = types.ModuleType("sglang.srt.model_executor.model_runner")
+    runners.ModelRunner = type("ModelRunner", (ModelRunner,), dict(ModelRunner.__dict__))
+    worker = types.ModuleType("sglang.srt.speculative.eagle_worker_v2")
+    worker.select_top_k_tokens = first_choice
+    monkeypatch.setitem(sys.modules, "torch.cuda", cuda)
+    for module in (runners, worker):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    graphs = GraphProbe()
+    graphs.install(chooser_module=worker, choosers=("select_top_k_tokens", "draft_topk1_postprocess"))
+    assert graphs.ledger.missing == []
+    runner = runners.ModelRunner()
+    runner.load_model()
+    return SimpleNamespace(graphs=graphs, cuda=cuda, runner=runner, worker=worker, runners=runners)
+
+
+def draft(place, batch):
+    """A chain's draft loop as a worker runs it: forwards, choices, positions advanced in place."""
+    hidden, ids = batch.spec_info.hidden_states, batch.first
+    for i in range(STEPS):
+        batch.input_ids, hidden = place.worker.select_top_k_tokens(i, torch.ones_like(ids).float(), ids, hidden)
+        if i == STEPS - 1:
+            break
+        batch.out_cache_loc = batch.slots[i]
+        batch.spec_info.hidden_states = hidden
+        output = place.runner.forward(batch).logits_output
+        ids, hidden = output.next_token_logits.argmax(-1, keepdim=True), output.hidden_states
+        batch.positions.add_(1)
+
+
+def batch_of(tokens, starts, *, size):
+    """A decode batch of these requests, with nonsense rows up to `size`."""
+    spare = size - len(tokens)
+    hidden = torch.arange(size * WIDTH).float().reshape(size, WIDTH)
+    return SimpleNamespace(
+        batch_size=size,
+        first=torch.tensor([*tokens, *[0] * spare])[:, None],
+        positions=torch.tensor([*starts, *[0] * spare]),
+        slots=[torch.tensor([100 * (i + 1) + row for row in range(size)]) for i in range(STEPS)],
+        out_cache_loc=None,
+        input_ids=None,
+        spec_info=SimpleNamespace(hidden_states=hidden),
+    )
+
+
+def captured(place, batch):
+    graph = place.cuda.CUDAGraph()
+    graph.capture_begin("pool")
+    draft(place, batch)
+    graph.capture_end()
+    return graph
+
+
+def probed(place):
+    """A probe in the middle of a decode round of two requests, drafting."""
+    recorder = Recorder()
+    probe = Probe(recorder, lookup("0.5.13", overlap=True), place.graphs)
+    place.graphs.wanted = lambda: recorder.round is not None
+    place.graphs.on_replay = probe._replayed
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9], lens=[0, 0], final=[True, True])
+    recorder.phase, recorder.step = "DRAFT", 0
+    return probe
+
+
+def told(recorder):
+    return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in recorder.take()]
+
+
+def test_a_graph_tells_what_the_same_round_tells_eagerly(place):
+    eager = probed(place)
+    place.runners.ModelRunner.forward = eager._forward(place.runners.ModelRunner.forward)
+    place.worker.select_top_k_tokens = eager._select(place.worker.select_top_k_tokens)
+    draft(place, batch_of([3, 4], [7, 9], size=2))
+    expected = told(eager.recorder)
+    assert [message["ev"] for message, _ in expected] == ["forward", "chosen"] * (STEPS - 1)
+    assert [held["positions"] for message, held in expected if message["ev"] == "forward"] == [[7, 9], [8, 10]]
+
+    eager.recorder.round = None  # a capture belongs to no round
+    graph = captured(place, batch_of([3, 4], [7, 9], size=4))
+    assert told(eager.recorder) == []
+    inside = probed(place)
+    graph.replay()
+    assert told(inside.recorder) == expected
+    assert inside.recorder.round.graphs == {"DRAFT": 4}
+    assert inside.recorder.round.forwards == eager_forwards(expected)
+
+
+def eager_forwards(messages):
+    return {"DRAFT": sum(message["ev"] == "forward" for message, _ in messages)}
+
+
+def test_a_warm_up_leaves_nothing(place):
+    draft(place, batch_of([3], [7], size=1))
+    assert place.graphs.books == []
+    graph = captured(place, batch_of([3], [7], size=1))
+    assert list(place.graphs._books) == [graph]
+    assert len(place.graphs.books[0].calls) == 2 * (STEPS - 1)
+
+
+def test_nothing_is_read_outside_a_round(place):
+    graph = captured(place, batch_of([3], [7], size=1))
+    seen = []
+    place.graphs.on_replay = seen.append
+    graph.replay()
+    assert seen == []
+    place.graphs.wanted = lambda: True
+    graph.replay()
+    assert len(seen) == 1
+
+
+def test_a_replay_shows_what_is_in_the_buffer_then(place):
+    graph = captured(place, batch_of([3, 4], [7, 9], size=4))
+    other = captured(place, batch_of([5, 6], [17, 19], size=4))
+    first, second = place.graphs.books
+    first.buffer.copy_(second.buffer)  # what a real replay with other inputs does
+    probe = probed(place)
+    graph.replay()
+    positions = [held["positions"] for message, held in told(probe.recorder) if message["ev"] == "forward"]
+    assert positions == [[17, 19], [18, 20]]
+    assert other is not graph
+
+
+def test_sizes_say_whose_graphs_there_are(place):
+    graphs = [captured(place, batch_of([3], [7], size=size)) for size in (2, 1)]
+    assert len(graphs) == len(place.graphs.books)
+    assert place.graphs.sizes() == {f"draft x{STEPS - 1}": [1, 2]}
+
+
+def test_a_graph_without_a_model_is_not_kept(place):
+    graph = place.cuda.CUDAGraph()
+    graph.capture_begin()
+    graph.capture_end()
+    assert place.graphs.books == []
+
+
+def test_a_choice_that_is_returned_is_seen_like_one_that_is_shown(place):
+    place.worker.draft_topk1_postprocess = lambda logits: (torch.ones(2, 1), logits.argmax(-1, keepdim=True))
+    graphs = GraphProbe()
+    graphs.install(chooser_module=place.worker, choosers=("draft_topk1_postprocess",))
+    graph = place.cuda.CUDAGraph()
+    graph.capture_begin()
+    place.worker.draft_topk1_postprocess(torch.eye(2))
+    graph.capture_end()
+    (book,) = graphs.books
+    (call,) = book.read()
+    assert (call.what, call.arrays["ids"].tolist()) == ("chosen", [[0], [1]])
+
+
+def test_copies_come_back_with_their_shapes_and_kinds():
+    book = Book()
+    whole = torch.arange(6, dtype=torch.int32).reshape(2, 3)
+    halves = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
+    column = torch.arange(3).reshape(1, 3)[:, 1]  # one element with a stride of three
+    book.put("forward", is_draft=True, batch=2, copies=copies({"a": whole, "b": halves, "c": None, "d": column}))
+    whole.zero_()
+    book.close()
+    (call,) = book.read()
+    assert set(call.arrays) == {"a", "b", "d"}
+    assert call.arrays["d"].tolist() == [1]
+    assert call.arrays["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert call.arrays["a"].dtype == np.int64
+    assert call.arrays["b"].tolist() == [[0.5], [1.5]]
+    assert call.arrays["b"].dtype == np.float32
+
+
+def test_of_equal_logits_the_argmax_comes_first():
+    logits = torch.zeros(2, 40)
+    logits[0, [7, 31]] = 2.0
+    logits[1, 5] = 1.0
+    output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+    book = Book()
+    book.put("forward", is_draft=False, batch=2, copies=outputs_of(output))
+    book.close()
+    (call,) = book.read()
+    first, second = best_first(call.arrays["top_ids"], call.arrays["best"]).tolist()
+    assert first[:2] == [7, 31]
+    assert second[0] == 5
+    swapped = np.asarray([[31, 7, 1], [5, 0, 2], [1, 2, 3]])
+    assert best_first(swapped, np.asarray([7, 5, 9])).tolist() == [[7, 31, 1], [5, 0, 2], [9, 1, 2]]
+
+
+@pytest.mark.parametrize(
+    ("rows", "batch", "requests", "packed", "kept"),
+    [
+        (8, 4, 3, 0, 6),  # blocks of two rows
+        (4, 4, 3, 0, 3),  # one row a request
+        (16, 4, 3, 7, 7),  # rows of accepted tokens, one after the other
+        (4, 4, 3, 7, 3),  # what such a forward gives: one row a request
+        (4, 4, 4, 0, 4),
+    ],
+)
+def test_padding_is_left_out(rows, batch, requests, packed, kept):
+    array = np.arange(rows)
+    assert without_padding(array, batch=batch, requests=requests, packed=packed).tolist() == list(range(kept))

@@ -1,0 +1,371 @@
+"""Leases on cards that are not there, held by real engine hosts: the lock lives exactly as long as its host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from cases.meta import pretended_sglang
+from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
+from cases.processes import survivors, tree
+from harness import lease_files, leases
+from harness.engine import Engine, EngineError, NoLease
+from harness.gpus import CardError
+
+pytestmark = pytest.mark.usefixtures("machine")
+
+HALF = 39.0  # GiB: two such leases fit on an H100, a third does not
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """engine(share=, **arguments): one with a lease, not yet booted; all are ended after the test."""
+    site = pretended_sglang.furnish(tmp_path / "site")
+    started = []
+
+    def make(share=HALF, **arguments):
+        launch = pretended_sglang.launch(site, leases.request(share), **arguments)
+        started.append(Engine(launch=launch, log=tmp_path / f"engine-{len(started)}.log"))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.close()
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """patience(seconds): how long the next engines wait for a lease."""
+    return lambda seconds: monkeypatch.setenv("EAGLECHECK_GPU_WAIT", str(seconds))
+
+
+def held():
+    """(pid, slot) of every lease on the first card, as anyone can see them."""
+    return [(holder.pid, holder.slot) for holder in lease_files.holders(os.environ["EAGLECHECK_LEASES"], H100)]
+
+
+def soon(what, *, within=10.0):
+    deadline = time.monotonic() + within
+    while not what() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return what()
+
+
+def test_the_host_itself_holds_the_lease_and_sees_only_that_card(engine):
+    one = engine()
+    one.boot()
+    assert held() == [(one.process.pid, 0)]
+    assert one.handshakes[0]["visible"] == H100
+    assert one.handshakes[0]["lease"]["share_mib"] == HALF * 1024
+    one.close()
+    assert held() == []
+
+
+@pytest.mark.parametrize("ending", ["closed", "killed", "stopped-and-killed", "terminated"])
+def test_a_lease_ends_with_its_host_however_it_ends(engine, ending):
+    one = engine()
+    one.boot()
+    processes = tree(one.process.pid)
+    if ending == "closed":
+        one.close()
+    else:
+        if ending.startswith("stopped"):
+            one.process.send_signal(signal.SIGSTOP)
+        one.process.send_signal(signal.SIGTERM if ending == "terminated" else signal.SIGKILL)
+    assert soon(lambda: held() == [])
+    assert survivors(processes) == []
+
+
+def test_what_outlives_its_host_keeps_no_lease_but_is_seen_on_the_card(engine, machine, patience):
+    one = engine(orphan=True)
+    one.boot()
+    orphan = psutil.Process(one.handshakes[0]["orphan"])
+    try:
+        one.process.kill()
+        assert soon(lambda: held() == [])
+        assert orphan.is_running()
+        machine.say(cards=[used(2048)], apps=[app(orphan.pid)])
+        patience(0)
+        with pytest.raises(NoLease, match=f"taken by process {orphan.pid} "):
+            engine().boot()
+    finally:
+        orphan.kill()
+
+
+CONTROL = """
+import sys, time
+from pathlib import Path
+from cases.meta import pretended_sglang
+from harness import leases
+from harness.engine import Engine
+engine = Engine(launch=pretended_sglang.launch(Path(sys.argv[1]), leases.request(39)), log=Path(sys.argv[2]))
+engine.boot()
+print(engine.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_lease_ends_with_the_control_process_that_was_killed(tmp_path):
+    site = pretended_sglang.furnish(tmp_path / "site")
+    command = [sys.executable, "-c", CONTROL, str(site), str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as control:
+        host = int(control.stdout.readline())
+        processes = tree(host)
+        assert held() == [(host, 0)]
+        control.kill()
+    assert soon(lambda: held() == [])
+    assert survivors(processes) == []
+
+
+def test_several_engines_share_a_card_and_a_third_waits_until_one_ends(engine, patience):
+    first, second = engine(), engine()
+    first.boot()
+    second.boot()
+    assert [slot for _, slot in held()] == [0, 1]
+    patience(30)
+    third, said = engine(), []
+    waiting = threading.Thread(target=lambda: third.boot(progress=said.append))
+    waiting.start()
+    assert soon(lambda: any(text.startswith("waiting for a GPU lease") for text in said))
+    assert f"engine process {first.process.pid} (39 GiB)" in said[0]
+    first.process.kill()
+    waiting.join(timeout=20)
+    assert third.handshakes[0]["lease"]["slot"] == 0
+    assert {slot for _, slot in held()} == {0, 1}
+    assert third.boots_seconds < 5, "waiting is no part of the boot"
+
+
+def test_waiting_has_a_limit_and_ends_with_who_has_the_leases(engine, patience):
+    first, second = engine(), engine()
+    first.boot()
+    second.boot()
+    patience(2)
+    third = engine()
+    processes = []
+    with pytest.raises(NoLease) as caught:
+        third.boot(progress=lambda _text: processes.extend(tree(third.process.pid)) if not processes else None)
+    said = str(caught.value)
+    assert f"engine process {second.process.pid} (39 GiB)" in said
+    assert "export EAGLECHECK_GPU_WAIT=" in said
+    assert "--gpu-share" in said
+    assert survivors(processes) == []
+
+
+def test_shares_of_other_sizes_are_counted_as_they_are(engine, patience):
+    engine(60.0).boot()
+    patience(0)
+    with pytest.raises(NoLease, match=r"19\.2 GiB of 79\.2 GiB left"):
+        engine(30.0).boot()
+    engine(15.0).boot()
+    assert [slot for _, slot in held()] == [0, 1]
+
+
+def test_the_emptiest_of_several_cards_is_taken(engine, machine):
+    machine.say(cards=[IDLE, IDLE_SECOND])
+    uuids = []
+    for _ in range(4):
+        one = engine()
+        one.boot()
+        uuids.append(one.lease["uuid"])
+    assert sorted(uuids) == sorted([H100, SECOND] * 2)
+    assert set(uuids[:2]) == {H100, SECOND}
+
+
+def test_visible_devices_leave_only_their_cards(engine, machine, monkeypatch):
+    machine.say(cards=[IDLE, IDLE_SECOND])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    one = engine()
+    one.boot()
+    assert one.handshakes[0]["visible"] == SECOND
+
+
+@pytest.fixture
+def stranger():
+    """A process that is no engine of ours."""
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_card_with_a_foreign_process_is_refused_and_the_process_named(engine, machine, patience, stranger):
+    machine.say(cards=[used(20480)], apps=[app(stranger.pid, name="train.py", mib=20480)])
+    patience(1)
+    with pytest.raises(NoLease) as caught:
+        engine(4.0).boot()
+    assert f"taken by process {stranger.pid} (train.py, 20 GiB), which is no engine of ours" in str(caught.value)
+    assert "choose another card:  export CUDA_VISIBLE_DEVICES=UUID" in str(caught.value)
+    assert held() == []
+
+
+def test_a_foreign_process_is_foreign_also_beside_engines(engine, machine, patience, stranger):
+    one = engine(4.0)
+    one.boot()
+    machine.say(cards=[used(22528)], apps=[app(one.handshakes[0]["pid"]), app(stranger.pid, mib=20480)])
+    patience(0)
+    with pytest.raises(NoLease, match=f"taken by process {stranger.pid} "):
+        engine(4.0).boot()
+
+
+def test_processes_of_our_own_engines_are_not_foreign(engine, machine):
+    one = engine(4.0)
+    one.boot()
+    machine.say(cards=[used(2048)], apps=[app(one.handshakes[0]["pid"])])
+    two = engine(4.0)
+    two.boot()
+    assert two.lease["slot"] == 1
+
+
+def test_what_an_engine_really_has_is_written_beside_its_share(engine, machine, stranger):
+    one = engine()
+    one.boot()
+    assert one.lease["used_mib"] is None, "the driver names no process of it"
+    lease = leases.Lease(card=leases.states(leases.request())[0].card, share=4096, slot=0, lock=-1)
+    apps = [app(one.process.pid, mib=500), app(one.handshakes[0]["pid"], mib=1300), app(stranger.pid, mib=1200)]
+    machine.say(cards=[used(3000)], apps=apps)
+    assert leases.used_mib(lease, one.process.pid) == 1800
+    machine.say(cards=[used(3000)], apps=[*apps, app(one.process.pid, mib="[N/A]")])
+    assert leases.used_mib(lease, one.process.pid) is None
+
+
+def test_another_card_is_taken_when_one_is_foreign(engine, machine, stranger):
+    machine.say(cards=[IDLE, IDLE_SECOND], apps=[app(stranger.pid)])
+    one = engine()
+    one.boot()
+    assert one.lease["uuid"] == SECOND
+
+
+def test_a_process_that_is_only_ending_is_waited_for(engine, machine, stranger):
+    machine.say(cards=[used(2048)], apps=[app(stranger.pid)])
+    one, said = engine(), []
+    threading.Timer(2.0, machine.say).start()
+    one.boot(progress=said.append)
+    assert held() == [(one.process.pid, 0)]
+    assert "waiting for a GPU lease" in said[0]
+
+
+def test_memory_that_nobody_accounts_for_is_refused_too(engine, machine, patience):
+    machine.say(cards=[used(79000)])
+    patience(1)
+    with pytest.raises(NoLease, match=r"2 GiB of 79\.2 GiB left\n.*nvidia-smi") as caught:
+        engine(4.0).boot()
+    assert "--gpu-share" in str(caught.value)
+
+
+def test_a_process_from_outside_the_container_is_foreign_on_a_card_without_leases_only(engine, machine, patience):
+    gone = subprocess.Popen(["true"])
+    gone.wait()  # a number that is no process here
+    machine.say(cards=[used(2048)], apps=[app(gone.pid, name="[Not Found]")])
+    patience(0)
+    with pytest.raises(NoLease, match=f"taken by process {gone.pid} "):
+        engine(4.0).boot()
+    machine.say()
+    engine(4.0).boot()
+    machine.say(cards=[used(2048)], apps=[app(gone.pid, name="[Not Found]")])
+    engine(4.0).boot()
+    assert len(held()) == 2
+
+
+def test_an_engine_that_fails_to_boot_gives_its_lease_back(engine):
+    with pytest.raises(EngineError, match="CUDA out of memory"):
+        engine(fails="CUDA out of memory").boot()
+    assert held() == []
+
+
+def test_a_tool_that_fails_while_a_lease_is_taken_is_reported(engine, machine):
+    one = engine()
+    machine.say(cards=["Unable to determine the device handle for GPU0"], code=15)
+    with pytest.raises(NoLease, match=r"nvidia-smi failed \(exit 15\): Unable to determine"):
+        one.boot()
+
+
+def test_a_lock_file_counts_only_while_it_is_held(engine, machine):
+    machine.leases.mkdir()
+    (machine.leases / f"{H100}.0").write_text('{"pid": 1, "share": 80000}')
+    one = engine()
+    one.boot()
+    assert held() == [(one.process.pid, 0)]
+
+
+def test_a_slot_that_somebody_holds_without_a_word_is_left_to_them(engine, machine):
+    lock = lease_files.hold(str(machine.leases), H100, 0, share=1)
+    os.ftruncate(lock, 0)
+    try:
+        one = engine()
+        one.boot()
+        assert one.lease["slot"] == 1
+    finally:
+        os.close(lock)
+
+
+def test_two_processes_that_look_at_once_do_not_both_get_the_last_share(engine, machine, patience):
+    machine.say(seconds=0.3)  # long looks: without the gate both would see an empty card
+    patience(0)
+    both = [engine(60.0), engine(60.0)]
+    failed = []
+
+    def boot(one):
+        try:
+            one.boot()
+        except NoLease as error:
+            failed.append(str(error))
+
+    threads = [threading.Thread(target=boot, args=(one,)) for one in both]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(held()) == 1
+    assert len(failed) == 1
+
+
+def test_the_lock_files_can_be_used_by_every_user_and_links_are_refused(machine, tmp_path):
+    os.close(lease_files.hold(str(machine.leases), H100, 0, share=1))
+    assert oct(machine.leases.stat().st_mode)[-4:] == "1777"
+    assert oct((machine.leases / f"{H100}.0").stat().st_mode)[-3:] == "666"
+    (tmp_path / "precious").write_text("keep")
+    (machine.leases / f"{H100}.1").symlink_to(tmp_path / "precious")
+    with pytest.raises(CardError, match="export EAGLECHECK_LEASES="):
+        lease_files.hold(str(machine.leases), H100, 1, share=1)
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize(
+    ("typed", "variables", "said"),
+    [
+        (100.0, {}, "--gpu-share 100: no GPU here has a share of that size"),
+        (0.0, {}, "allowed: GiB above 0, at most 79.2"),
+        (None, {"EAGLECHECK_GPU_SHARE": "100"}, "EAGLECHECK_GPU_SHARE 100: no GPU here"),
+        (None, {"EAGLECHECK_GPU_SHARE": "four"}, "EAGLECHECK_GPU_SHARE is 'four', not a number"),
+        (None, {"EAGLECHECK_GPU_WAIT": "-1"}, "EAGLECHECK_GPU_WAIT is '-1', not a number"),
+    ],
+)
+def test_a_share_that_cannot_be_is_refused_at_once(monkeypatch, typed, variables, said):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CardError, match=said.replace("(", r"\(")):
+        leases.request(typed)
+
+
+def test_what_was_typed_comes_before_the_environment_and_that_before_the_default(monkeypatch):
+    assert leases.request().share == 4096
+    monkeypatch.setenv("EAGLECHECK_GPU_SHARE", "2.5")
+    assert leases.request().share == 2560
+    assert leases.request(3).share == 3072
+
+
+def test_description_names_holders_strangers_and_what_is_left(engine, machine, stranger):
+    one = engine()
+    one.boot()
+    machine.say(cards=[IDLE, IDLE_SECOND], apps=[app(stranger.pid, uuid=SECOND, name="train.py")])
+    first, second = leases.describe()
+    assert f"leased to engine process {one.process.pid} (39 GiB); 10 leases of 4 GiB to be had" in first
+    assert f"taken by process {stranger.pid} (train.py, 2 GiB), which is no engine of ours; 0 leases" in second
+    assert leases.open_count(leases.request(4)) == 10

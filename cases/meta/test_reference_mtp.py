@@ -1,0 +1,264 @@
+"""The multi-layer MTP reference against Hugging Face's MiMo-V2-Flash code, which shares none with it.
+
+HF has the decoder layer but not the MTP module around it, so the join of token and state is written out here from the
+definition, and rows go through HF's layers window by window with HF's own KV cache, in the order they would really run.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache, MiMoV2FlashConfig, MiMoV2FlashForCausalLM, MiMoV2FlashModel
+
+from cases.checkpoints import make_recipe
+from cases.mtp_weights import LAYERS
+from cases.recipes import MtpRecipe
+from harness.checks.evidence import gather
+from harness.checks.registry import CHECKS, run_check
+from harness.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
+from reference import mtp
+from reference.model import CheckpointError
+from reference.pair import load_pair, session_of
+
+torch.set_num_threads(1)
+
+CLOSE = 1e-5
+PROMPT = tuple(torch.randint(500, (17,), generator=torch.Generator().manual_seed(7)).tolist())
+K = 3
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return make_recipe(MtpRecipe(name="layers", seed=3), tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module")
+def session(pair):
+    return session_of(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=K, n=K + 1))
+
+
+def hf_config(pair, layers):
+    raw = json.loads((pair.target / "config.json").read_text())
+    same = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    return MiMoV2FlashConfig(
+        **{name: raw[name] for name in same},
+        v_head_dim=raw["head_dim"],
+        rms_norm_eps=raw["rms_norm_eps"],
+        num_hidden_layers=layers,
+        layer_types=["full_attention"] * layers,
+        mlp_layer_types=["dense"] * layers,
+        rope_parameters={
+            "full_attention": {"rope_type": "default", "rope_theta": raw["rope_theta"], "partial_rotary_factor": 1.0}
+        },
+        attention_value_scale=None,
+        attn_implementation="eager",
+    )
+
+
+class HfLayers:
+    """Every MTP layer as HF's one-layer model with a cache of its own; rows come window by window."""
+
+    def __init__(self, pair, target):
+        tensors = load_file(pair.draft / "model.safetensors")
+        self.target, self.models, self.caches, self.parts = target, [], [], []
+        for index in range(K):
+            prefix = f"model.mtp.layers.{index}."
+            own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+            model = MiMoV2FlashModel(hf_config(pair, 1)).eval()
+            renamed = {"norm.weight": own["final_layernorm.weight"], "embed_tokens.weight": target.embed}
+            for name, value in own.items():
+                if name.startswith(("self_attn", "mlp", "input_layernorm", "pre_mlp_layernorm")):
+                    name = name.replace("pre_mlp_layernorm", "post_attention_layernorm")
+                    renamed[f"layers.0.{name}"] = value
+            model.load_state_dict(renamed)
+            self.models.append(model)
+            self.caches.append(DynamicCache())
+            self.parts.append(own)
+
+    def run(self, layer, ids, hidden):
+        """Log-probabilities [rows,V] of the next rows of one layer."""
+        own = self.parts[layer]
+        token = torch.nn.functional.rms_norm(self.target.embed[torch.tensor(ids)], (64,), own["enorm.weight"], 1e-6)
+        state = torch.nn.functional.rms_norm(hidden, (64,), own["hnorm.weight"], 1e-6)
+        joined = torch.cat((token, state), dim=-1) @ own["eh_proj.weight"].T
+        with torch.no_grad():
+            out = self.models[layer](inputs_embeds=joined[None], past_key_values=self.caches[layer], use_cache=True)
+        return torch.log_softmax(out.last_hidden_state[0] @ self.target.head.T, dim=-1)
+
+
+def rows_of(trace, phase, committed, layer):
+    ints, rows = trace.rows.ints, trace.rows
+    picked = [
+        i
+        for i in range(len(rows))
+        if rows.strings["phase"][i] == phase and ints["committed"][i] == committed and ints["step"][i] == layer
+    ]
+    return sorted(picked, key=lambda i: ints["slot"][i])
+
+
+def test_the_target_equals_hf(pair, session):
+    hf = MiMoV2FlashForCausalLM(hf_config(pair, 3)).eval()
+    weights = load_file(pair.target / "model.safetensors")
+    hf.load_state_dict({name: value for name, value in weights.items() if ".mtp." not in name})
+    tokens = torch.tensor(PROMPT)
+    with torch.no_grad():
+        theirs = hf(tokens[None]).logits[0]
+    mine = session.target.logits(session.target.forward(tokens))
+    assert torch.allclose(mine, theirs, rtol=0, atol=CLOSE)
+
+
+@pytest.mark.parametrize("chunk", [None, 16, 5, 2, 1])
+def test_every_layer_reads_and_says_what_hf_says_with_a_cache_window_by_window(pair, session, chunk):
+    """Rotation is done literally here: drop the first token of the window, append the next one or the last proposal."""
+    trace = session.speculate(RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12), chunk=chunk)
+    text, layers = list(PROMPT), HfLayers(pair, session.target)
+    output = session.generate(PROMPT, 40)
+    windows = 0
+    for record in trace.rounds:
+        start, stop = record.starts[0], record.starts[0] + record.lens[0]
+        decoded = record.mode == "DECODE"
+        if decoded or record.final[0]:
+            text = [*PROMPT, *output][: stop + 1]
+        hidden = session.target.forward(torch.tensor([*PROMPT, *output][:stop]))[start:]
+        ids, proposal = text[start:stop], None
+        for layer in range(K):
+            ahead = stop + layer
+            ids = [*ids[1:], text[ahead] if ahead < len(text) else proposal]
+            said = layers.run(layer, ids, hidden)
+            rows = rows_of(trace, Phase.EXTEND if decoded else Phase.DRAFT_PREFILL, start, layer)
+            assert trace.rows.ints["input_id"][rows].tolist() == ids, (record, layer)
+            assert trace.rows.ints["position"][rows].tolist() == list(range(start, stop))
+            proposal = int(said[-1].argmax())
+            last = rows[-1]
+            assert trace.rows.lists["chosen_ids"][last].tolist() == [proposal], (record, layer)
+            mine = torch.tensor(trace.rows.lists["top_logits"][last]) - trace.rows.floats["lse"][last]
+            ids_of = torch.tensor(trace.rows.lists["top_ids"][last])
+            assert torch.allclose(mine, said[-1][ids_of], rtol=0, atol=5e-5), (record, layer)
+        windows += 1
+    assert windows > 4
+    assert list(trace.ends[0].output_ids) == output[:12]
+
+
+def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
+    """Layers read the prompt across a cut; only the last rows of the prompt itself may read proposals."""
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=8)
+    told = []
+    for chunk in (None, 10, 6):  # each leaves a last chunk of at least K tokens
+        trace = session.speculate(request, chunk=chunk)
+        ints = trace.rows.ints
+        keep = [
+            i for i, phase in enumerate(trace.rows.strings["phase"]) if phase in (Phase.DRAFT_PREFILL, Phase.EXTEND)
+        ]
+        told.append(sorted(zip(*(ints[name][keep].tolist() for name in ("step", "position", "input_id")), strict=True)))
+    assert told[0] == told[1] == told[2]
+
+
+def test_replaying_free_speculation_gives_the_same_rows(session):
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    free = session.speculate(request, chunk=5)
+    again = session.replay(scenario_of(request, chunk=5), free)
+    assert not again.events
+    assert told(again) == told(free)
+
+
+def told(trace):
+    names = ("committed", "step", "slot", "input_id", "position", "parent")
+    columns = [trace.rows.ints[name].tolist() for name in names]
+    chosen = [ids.tolist() for ids in trace.rows.lists["chosen_ids"]]
+    return sorted(zip(trace.rows.strings["phase"].tolist(), *columns, chosen, strict=True))
+
+
+def scenario_of(request, chunk):
+    return Scenario(
+        name="layers",
+        checkpoint="mtp-tiny",
+        spec=SpecConfig(algorithm="MTP", k=K, n=K + 1),
+        engine=EngineConfig(chunk=chunk, prefix_cache=False),
+        requests=(request,),
+        script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+    )
+
+
+def faults_of(check, scenario, trace):
+    return run_check(CHECKS[check], gather(scenario, trace, None)).divergences
+
+
+@pytest.mark.parametrize("check", ["inputs", "positions", "rounds", "slots"])
+def test_sound_layer_rows_pass_every_check_without_a_reference(session, check):
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    assert faults_of(check, scenario_of(request, 5), session.speculate(request, chunk=5)) == []
+
+
+def test_guesses_at_a_chunk_tail_are_named_layer_by_layer(session):
+    """What SGLang does: the target's guess for layer 0, which then travels left, followed by proposals."""
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=4)
+    trace = session.speculate(request, chunk=5)
+    guess, first = 501, int(trace.rows.lists["chosen_ids"][rows_of(trace, Phase.DRAFT_PREFILL, 0, 0)[-1]][0])
+    trace.rows.lists["chosen_ids"][rows_of(trace, Phase.PREFILL, 0, 0)[-1]] = torch.tensor([guess]).numpy()
+    inputs = trace.rows.ints["input_id"]
+    inputs[rows_of(trace, Phase.DRAFT_PREFILL, 0, 0)[4]] = guess
+    inputs[rows_of(trace, Phase.DRAFT_PREFILL, 0, 1)[3]] = guess
+    inputs[rows_of(trace, Phase.DRAFT_PREFILL, 0, 1)[4]] = first
+    found = faults_of("inputs", scenario_of(request, 5), trace)
+    assert [(one.kind, one.key.step, one.key.slot, one.expected, one.hint) for one in found] == [
+        (Kind.EXTEND_INPUT, 0, 4, PROMPT[5], "chunk-tail-target-guess"),
+        (Kind.EXTEND_INPUT, 1, 3, PROMPT[5], "chunk-tail-target-guess"),
+        (Kind.EXTEND_INPUT, 1, 4, PROMPT[6], "chunk-tail-proposal"),
+    ]
+
+
+def test_a_layer_that_did_not_rotate_and_one_that_did_not_run_are_found(session):
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=4)
+    trace = session.speculate(request)
+    shallow, deep = (rows_of(trace, Phase.DRAFT_PREFILL, 0, layer) for layer in (0, 1))
+    trace.rows.ints["input_id"][deep] = trace.rows.ints["input_id"][shallow]
+    assert {one.hint for one in faults_of("inputs", scenario_of(request, None), trace)} == {"not-rotated", "final-tail"}
+    trace.rows.ints["step"][rows_of(trace, Phase.DRAFT_PREFILL, 0, 2)] = 7
+    kinds = {one.kind for one in faults_of("rounds", scenario_of(request, None), trace)}
+    assert kinds == {Kind.MISSING_ROW, Kind.EXTRA_ROW}
+
+
+def test_text_is_lossless_and_every_accept_length_occurs(session):
+    lengths = []
+    for number in range(6):
+        prompt = tuple(torch.randint(500, (9 + 7 * number,), generator=torch.Generator().manual_seed(number)).tolist())
+        trace = session.speculate(RequestSpec(rid="a", prompt=prompt, max_new_tokens=24))
+        assert list(trace.ends[0].output_ids) == session.generate(prompt, 24)
+        lengths += [record.lens[0] for record in trace.rounds if record.mode == "DECODE"]
+    assert set(lengths) == set(range(1, K + 2))
+    assert min(lengths.count(length) for length in set(lengths)) >= 0.03 * len(lengths), lengths
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"attention_value_scale": 0.707}, "attention_value_scale is 0.707; this reference builds only None"),
+        ({"sliding_window_size": 128}, "sliding_window_size is 128"),
+        ({"hybrid_layer_pattern": [0, 1, 0]}, r"hybrid_layer_pattern is \[0, 1, 0\]"),
+        ({"moe_layer_freq": [0, 1, 1]}, "moe_layer_freq"),
+        ({"partial_rotary_factor": 0.334}, "partial_rotary_factor"),
+        ({"layernorm_epsilon": 1e-5}, "layernorm_epsilon"),
+        ({"architectures": ["Step3p5ForCausalLM"]}, "architectures"),
+    ],
+)
+def test_a_target_that_is_more_than_llama_arithmetic_is_refused(pair, tmp_path, changes, words):
+    place = shutil.copytree(pair.target, tmp_path / "target")
+    file = place / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+    with pytest.raises(CheckpointError, match=words):
+        mtp.load_target(place)
+
+
+def test_more_steps_than_layers_and_other_drafts_are_refused(pair):
+    models = load_pair(pair.target, pair.draft)
+    with pytest.raises(ValueError, match=f"k is {LAYERS + 1}; this head has {LAYERS} layers"):
+        session_of(*models, SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
+    with pytest.raises(ValueError, match="algorithm is 'EAGLE'; an MTP head drafts only for 'MTP'"):
+        session_of(*models, SpecConfig())
+
+
+def test_layers_propose_a_chain_only():
+    with pytest.raises(ValueError, match="t must be 1 for MTP"):
+        SpecConfig(algorithm="MTP", k=3, t=2, n=6)

@@ -1,0 +1,79 @@
+"""docs/scenarios.md against the format: every field and op is in it, its example is a file that is valid."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from cases.catalogue import read_scenario
+from cases.situations import SITUATIONS
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+ROOT = Path(__file__).parents[2]
+TEXT = (ROOT / "docs" / "scenarios.md").read_text()
+TABLES = {"The scenario": Scenario, "spec": SpecConfig, "engine": EngineConfig, "requests": RequestSpec}
+
+
+def section(title):
+    """The part of the page under this heading."""
+    found = re.search(rf"^##+ {re.escape(title)}$(.*?)(?=^##|\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def first_cells(text):
+    """Words in backticks in the first column of every table row."""
+    rows = [line for line in text.splitlines() if line.startswith("| `")]
+    return [word for row in rows for word in re.findall(r"`([^`]+)`", row.split("|")[1])]
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_every_field_has_a_row_and_no_row_is_of_no_field(title):
+    assert sorted(first_cells(section(title))) == sorted(TABLES[title].model_fields)
+
+
+@pytest.mark.parametrize("title", TABLES)
+def test_defaults_are_those_of_the_format(title):
+    plain = {True: "true", False: "false", None: "null", (): "none"}
+    for row in (line for line in section(title).splitlines() if line.startswith("| `")):
+        cells = [cell.strip() for cell in row.strip("|").split("|")]
+        for name in first_cells(row):
+            field = TABLES[title].model_fields[name]
+            if name in ("spec", "engine"):
+                assert cells[2] == "all defaults"
+            elif field.is_required():
+                assert cells[2] == "needed", name
+            else:
+                value = field.default
+                said = (
+                    plain[value]
+                    if isinstance(value, bool | tuple | None)
+                    else f"{value:g}"
+                    if value != str(value)
+                    else value
+                )
+                assert cells[2].strip("`") == said, name
+
+
+def test_every_op_has_a_row():
+    assert sorted(first_cells(section("script"))) == sorted(get_args(Op.model_fields["kind"].annotation))
+    assert set(Op.model_fields) == {"kind", "rids", "count", "name"}, "and what each of them takes"
+
+
+def test_the_example_is_the_file_and_valid():
+    path = ROOT / "cases" / "scenarios" / "abort-and-retract.json"
+    (example,) = re.findall(r"<!-- example -->\n```json\n(.*?)```", TEXT, re.DOTALL)
+    assert example == path.read_text()
+    assert {op.kind for op in read_scenario(path).script} >= {"submit", "tick", "retract", "abort", "drain"}
+
+
+def test_situations_that_are_named_exist():
+    named = (
+        set(re.findall(r"`([a-z]+(?:_[a-z0-9]+)+)`", TEXT))
+        - set(EngineConfig.model_fields)
+        - set(RequestSpec.model_fields)
+    )
+    assert {name for name in named if name not in SITUATIONS} <= {"schema_version"}

@@ -1,0 +1,355 @@
+"""Unpacking a bundle without a network: what fits, what is refused, and that nothing half done looks finished."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cases.meta.pretended_pip import quiet
+from cases.meta.pretended_wheels import PretendedIndex
+from cases.meta.test_cli_bad_input import call
+from cases.meta.test_pack import TORCH
+from harness import bundle, cards, closure, doctor, envs, fit, kernels, pack, prebuild, slimming, unpack
+from harness.bundle import BundleError
+from harness.cards import Card
+from harness.closure import EnvError
+
+H100 = Card(name="NVIDIA H100", uuid="GPU-1", memory=81559, free=81079, capability="9.0", driver="580.159.04")
+VERSIONS = ("0.5.12.post1", "0.5.13")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory) -> dict[str, Path]:
+    """A bundle of two releases for this very Python, and its fa3 part."""
+    root = tmp_path_factory.mktemp("bundles")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLECHECK_HOME", str(root / "home"))
+        patch.setattr(closure, "run", PretendedIndex())
+        patch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
+        patch.setattr(slimming, "ON_RUNNER", ("numpy", "packaging"))
+        for name, part in (("engines", ""), ("fa3", "fa3")):
+            pack.pack(
+                VERSIONS,
+                torch=TORCH,
+                python=closure.python_tag(),
+                output=root / name,
+                with_control=False,
+                progress=quiet,
+                part=part,
+            )
+    return {"engines": root / "engines", "fa3": root / "fa3"}
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine as the bundle wants it, and nothing on it yet."""
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "a home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.setattr(fit, "torch_version", lambda: TORCH)
+    monkeypatch.setattr(fit, "cards", lambda: (H100,))
+    monkeypatch.setattr(closure, "run", lambda *_, **__: pytest.fail("pip was run"))
+    return tmp_path / "a home"
+
+
+def test_each_release_is_found_with_the_machines_own_python_and_torch(made, home):
+    assert unpack.unpack(made["engines"], progress=quiet) == VERSIONS
+    found = envs.ensure("0.5.13", quiet)
+    assert (found.ready, found.python, found.torch) == (True, Path(sys.executable), TORCH)
+    stems = [path.name.rpartition("-")[0] for path in found.pythonpath]
+    assert stems[:2] == ["stub-ipython", "sglang-0.5.13"]
+    assert all(path.is_dir() and path.parent == home / "parts" for path in found.pythonpath)
+    assert dict(found.environ)["TRITON_CACHE_DIR"] == str(home / "kernels" / "triton")
+    assert [engine.version for engine in envs.list_installed() if engine.ready] == list(VERSIONS)
+
+
+def test_what_was_unpacked_can_be_imported(made, home):
+    unpack.unpack(made["engines"], progress=quiet)
+    found = envs.state("0.5.12.post1")
+    path = os.pathsep.join(map(str, found.pythonpath))
+    code = "import IPython.display, flashinfer, sgl_kernel, sglang, transformers; print(sglang.__version__)"
+    done = subprocess.run(
+        [str(found.python), "-P", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0.5.12.post1\n"
+
+
+def test_its_settings_reach_the_engines_process(made, home, tmp_path):
+    from harness.launch import build_launch
+    from harness.types import EngineConfig, SpecConfig
+
+    unpack.unpack(made["engines"], progress=quiet)
+    launch = build_launch(
+        env=envs.state("0.5.13"), spec=SpecConfig(), engine=EngineConfig(), target=tmp_path, draft=tmp_path
+    )
+    assert launch.boot["environment"]["TVM_FFI_CACHE_DIR"] == str(home / "kernels" / "tvm-ffi")
+
+
+def test_a_second_call_unpacks_nothing(made, home):
+    unpack.unpack(made["engines"], progress=quiet)
+    before = {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()}
+    told: list[str] = []
+    assert unpack.unpack(made["engines"], progress=told.append) == VERSIONS
+    assert {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()} == before
+    assert told[0] == "every part of this bundle is unpacked already"
+
+
+@pytest.mark.parametrize("stage", ["extract", "rename", "marker"])
+def test_an_interrupted_call_leaves_nothing_that_looks_finished_and_the_next_goes_on(made, home, monkeypatch, stage):
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    done = []
+
+    def rename_one(self: Path, target: Path) -> Path:
+        if done:
+            raise KeyboardInterrupt
+        done.append(target)
+        os.rename(self, target)
+        return target
+
+    with monkeypatch.context() as patch:
+        if stage == "extract":
+            patch.setattr(unpack, "_extract", interrupt)
+        elif stage == "rename":
+            patch.setattr(Path, "rename", rename_one)
+        else:
+            patch.setattr(closure, "write_marker", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            unpack.unpack(made["engines"], progress=quiet)
+        assert [engine.version for engine in envs.list_installed() if engine.ready] == []
+    unpack.unpack(made["engines"], progress=quiet)
+    assert [engine.ready for engine in envs.list_installed()] == [True, True]
+    assert not (home / "parts" / ".incoming").exists()
+
+
+def test_what_a_killed_call_left_behind_does_not_survive(made, home):
+    stale = home / "parts" / ".incoming" / "sglang-0.5.13-0000000000" / "stale.py"
+    stale.parent.mkdir(parents=True)
+    stale.touch()
+    unpack.unpack(made["engines"], progress=quiet)
+    assert list((home / "parts").rglob("stale.py")) == []
+
+
+def test_a_part_that_has_gone_makes_its_release_damaged_and_comes_back(made, home):
+    unpack.unpack(made["engines"], progress=quiet)
+    shutil.rmtree(envs.state("0.5.13").pythonpath[1])
+    assert envs.state("0.5.13").why.startswith("damaged: its part sglang-0.5.13-")
+    assert envs.state("0.5.12.post1").ready
+    unpack.unpack(made["engines"], progress=quiet)
+    assert envs.state("0.5.13").ready
+
+
+def flipped(source: Path, target: Path) -> Path:
+    """The last archive with one bit changed."""
+    with tarfile.open(source) as members:
+        last = members.getmembers()[-1]
+    data = bytearray(source.read_bytes())
+    data[last.offset_data + last.size // 2] ^= 1
+    target.write_bytes(data)
+    return target
+
+
+def cut(source: Path, target: Path) -> Path:
+    target.write_bytes(source.read_bytes()[: source.stat().st_size // 2])
+    return target
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        pytest.param(flipped, "is damaged: ", id="flipped"),
+        pytest.param(cut, "is cut off", id="cut-off"),
+        pytest.param(lambda _, target: target, "cannot read", id="absent"),
+        pytest.param(lambda _, target: (target.write_text("hello"), target)[1], "no bundle of eaglecheck", id="text"),
+    ],
+)
+def test_a_damaged_file_is_refused_and_nothing_is_installed(made, home, tmp_path, damage, says):
+    with pytest.raises(BundleError, match=says) as caught:
+        unpack.unpack(damage(made["engines"], tmp_path / "damaged"), progress=quiet)
+    assert caught.value.next_step
+    assert envs.list_installed() == ()
+    assert [path.name for path in (home / "parts").glob("*")] in ([], [".incoming"])
+
+
+def test_a_bundle_of_another_format_names_both(made):
+    with bundle.opened(made["engines"]) as reader:
+        text = reader.manifest.to_json().replace('"format": 1', '"format": 9')
+    with pytest.raises(BundleError, match="format 9, this checkout reads 1"):
+        bundle.parse(text)
+
+
+def test_a_manifest_that_was_changed_is_found_out(made, tmp_path):
+    data = made["engines"].read_bytes().replace(b'"sm_90"', b'"sm_80"')
+    (tmp_path / "b").write_bytes(data)
+    with pytest.raises(BundleError, match="its manifest has another hash"), bundle.opened(tmp_path / "b"):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says", "next_step"),
+    [
+        (
+            "torch_version",
+            lambda: "2.13.0+cu130",
+            "for torch 2.11.0.cu130, here is torch 2.13.0.cu130",
+            "--torch 2.13.0",
+        ),
+        ("torch_version", lambda: "", "here is no torch in ", "--torch VERSION"),
+        ("cards", lambda: (replace(H100, capability="8.0"),), "for sm_90, the card here is .* .sm_80", "Hopper"),
+    ],
+)
+def test_another_machine_is_refused_with_what_to_pack_for_it(made, home, monkeypatch, name, value, says, next_step):
+    monkeypatch.setattr(fit, name, value)
+    with pytest.raises(BundleError, match=says) as caught:
+        unpack.unpack(made["engines"], progress=quiet)
+    assert next_step in caught.value.next_step
+    assert not home.exists()
+
+
+def test_another_python_is_refused(made, home, monkeypatch):
+    monkeypatch.setattr(closure, "python_tag", lambda: "3.10")
+    with pytest.raises(BundleError, match=r"is for Python 3\.1\d, this is 3\.10") as caught:
+        unpack.unpack(made["engines"], progress=quiet)
+    assert "--python 3.10" in caught.value.next_step
+
+
+def test_an_older_c_library_is_refused(made, home, monkeypatch):
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.5"))
+    with pytest.raises(BundleError, match=r"needs glibc 2\.17 or newer, here is glibc 2\.5"):
+        unpack.unpack(made["engines"], progress=quiet)
+
+
+@pytest.mark.parametrize(
+    ("expected", "version", "lacking"),
+    [
+        ("no-such-thing", "", "no-such-thing"),
+        ("huggingface-hub<2", "2.4.0", "huggingface-hub<2 (2.4.0 is there)"),
+        ("huggingface-hub<2", "1.33.0", ""),
+    ],
+)
+def test_a_package_that_is_expected_there_is_named_if_it_lacks(monkeypatch, expected, version, lacking):
+    if version:
+        monkeypatch.setattr(fit.metadata, "version", lambda name: version)
+    assert fit._lacking(expected) == lacking
+
+
+def test_without_a_card_it_unpacks_and_says_so(made, home, monkeypatch):
+    monkeypatch.setattr(fit, "cards", lambda: ())
+    told: list[str] = []
+    assert unpack.unpack(made["engines"], progress=told.append) == VERSIONS
+    assert told[0] == "no GPU is seen here; the kernels of this bundle are for sm_90"
+
+
+def test_a_release_installed_from_an_index_is_not_overwritten(made, home):
+    folder = home / "engines" / "0.5.13"
+    folder.mkdir(parents=True)
+    closure.write_marker(folder, {"version": "0.5.13", "closure": closure.key(), "python": closure.python_tag()})
+    with pytest.raises(EnvError, match=r"SGLang 0\.5\.13 is installed already") as caught:
+        unpack.unpack(made["engines"], progress=quiet)
+    assert "EAGLECHECK_HOME" in caught.value.next_step
+    assert not (home / "parts").exists()
+
+
+def test_a_part_is_added_to_every_release_it_was_left_out_of(made, home):
+    unpack.unpack(made["engines"], progress=quiet)
+    for _ in range(2):
+        assert unpack.unpack(made["fa3"], progress=quiet) == ()
+    (kernel,) = [path for path in envs.state("0.5.13").pythonpath if path.name.startswith("sglang-kernel")]
+    assert (kernel / "sgl_kernel" / "flash_ops.abi3.so").read_bytes().startswith(b"\x7fELFflash")
+    assert (kernel / "sgl_kernel" / "flash_ops.abi3.so").stat().st_nlink == 2
+    assert envs.state("0.5.13").ready
+
+
+def test_a_part_without_its_releases_is_refused(made, home):
+    with pytest.raises(BundleError, match=r"only adds to sglang-kernel-0\.4\.3, which is not unpacked here"):
+        unpack.unpack(made["fa3"], progress=quiet)
+
+
+def compiled(home: Path) -> Path:
+    """A kernel as tvm-ffi leaves it: the source is older than what was made of it."""
+    folder = home / "kernels" / "tvm-ffi" / "clamp_position"
+    folder.mkdir(parents=True)
+    for name, when in (("cuda.cu", 1_700_000_000.25), ("kernel.so", 1_700_000_009.75), ("build.lock", 1.0)):
+        (folder / name).write_bytes(name.encode())
+        os.utime(folder / name, (when, when))
+    return folder
+
+
+def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path):
+    unpack.unpack(made["engines"], progress=quiet)
+    folder = compiled(home)
+    kernels.save(tmp_path / "kernels", progress=quiet)
+    shutil.rmtree(home / "kernels")
+    assert unpack.unpack(tmp_path / "kernels", progress=quiet) == ()
+    assert sorted(path.name for path in folder.iterdir()) == ["cuda.cu", "kernel.so"]
+    assert [(folder / name).stat().st_mtime for name in ("cuda.cu", "kernel.so")] == [1_700_000_000, 1_700_000_009]
+    told: list[str] = []
+    unpack.unpack(tmp_path / "kernels", progress=told.append)
+    assert told == ["these kernels are in place already"]
+
+
+def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, monkeypatch):
+    unpack.unpack(made["engines"], progress=quiet)
+    compiled(home)
+    kernels.save(tmp_path / "kernels", progress=quiet)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "elsewhere"))
+    with pytest.raises(BundleError, match="compiled for an installation in ") as caught:
+        unpack.unpack(tmp_path / "kernels", progress=quiet)
+    assert str(home) in caught.value.next_step
+
+
+def test_no_kernels_to_keep_is_said(made, home, tmp_path):
+    unpack.unpack(made["engines"], progress=quiet)
+    with pytest.raises(EnvError, match="no kernels have been compiled") as caught:
+        kernels.save(tmp_path / "kernels", progress=quiet)
+    assert "--warm" in caught.value.next_step
+
+
+def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(made, home, monkeypatch):
+    monkeypatch.setattr(cards, "ask", lambda: ())
+    unpack.unpack(made["engines"], progress=quiet)
+    found = {finding.name: finding for finding in doctor.diagnose()}
+    assert found["SGLang 0.5.13"].status == "ok"
+    assert "out of a bundle" in found["SGLang 0.5.13"].detail
+    assert "engine dependencies" not in found  # a bundle needs none
+    site = envs.state("0.5.13").pythonpath[1]
+    (site / "sglang" / "srt" / "same.py").write_text("# patched")
+    damaged = next(finding for finding in doctor.diagnose() if finding.name == "SGLang 0.5.13")
+    assert (damaged.status, "sglang/srt/same.py" in damaged.detail) == ("missing", True)
+    assert damaged.mend.startswith("rm -r ")
+
+
+def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):
+    unpack.unpack(made["engines"], progress=quiet)
+    code = "import harness, pydantic; print(harness.__file__); print(pydantic.__file__)"
+    done = subprocess.run([str(unpack.launcher()), "-c", code], capture_output=True, text=True, cwd="/", check=True)
+    ours, theirs = done.stdout.splitlines()
+    assert Path(ours).parent.parent == unpack.CHECKOUT
+    assert Path(theirs).is_relative_to(home / "parts")
+
+
+def test_it_starts_with_the_standard_library_alone():
+    """On the machine it is for, nothing of ours is installed yet."""
+    code = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r}); import harness.unpack as u; u.main(['/no/such'])"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
+    assert done.stderr.splitlines() == [
+        "eaglecheck: cannot read /no/such: No such file or directory",
+        "  name the file that `engines pack` made",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "code", "says"),
+    [("engines", 0, "look what this machine can run"), ("/no/such", 2, "cannot read /no/such")],
+)
+def test_the_command_ends_with_what_to_type(made, home, argument, code, says):
+    done = call("engines", "unpack", str(made.get(argument, argument)))
+    assert done.exit_code == code, done.output
+    assert says in done.output

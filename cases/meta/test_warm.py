@@ -1,0 +1,84 @@
+"""Booting every release once: what each said, and what is told when one does not run. The engines are scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from cases.meta.pretended_pip import quiet
+from harness import envs, warm
+from harness.closure import EnvError
+from harness.envs import EngineEnv
+
+ANSWER = {
+    "release": "0.5.13",
+    "import_s": 16.2,
+    "boot_s": 35.0,
+    "generate_s": 0.3,
+    "tokens": [24, 24],
+    "rounds": [9, 11],
+    "first": [[1], [2]],
+}
+
+
+@pytest.fixture
+def interpreter(tmp_path, monkeypatch):
+    """interpreter(body) stands in for the Python of every release; $3 is what it was asked for."""
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    path = tmp_path / "python"
+
+    def state(version: str) -> EngineEnv:
+        return EngineEnv(version=version, python=path, pythonpath=(tmp_path / "part",), torch="2.11.0", ready=True)
+
+    monkeypatch.setattr(envs, "state", state)
+
+    def make(body: str) -> None:
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    return make
+
+
+def test_each_variant_of_each_release_says_what_it_drafted(interpreter, tmp_path):
+    interpreter(f"echo \"$3\" > {tmp_path}/asked-$$\necho loading\necho '{warm.MARK}{json.dumps(ANSWER)}'")
+    told: list[str] = []
+    answers = warm.warm(["0.5.11", "0.5.13"], progress=told.append)
+    assert len(answers) == 4
+    assert "SGLang 0.5.13 float16 topk 1 graphs: imported in 16 s, booted in 35 s, 48 tokens in 20 rounds" in told
+    asked = [json.loads(path.read_text())["arguments"] for path in tmp_path.glob("asked-*")]
+    assert {(one["dtype"], one["speculative_eagle_topk"], one["disable_cuda_graph"]) for one in asked} == {
+        ("float16", 1, False),
+        ("bfloat16", 4, True),
+    }
+    assert len({one["port"] for one in asked}) == 4  # side by side on one machine
+    assert {one["device"] for one in asked} == {"cuda"}
+
+
+def test_one_that_does_not_run_is_named_with_the_end_of_its_log(interpreter):
+    interpreter("echo 'ninja: build stopped'\nexit 1")
+    with pytest.raises(EnvError, match="ninja: build stopped") as caught:
+        warm.warm(["0.5.13"], progress=quiet)
+    assert "SGLang 0.5.13 bfloat16 topk 4 eager" in caught.value.what
+    assert Path(caught.value.next_step.split()[-1]).exists()
+
+
+def test_one_that_hangs_is_given_up_and_ended(interpreter, monkeypatch, tmp_path):
+    monkeypatch.setattr(warm, "SECONDS", 0.5)
+    interpreter(f"echo $$ >> {tmp_path}/pids\nexec sleep 600")
+    start = time.monotonic()
+    with pytest.raises(EnvError):
+        warm.warm(["0.5.13"], progress=quiet)
+    assert time.monotonic() - start < 30
+    for pid in (tmp_path / "pids").read_text().split():
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)
+
+
+def test_the_module_exits_3_where_an_engine_does_not_run(interpreter, capsys):
+    interpreter("exit 1")
+    assert warm.main(["0.5.13"]) == 3
+    assert "did not run" in capsys.readouterr().err

@@ -1,0 +1,23 @@
+"""Counts in sentences are grammatical, wherever one is one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from cases.meta import results
+from cases.meta.test_terminal import printed
+from harness.words import counted
+from reports.terminal import render_run
+
+
+@pytest.mark.parametrize(("number", "said"), [(0, "0 scenarios"), (1, "1 scenario"), (2, "2 scenarios")])
+def test_one_is_singular(number, said):
+    assert counted(number, "scenario") == said
+
+
+@pytest.mark.parametrize("break_it", [results.sound, results.one_ahead, results.chunk_tail])
+def test_a_run_of_one_scenario_speaks_of_one_scenario(break_it):
+    text = printed(render_run, results.run_of(results.judged("single", break_it)))
+    assert not re.search(r"\b1 (scenarios|cells|mutants|findings|engine boots|draft chains)\b", text), text

@@ -1,0 +1,64 @@
+"""The multi-layer MTP pair: a MiMo-V2 style target with everything optional switched off, and its MTP layers.
+
+Dense layers, full attention, no sinks, no value scale, rotary over the whole head: what is left of a MiMo-V2 target
+is Llama arithmetic. Each MTP layer is the target's own first layer behind norms and a projection that pass the token
+through and mix the handed-over hidden state in, differently in every layer, so that layers cannot be taken for each
+other. This module must not import sglang, transformers or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cases.recipes import Noise, Weights
+
+ARCHITECTURE = "MiMoV2FlashForCausalLM"
+#: MTP layers in the checkpoint: the most steps a scenario may ask for.
+LAYERS = 4
+
+
+def uneven(noise: Noise, hidden: int) -> np.ndarray:
+    """A norm's weight [h] around one: with ones alone, normed and un-normed states would look alike."""
+    return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
+
+
+def weights(noise: Noise, *, hidden: int, hidden_gain: float, target: Weights) -> Weights:
+    """`model.mtp.layers.<i>.*`, as published MiMo-V2 checkpoints name them; embedding and head are the target's."""
+    made: Weights = {}
+    first = {name: value for name, value in target.items() if name.startswith("model.layers.0.")}
+    for index in range(LAYERS):
+        prefix = f"model.mtp.layers.{index}."
+        mix = noise.draw(hidden, hidden, std=hidden_gain * hidden**-0.5)
+        made[f"{prefix}eh_proj.weight"] = np.concatenate([np.eye(hidden, dtype=np.float32), mix], axis=1)
+        made[f"{prefix}enorm.weight"] = np.ones(hidden, dtype=np.float32)
+        made[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
+        made[f"{prefix}final_layernorm.weight"] = target["model.norm.weight"]
+        for name, value in first.items():
+            short = name.removeprefix("model.layers.0.").replace("post_attention_layernorm", "pre_mlp_layernorm")
+            made[prefix + short] = value
+    return made
+
+
+def config(base: dict[str, Any]) -> dict[str, Any]:
+    """A MiMo-V2 config of the same sizes as the Llama config `base`."""
+    layers, heads, groups = base["num_hidden_layers"], base["num_attention_heads"], base["num_key_value_heads"]
+    return base | {
+        "architectures": [ARCHITECTURE],
+        "layernorm_epsilon": base["rms_norm_eps"],
+        "hybrid_layer_pattern": [0] * layers,
+        "moe_layer_freq": [0] * layers,
+        "n_routed_experts": 1,
+        "partial_rotary_factor": 1.0,
+        "v_head_dim": base["head_dim"],
+        "swa_num_attention_heads": heads,
+        "swa_num_key_value_heads": groups,
+        "swa_head_dim": base["head_dim"],
+        "swa_v_head_dim": base["head_dim"],
+        "swa_rope_theta": base["rope_theta"],
+        "sliding_window_size": -1,
+        "add_swa_attention_sink_bias": False,
+        "add_full_attention_sink_bias": False,
+        "num_nextn_predict_layers": LAYERS,
+    }

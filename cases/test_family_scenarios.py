@@ -1,0 +1,47 @@
+"""Families beside the default one: some of their fixed scenarios pass, and F-003 is what it is called."""
+
+from pathlib import Path
+
+import pytest
+from packaging.version import Version
+
+from cases.catalogue import read_scenario
+from cases.families import FAMILIES
+from harness.checks.judge import judge
+from harness.cli.pairs import checkpoint_pairs
+from harness.types import Outcome
+
+SOME = [
+    pytest.param(scenario, id=f"{family}-{scenario.name}", marks=pytest.mark.engine(boot=scenario.boot_key()))
+    for family, names in {
+        "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
+        "tree": ("t4-four-together", "t4-staggered-arrivals"),
+        "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+    }.items()
+    for scenario in FAMILIES[family].scenarios
+    if scenario.name in names
+]
+SPECIMEN = read_scenario(Path(__file__).parent / "scenarios" / "tree-slot-cache.json")
+
+
+@pytest.mark.parametrize("scenario", SOME)
+def test_family_scenario_passes(drive_scenario, release, scenario):
+    if Version(release) < Version("0.5.13"):
+        pytest.skip("before 0.5.13 the release's own bugs come first")
+    outcome = drive_scenario(scenario, engine=release)
+    assert outcome.passed, outcome.verdict.reasons
+    assert all(outcome.verdict.coverage.get(name) for name in scenario.wants)
+
+
+@pytest.mark.engine(boot=SPECIMEN.boot_key())
+def test_beams_attend_their_slots_and_assuming_it_explains_everything(drive_scenario, release):
+    from harness.oracle import Oracle
+
+    outcome = drive_scenario(SPECIMEN, engine=release)
+    assert outcome.verdict.outcome is Outcome.FAIL
+    assert outcome.first.signature == "NUMERIC:chain:DRAFT:hidden_out-off"
+    target, draft = checkpoint_pairs([SPECIMEN])[SPECIMEN.checkpoint]
+    reference = Oracle(target=target, draft=draft, assumed=("F-003",)).answer(SPECIMEN, outcome.trace)
+    verdict, divergences = judge(SPECIMEN, outcome.trace, reference)
+    assert divergences == []
+    assert verdict.outcome is Outcome.PASS

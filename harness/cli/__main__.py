@@ -1,0 +1,5 @@
+"""`python -m harness.cli`: the `eaglecheck` command where it is not installed."""
+
+from harness.cli import app
+
+app(prog_name="eaglecheck")

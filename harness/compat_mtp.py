@@ -1,0 +1,31 @@
+"""The hook table of a release for its multi-layer MTP worker, which is a class beside the EAGLE worker.
+
+Engine side: standard library only. It must hold data and look-ups, no behaviour.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from .compat import Release, Seam, parse
+
+_WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
+#: Up to here the worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
+_LAST_WITH_CUDA = "0.5.13"
+
+
+def multi_layer(release: Release) -> Release:
+    """`release` with the multi-layer worker as its worker; LookupError where only the v1 scheduling was asked for."""
+    if release.generation == "v1":
+        raise LookupError("the v1 multi-layer worker has no hook table; leave overlap at the release's default")
+    own: tuple[Seam, ...] = ()
+    if parse(release.first) <= parse(_LAST_WITH_CUDA):
+        own = ((_WORKER, "device_name", "full"),)
+    return replace(
+        release,
+        worker_module=_WORKER,
+        worker="MultiLayerEagleWorkerV2",
+        draft="MultiLayerEagleDraftWorker",
+        seams=(*release.seams, *own),
+        layered=True,
+    )

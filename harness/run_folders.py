@@ -1,0 +1,88 @@
+"""Run folders as places: what they are called, whether somebody still writes to one, and which one may be meant.
+
+It must not read what a run found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fcntl
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO
+
+MANIFEST, EVENTS, VERDICT = "manifest.json", "engine.jsonl", "verdict.json"
+SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
+LATEST = "latest"
+#: Folders named in a message.
+SHOWN = 5
+RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
+
+
+def default_root() -> Path:
+    """Where run folders go unless somebody says otherwise: $EAGLECHECK_RUNS, else ./runs."""
+    return Path(os.environ.get("EAGLECHECK_RUNS") or "runs")
+
+
+def lock(folder: Path) -> BinaryIO:
+    """The manifest, locked against nobody but `is_locked`; the lock ends with the process, however that ends."""
+    file = (folder / MANIFEST).open("rb")
+    with contextlib.suppress(OSError):  # a file system without locks: the run then looks like one that was cut off
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return file
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process that still lives writes this run."""
+    with (folder / MANIFEST).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
+
+
+def unfinished(folder: Path) -> str:
+    """Why a run that nobody writes any more has no verdict, as the end of "the run is …"."""
+    if (folder / VERDICT).exists():
+        return f"incomplete: its {VERDICT} is damaged, so it is not known how it ended"
+    return f"incomplete: it has no {VERDICT}, so it was cut off while running"
+
+
+def _runs_in(root: Path) -> list[Path]:
+    """The run folders in `root`, oldest first."""
+    folders = (path.parent for path in root.glob(f"*/{MANIFEST}"))
+    return sorted(path for path in folders if RUN_NAME.fullmatch(path.name) and not path.is_symlink())
+
+
+def known_runs(root: Path) -> str:
+    """The newest runs in `root`, in words."""
+    names = [path.name for path in _runs_in(root)]
+    return (
+        f"runs in {root}: {', '.join(names[-5:])}"
+        if names
+        else f"there are no runs in {root}; make one:  eaglecheck run"
+    )
+
+
+def near(folder: Path) -> str:
+    """What may have been meant instead of a folder that is not there: scenarios of its run, or runs, nearest first."""
+    if (folder.parent / MANIFEST).is_file():
+        found = sorted(path.parent for path in folder.parent.glob(f"*/{SCENARIO}"))
+        what, where = "scenarios of that run", str(folder.parent)
+    else:
+        roots = list(dict.fromkeys([folder.parent, default_root()]))
+        found = [path for root in roots for path in _runs_in(root)]
+        what, where = "runs", " or ".join(map(str, roots))
+    if not found:
+        return f"there are no {what} in {where}; make one:  eaglecheck run"
+    by_name = {path.name: path for path in found}
+    close = difflib.get_close_matches(folder.name, by_name, n=3, cutoff=0.4)
+    newest = [path.name for path in reversed(found)]
+    shown = [str(by_name[name]) for name in dict.fromkeys([*close, *newest])][:SHOWN]
+    order = "nearest" if close else "newest"
+    return f"{what} that are there, {order} first: {', '.join(shown)}\n  for example:  eaglecheck recheck {shown[0]}"

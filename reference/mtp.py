@@ -1,0 +1,179 @@
+"""Multi-token prediction with one layer a depth: what each layer reads, and what it proposes.
+
+Written from DeepSeek-V3 (arXiv 2412.19437) section 2.2: the layer of depth i joins, at position j, a representation of
+position j and the embedding of token j+1+i, each through a norm of its own, runs one decoder layer over that, and its
+output speaks of token j+2+i through the shared embedding and head. (Depths count from 0 here.) In the paper the
+representation is the output of the depth before; in MiMo-V2 it is the main model's for every depth, and the embedding
+comes first in the join. Weights are named as published MiMo-V2 checkpoints name them.
+
+When rows p..q-1 run, the text may not reach as far as a deep layer reads. Token q+1+m is then what layer m has just
+proposed from row q-1, and the row is not run again when the text turns out otherwise. So what a layer should have read
+at a row depends on when the row ran, which is what `Window` says. This module must not look at a trace.
+
+Shapes: T rows, h hidden width, V vocabulary, k layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear
+
+from reference.model import CheckpointError, Config, Layer, Target, Weights, causal, read_json, rms_norm
+
+ARCHITECTURE = "MiMoV2FlashForCausalLM"
+#: Parts of a MiMo-V2 target that are not Llama arithmetic, and the values that switch them off.
+_OFF: dict[str, Any] = {
+    "attention_value_scale": None,
+    "partial_rotary_factor": 1.0,
+    "sliding_window_size": -1,
+    "add_swa_attention_sink_bias": False,
+    "add_full_attention_sink_bias": False,
+}
+#: The same for lists with an entry a layer.
+_OFF_EVERYWHERE = ("hybrid_layer_pattern", "moe_layer_freq")
+
+
+def read_config(path: Path) -> Config:
+    """A MiMo-V2 config whose arithmetic is Llama's; CheckpointError if it asks for anything else."""
+    file = Path(path) / "config.json"
+    raw = read_json(file)
+    config = Config.read(path, architecture=ARCHITECTURE)
+    wanted = _OFF | {
+        "layernorm_epsilon": config.eps,
+        "v_head_dim": config.head_dim,
+        "swa_head_dim": config.head_dim,
+        "swa_v_head_dim": config.head_dim,
+        "swa_num_attention_heads": config.heads,
+        "swa_num_key_value_heads": config.kv_heads,
+        "swa_rope_theta": config.rope_theta,
+    }
+    wanted |= {name: [0] * config.layers for name in _OFF_EVERYWHERE}
+    for name, only in wanted.items():
+        if raw.get(name) != only:
+            raise CheckpointError(f"{file}: {name} is {raw.get(name)!r}; this reference builds only {only!r}")
+    return config
+
+
+class MtpLayer:
+    """One depth: two norms, a projection that joins them, a decoder layer, and a norm before the shared head."""
+
+    def __init__(self, weights: Weights, prefix: str, config: Config, target: Target) -> None:
+        h = config.hidden
+        self.target, self.eps = target, config.eps
+        self.token_norm = weights.take(f"{prefix}enorm.weight", h)
+        self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
+        self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
+        self.layer = Layer(weights, prefix, config, post_norm="pre_mlp_layernorm")
+        self.final_norm = weights.take(f"{prefix}final_layernorm.weight", h)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h], before the final norm."""
+        token = rms_norm(embedding(tokens, self.target.embed), self.token_norm, self.eps)
+        state = rms_norm(hidden, self.state_norm, self.eps)
+        return self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, mask)
+
+    def logits(self, g: Tensor) -> Tensor:
+        """g [...,h] -> [...,V]."""
+        return self.target.logits(rms_norm(g, self.final_norm, self.eps))
+
+
+class MtpHead:
+    """k layers behind one target. chained: a layer reads the output of the one before instead of the target's."""
+
+    def __init__(self, layers: Sequence[MtpLayer], target: Target, *, chained: bool = False) -> None:
+        self.layers, self.target, self.chained = tuple(layers), target, chained
+
+    @staticmethod
+    def load(
+        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    ) -> MtpHead:
+        """Every MTP layer in a MiMo-V2 folder; CheckpointError if there is none or it does not fit `target`."""
+        config = read_config(path)
+        for name in ("hidden", "vocab"):
+            found, expected = getattr(config, name), getattr(target.config, name)
+            if found != expected:
+                raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
+        weights, layers = Weights(path, dtype, held), list[MtpLayer]()
+        while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
+            layers.append(MtpLayer(weights, prefix, config, target))
+        if not layers:
+            raise CheckpointError(f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers from 0 on")
+        return MtpHead(layers, target)
+
+    def features(self, states: list[Tensor]) -> Tensor:
+        """The target's last hidden state after its final norm, [T,h]."""
+        return states[-1]
+
+
+def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+    """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
+    config = read_config(path)
+    return Target(Weights(path, dtype, held), config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """Rows start..stop-1, which ran together. known: tokens of the text that existed then.
+
+    proposals: what somebody else's layers proposed from the last row, None where the reference's own counts.
+    """
+
+    start: int
+    stop: int
+    known: int
+    proposals: tuple[int | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Depth:
+    """One layer over a request's rows [R]: tokens int64 [R] read, states [R,h] read, g [R,h] said."""
+
+    tokens: Tensor
+    hidden: Tensor
+    g: Tensor
+
+
+def read_depths(
+    head: MtpHead, tokens: Tensor, hidden: Tensor, windows: Sequence[Window], k: int
+) -> tuple[list[Depth], list[Window]]:
+    """k layers over the rows that `windows` ran, in order and without gaps, and the windows with all proposals filled.
+
+    tokens int64 [T]: the text. hidden [>=R,h]: the target's states. Rows before the first window (cached from
+    elsewhere) count as run when their window's text was known.
+    """
+    rows = windows[-1].stop
+    positions, mask, state = torch.arange(rows), causal(rows), hidden[:rows]
+    depths, filled = list[Depth](), list(windows)
+    for i in range(k):
+        layer = head.layers[i]
+        fed = torch.tensor(_fed(tokens.tolist(), filled, i))
+        g = layer.forward(fed, state, positions, mask)
+        depths.append(Depth(tokens=fed, hidden=state, g=g))
+        best = layer.logits(g[[window.stop - 1 for window in filled]]).argmax(-1).tolist()
+        filled = [_fill(window, i, own) for window, own in zip(filled, best, strict=True)]
+        state = g if head.chained else state
+    return depths, filled
+
+
+def _fed(text: list[int], windows: Sequence[Window], i: int) -> list[int]:
+    """The token that layer i reads at every row; layers before it have their proposals filled."""
+    fed: list[int] = []
+    for number, window in enumerate(windows):
+        for row in range(window.start if number else 0, window.stop):
+            at = row + 1 + i
+            proposed = None if at < window.known else window.proposals[at - window.stop - 1]
+            fed.append(text[at] if proposed is None else proposed)
+    return fed
+
+
+def _fill(window: Window, i: int, own: int) -> Window:
+    """`window` with a proposal of layer i."""
+    given = window.proposals[i] if i < len(window.proposals) else None
+    filled = own if given is None else given
+    return replace(window, proposals=(*window.proposals[:i], filled, *window.proposals[i + 1 :]))

@@ -1,0 +1,166 @@
+"""The reference session of a multi-layer MTP head: as `ReferenceSession`, but drafting is one forward a layer.
+
+There are no draft steps: after each chunk and each verify, k layers run over the same rows, and their proposals are
+the next round's chain. This module must not judge, and must see an engine's trace only through `EngineView`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from harness.trace import RequestEnd, RoundRecord, Trace
+from harness.types import Phase, RequestSpec, SpecConfig
+from reference.engine_view import EngineView, Turn
+from reference.mtp import Depth, MtpHead, Window, read_depths
+from reference.session import ReferenceSession, Story, ended, record_of, where_of
+from reference.tree import Tree, with_depths
+from reference.turns import Conditions, Where, Writer, verified_rows, verify
+
+
+class MtpSession(ReferenceSession):
+    """Target and MTP layers with the speculation settings they are asked about."""
+
+    def __init__(self, head: MtpHead, spec: SpecConfig) -> None:
+        if spec.algorithm != "MTP":
+            raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
+        if spec.k > len(head.layers):
+            raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
+        self.target, self.layers, self.spec = head.target, head, spec
+
+    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
+        hidden = self.target.forward(torch.tensor(story.tokens))
+        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        windows = [
+            _window(turn, committed, known=known, proposals=view.layer_proposals(turn))
+            for (turn, committed), known in zip(turns, _known(story), strict=True)
+        ]
+        depths, filled = self._depths(story.tokens, hidden, windows)
+        rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
+        before: Turn | None = None
+        ran = {id(turn): window for (turn, _), window in zip(turns, filled, strict=True)}
+        for turn, _ in story.turns:
+            where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
+            phase = Phase.EXTEND
+            if turn.record.mode == "PREFILL":
+                self._prompt_rows(writer, where, story.tokens, hidden, turn.length)
+                phase = Phase.DRAFT_PREFILL
+            elif len(chain) == self.spec.k:
+                rounds.append((where, _chain(story.tokens[turn.start], chain), view.conditions(turn, before)))
+            window = ran.get(id(turn))
+            if window and (not view.is_last(turn) or view.has(turn, phase)):
+                self._layer_rows(writer, where, phase, depths, window)
+            chain, before = window.proposals if window else (), turn
+        self._verify(writer, story.tokens, rounds)
+
+    def _depths(
+        self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
+    ) -> tuple[list[Depth], list[Window]]:
+        if not windows:
+            return [], []
+        return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
+
+    def _prompt_rows(self, writer: Writer, where: Where, tokens: list[int], hidden: torch.Tensor, length: int) -> None:
+        """Target rows of one chunk; the last one also says what comes next."""
+        for j, row in enumerate(range(where.committed, where.committed + length)):
+            values: dict[str, Any] = {}
+            if j == length - 1:
+                values = {"logits": self.target.logits(hidden[row]), "choose": 1}
+            writer.add(where, Phase.PREFILL, j, input_id=tokens[row], position=row, hidden_out=hidden[row], **values)
+
+    def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
+        """Rows of every layer, keyed by it as the step; the last row of each proposes."""
+        for i, depth in enumerate(depths):
+            for j, row in enumerate(range(window.start, window.stop)):
+                values: dict[str, Any] = {}
+                if row == window.stop - 1:
+                    g = depth.g[row]
+                    logits = self.layers.layers[i].logits(g)
+                    values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
+                token, hidden = int(depth.tokens[row]), depth.hidden[row]
+                writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
+
+    def _verify(
+        self, writer: Writer, tokens: list[int], rounds: Sequence[tuple[Where, Tree, Conditions]]
+    ) -> list[tuple[int, ...]]:
+        """VERIFY and ACCEPT rows of all rounds, each answering the chain that was really verified; what they commit."""
+        trees = [conditions.tree or expected for _, expected, conditions in rounds]
+        starts = [where.committed for where, _, _ in rounds]
+        answers = verify(self.layers, torch.tensor(tokens), list(zip(starts, trees, strict=True)))
+        walks = []
+        for (where, expected, conditions), tree, (hidden, logits) in zip(rounds, trees, answers, strict=True):
+            walk = verified_rows(writer, where, expected, tree, hidden, logits, conditions.choices)
+            walks.append(walk.tokens)
+        return walks
+
+    @torch.inference_mode()
+    def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
+        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends."""
+        writer, records, windows = Writer(), list[RoundRecord](), list[Window]()
+        tokens, prompt = list(request.prompt), len(request.prompt)
+        tokens.append(int(self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()))
+        hidden = self.target.forward(torch.tensor(tokens))
+        for start in range(0, prompt, chunk or prompt):
+            length = min(chunk or prompt, prompt - start)
+            final = start + length == prompt
+            record = record_of(request, len(records), "PREFILL", start, length, final=final, layers=self.spec.k)
+            where = where_of(record, rid=request.rid, epoch=0, committed=start)
+            self._prompt_rows(writer, where, tokens, hidden, length)
+            windows.append(Window(start=start, stop=start + length, known=prompt + final))
+            records.append(record)
+        while (output := ended(request, tokens[prompt:])) is None:
+            windows = self._depths(tokens, hidden, windows)[1]
+            c = len(tokens) - 1
+            where = where_of(record_of(request, len(records), "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
+            (committed,) = self._verify(
+                writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())]
+            )
+            tokens += committed
+            hidden = self.target.forward(torch.tensor(tokens))
+            stop = c + len(committed)
+            windows.append(Window(start=c, stop=stop, known=stop + 1))
+            records.append(record_of(request, len(records), "DECODE", c, len(committed), layers=self.spec.k))
+        depths, windows = self._depths(tokens, hidden, windows)
+        for record, window in zip(records, windows, strict=True):
+            phase = Phase.DRAFT_PREFILL if record.mode == "PREFILL" else Phase.EXTEND
+            where = where_of(record, rid=request.rid, epoch=0, committed=window.start)
+            self._layer_rows(writer, where, phase, depths, window)
+        rows, tensors = writer.build()
+        end = RequestEnd(rid=request.rid, tick=len(records) - 1, reason=output[0], output_ids=output[1])
+        return Trace(
+            side="reference",
+            scenario_id=scenario_id,
+            header=self._header("speculate"),
+            rows=rows,
+            rounds=tuple(records),
+            ends=(end,),
+            tensors=tensors,
+        )
+
+
+def _is_early_chunk(turn: Turn) -> bool:
+    return turn.record.mode == "PREFILL" and not turn.final
+
+
+def _known(story: Story) -> list[int]:
+    """How many tokens of the text there were after each turn that committed some, or ran an early chunk."""
+    length, known = len(story.tokens), list[int]()
+    for turn, committed in reversed(story.turns):
+        if committed or _is_early_chunk(turn):
+            known.append(length)
+        length -= len(committed)
+    return known[::-1]
+
+
+def _window(turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...]) -> Window:
+    """The rows a turn ran the layers over, and how much text there was when it did."""
+    length = turn.length if turn.record.mode == "PREFILL" else len(committed)
+    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals)
+
+
+def _chain(root: int, proposals: Sequence[int | None]) -> Tree:
+    """The last committed token and the layers' proposals, one under the other."""
+    tokens = [token for token in proposals if token is not None]
+    return with_depths((root, *tokens), tuple(range(-1, len(tokens))))
