@@ -180,3 +180,28 @@ EAGLE3_BOOTS = {
         ),
     )
 }
+
+_TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
+DP_BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(
+            name="dp",
+            why="DP attention over two ranks",
+            checkpoint="qwen3-tiny",
+            spec=_EAGLE3,
+            engine=_TWO_RANKS,
+            since="0.5.13",
+            assumes=("F-007", "F-008"),
+        ),
+        Boot(
+            name="dp-wide",
+            why="two ranks, a draft wider than its target",
+            checkpoint="qwen3-wide",
+            spec=_EAGLE3,
+            engine=_TWO_RANKS,
+            since="0.5.13",
+            assumes=("F-007", "F-008"),
+        ),
+    )
+}

@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cases import eagle3_weights, mtp_weights
-from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Recipe, Weights
+from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Qwen3Recipe, Recipe, Weights
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -53,6 +53,9 @@ RECIPES: dict[str, Recipe] = {
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
         MtpRecipe(name="mtp-tiny", seed=20241226),
+        # Targets that SGLang can run under DP attention; the second draft is wider than its target.
+        Qwen3Recipe(name="qwen3-tiny", seed=20250601),
+        Qwen3Recipe(name="qwen3-wide", seed=20250602, draft_hidden=96, aux_layers=(1, 4)),
     )
 }
 
@@ -105,8 +108,19 @@ def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
     for index in range(recipe.layers):
         gain = 1.0 if index == 0 else recipe.upper_gain
         layer = _layer(noise, recipe, gain=gain)
+        if isinstance(recipe, Qwen3Recipe):
+            layer |= _head_norms(noise, recipe)
         weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
     return weights
+
+
+def _head_norms(noise: Noise, recipe: Qwen3Recipe) -> Weights:
+    """Norms that leave queries and keys about as large as the projections made them, so that scores stay sharp."""
+    size = np.float32(recipe.score_std**0.5)
+    return {
+        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
+        for name in ("q_norm", "k_norm")
+    }
 
 
 def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
@@ -187,7 +201,9 @@ def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> No
         draft = eagle3_weights.weights(noise, recipe, target)
     else:
         draft = _draft_weights(noise, recipe, target)
-    _write_model(root / "target", _config(recipe, architecture="LlamaForCausalLM", layers=recipe.layers), target)
+    kind = {"model_type": recipe.target_type}
+    config = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
+    _write_model(root / "target", config, target)
     _write_model(root / "draft", _config(recipe, architecture=architecture, layers=1) | own, draft)
 
 

@@ -91,6 +91,18 @@ _STOP = _exercise(
     wants=["stop_inside_accepted_run"],
 )
 
+#: Rank 1 has a request, then none while rank 0 goes on.
+_IDLE_BESIDE = _exercise(
+    "idle-beside",
+    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=4, dp_rank=1)],
+    [submit("a", "b"), DRAIN],
+    spec=EAGLE3,
+    wants=["idle_rank"],
+    checkpoint="qwen3-tiny",
+    dp=2,
+    tp=2,
+)
+
 #: Need of a mutant -> what to drive, in this order.
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
@@ -100,5 +112,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
+    "dp": (_IDLE_BESIDE,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

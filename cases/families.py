@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, TREES, Boot
+from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, TREES, Boot
 from cases.fixed import default_scenarios, shapes
+from cases.fixed_ranks import rank_shapes
+from cases.situations_ranks import NAMES as RANKS
 from harness.types import EngineConfig, Scenario, SpecConfig
 
 
@@ -92,6 +94,17 @@ _EAGLE3 = Family(
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
+_DP = Family(
+    name="dp",
+    why="DP attention over two ranks, idle ones too: EAGLE-3 drafts as wide as the target and wider",
+    scenarios=(
+        *rank_shapes(checkpoint="qwen3-tiny"),
+        *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
+    ),
+    boots=tuple(DP_BOOTS.values()),
+    situations=RANKS,
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -111,5 +124,5 @@ _MTP = Family(
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -18,6 +18,8 @@ class Recipe:
     """
 
     algorithm: ClassVar[str] = "EAGLE"
+    target_architecture: ClassVar[str] = "LlamaForCausalLM"
+    target_type: ClassVar[str] = "llama"
 
     name: str
     seed: int
@@ -56,6 +58,19 @@ class Eagle3Recipe(Recipe):
     self_score: float = 14.0  # how sure the copying heads are of their own row: e^14 against a hundred others
     state_rms: float = 2.8  # what the layer's output is in size; fc matches it
     state_gain: float = 0.1  # share of the state that is left after the copying heads took it away
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Recipe(Eagle3Recipe):
+    """A pair whose target can run under DP attention: a Qwen3, which is a Llama with normed query and key heads.
+
+    norm_spread: how far the weights of those norms lie from their mean, relative to it.
+    """
+
+    target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
+    target_type: ClassVar[str] = "qwen3"
+
+    norm_spread: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,12 +62,6 @@ def idle_tick(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (None for _ in range(max(busy, default=-1) + 1 - len(busy)))
 
 
-@situation("a rank without requests that enters a batch because another rank has some")
-def idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    busy = {record.tick for record in trace.rounds if record.mode != "IDLE"}
-    yield from (record for record in leading_rounds(trace) if record.mode == "IDLE" and record.tick in busy)
-
-
 # Acceptance
 
 

@@ -36,6 +36,7 @@ class Assembler:
             "tree": self._tree,
             "accept": self._accept,
             "round": self._round,
+            "state": self._state,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -117,6 +118,11 @@ class Assembler:
         columns = self.rows.columns
         same = {name: columns[name][verify_row] for name in ("rid", "committed", "round", "tick", "dp_rank", "epoch")}
         self.rows.add(phase="ACCEPT", slot=slot, input_id=token, parent=node, **same)
+
+    def _state(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        name = "idle_state" if message["idle"] else "busy_state"
+        data = {key: value for key, value in message.items() if key not in ("ev", "idle")} | {"tp_rank": tp_rank}
+        self.events.append(Event(name=name, tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(

@@ -33,6 +33,7 @@ class Release:
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
     (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the
     module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
+    dp_seams: what DP attention needs on a CPU beside `seams`. idle_seams: what lets an idle rank past its crash, F-007.
     """
 
     first: str
@@ -46,6 +47,8 @@ class Release:
     greedy: str
     alarm: str
     seams: tuple[Seam, ...]
+    dp_seams: tuple[Seam, ...]
+    idle_seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
     layered: bool = False  # proposals come from one draft forward a layer instead of draft steps (see compat_mtp)
@@ -81,6 +84,15 @@ _SEAMS_0_5_11 = (
     (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
 )
 
+_ROPE = ("sglang.srt.layers.rotary_embedding.base", "empty_rope", "")
+_DP_OLD = (
+    _ROPE,
+    ("sglang.srt.model_executor.forward_batch_info", "unpinned", ""),
+    (f"{_SPEC}.eagle_info", "cpu_device", ""),
+    ("sglang.srt.distributed.parallel_state", "unregistered", "all_gather_into_tensor"),
+)
+_IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
+
 _V1 = Release(
     first="0.5.11",
     gate=_SCHEDULER_GATE,
@@ -93,6 +105,8 @@ _V1 = Release(
     greedy=f"{_SPEC}.eagle_info",
     alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
     seams=_SEAMS_0_5_11,
+    dp_seams=_DP_OLD,
+    idle_seams=_IDLE,
     truncates_at_finish=True,
     overlap=False,
 )
@@ -109,6 +123,8 @@ _V2 = Release(
     greedy=f"{_SPEC}.eagle_info_v2",
     alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
     seams=_SEAMS_0_5_11,
+    dp_seams=_DP_OLD,
+    idle_seams=_IDLE,
     truncates_at_finish=False,
     overlap=True,
 )

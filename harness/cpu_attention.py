@@ -45,15 +45,21 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
     return torch.matmul(torch.softmax(scores, dim=-1), values.float()).transpose(0, 1).to(q.dtype)
 
 
-def decode_attention(arguments: Mapping[str, Any]) -> None:
-    """One query row a sequence: row i sees exactly kv_indices[kv_indptr[i]:kv_indptr[i+1]]; writes `o` in place."""
+def decode_attention(arguments: Mapping[str, Any], *, padded: bool = False) -> None:
+    """One query row a sequence: row i sees exactly kv_indices[kv_indptr[i]:kv_indptr[i+1]]; writes `o` in place.
+
+    More rows than sequences are refused, as by the kernel this stands in for; padded: such rows see nothing.
+    """
     _refuse_unknown(arguments)
     q, out = arguments["q"], arguments["o"]
     k = arguments["k_buffer"].flatten(0, -3)
     v = arguments["v_buffer"].flatten(0, -3)
     starts = arguments["kv_indptr"].tolist()
     indices = arguments["kv_indices"]
-    for row in range(q.shape[0]):
+    if q.shape[0] > len(starts) - 1:
+        assert padded, f"{q.shape[0]} query rows for {len(starts) - 1} sequences"
+        out[len(starts) - 1 :].zero_()
+    for row in range(min(q.shape[0], len(starts) - 1)):
         slots = indices[starts[row] : starts[row + 1]].long()
         if slots.numel() == 0:  # the padded rows of a batch: the kernel leaves nothing useful there either
             out[row].zero_()

@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,16 @@ class Replacement:
     by: str
     subject: str
     reason: str
+
+
+class _Torch:
+    """`torch` as one module sees it: some functions are ours, everything else is torch's."""
+
+    def __init__(self, **ours: Callable[..., Any]) -> None:
+        self.__dict__ |= ours
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
 
 
 class _AnyMeta(type):
@@ -98,8 +109,9 @@ class _CudaMeansCpu:
 class CpuOps:
     """Registers every replacement and remembers which of them took effect in this process."""
 
-    def __init__(self, hooks: ImportHooks) -> None:
+    def __init__(self, hooks: ImportHooks, *, padded: bool = False) -> None:
         self._hooks = hooks
+        self._padded = padded
         self.applied: list[Replacement] = []
 
     def install(self, *, seams: Sequence[tuple[str, str, str]], attention: str) -> None:
@@ -135,6 +147,65 @@ class CpuOps:
             setattr(torch.cuda, name, lambda *_a, **_k: None)
             self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
 
+    def _seam_unpinned(self, module: types.ModuleType, argument: str) -> None:
+        def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+            return torch.tensor(*args, **kwargs)
+
+        module.torch = _Torch(tensor=tensor)  # type: ignore[attr-defined]
+        self._note(
+            f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for"
+        )
+
+    def _seam_cpu_device(self, module: types.ModuleType, argument: str) -> None:
+        def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+            def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+                return make(*args, **{**kwargs, "device": "cpu"} if kwargs.get("device") == "cuda" else kwargs)
+
+            return call
+
+        module.torch = _Torch(empty=on_cpu(torch.empty), full=on_cpu(torch.full))  # type: ignore[attr-defined]
+        what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
+        self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
+
+    def _seam_empty_rope(self, module: types.ModuleType, argument: str) -> None:
+        original = module.RotaryEmbedding.forward_native
+
+        def forward_native(self: Any, positions: torch.Tensor, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+            if positions.numel() == 0:
+                return query, key
+            return original(self, positions, query, key, *args, **kwargs)
+
+        module.RotaryEmbedding.forward_native = forward_native
+        what = f"{module.__name__}.RotaryEmbedding.forward_native (no rows)"
+        self._note(what, "no-op", "none", "the CPU version cannot view an empty batch")
+
+    def _seam_unregistered(self, module: types.ModuleType, argument: str) -> None:
+        def call(output: torch.Tensor, input: torch.Tensor, group_name: str) -> None:
+            getattr(module._groups[group_name](), f"_{argument}")(output, input)
+
+        setattr(module, f"reg_{argument}", call)
+        self._note(
+            f"{module.__name__}.reg_{argument}", "flag", "none", "calls SGLang's own method; only CUDA is registered"
+        )
+
+    def _seam_idle_metadata(self, module: types.ModuleType, argument: str) -> None:
+        """Not a matter of the CPU: SGLang's own code fails on an idle batch. Only where a run assumes that it does."""
+        original = module.TritonAttnBackend.init_forward_metadata
+
+        def init_forward_metadata(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            spec_info = forward_batch.spec_info
+            if not forward_batch.forward_mode.is_idle() or getattr(spec_info, "kv_indptr", None) is not None:
+                return original(self, forward_batch, *args, **kwargs)
+            forward_batch.spec_info = None
+            try:
+                return original(self, forward_batch, *args, **kwargs)
+            finally:
+                forward_batch.spec_info = spec_info
+
+        module.TritonAttnBackend.init_forward_metadata = init_forward_metadata
+        what = f"{module.__name__}.TritonAttnBackend.init_forward_metadata (idle batch)"
+        self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
+
     def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
@@ -154,7 +225,12 @@ class CpuOps:
         self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
 
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
-        ours = {"decode_attention_fwd": decode_attention, "extend_attention_fwd": extend_attention}[argument]
+        decode = partial(decode_attention, padded=self._padded)
+        stand_ins: dict[str, Callable[..., None]] = {
+            "decode_attention_fwd": decode,
+            "extend_attention_fwd": extend_attention,
+        }
+        ours = stand_ins[argument]
         signature = inspect.signature(getattr(module, argument))
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,3 +240,6 @@ class CpuOps:
 
         setattr(module, argument, call)
         self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")
+        if self._padded and argument == "decode_attention_fwd":
+            what = f"{module.__name__}.{argument} (padded rows)"
+            self._note(what, "stand-in", "idle", "assumed F-008 (candidate): by reading, the kernel refuses them")

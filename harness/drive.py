@@ -57,7 +57,11 @@ class _Run:
         for rid in op.rids:
             request = self.scenario.request(rid)
             accepted = self.engine.submit(
-                rid=rid, prompt=list(request.prompt), sampling=sampling_of(request), priority=request.priority
+                rid=rid,
+                prompt=list(request.prompt),
+                sampling=sampling_of(request),
+                priority=request.priority,
+                dp_rank=request.dp_rank,
             )
             self.submitted.append(rid)
             if accepted:
@@ -142,7 +146,7 @@ def drive(
     except EngineCrashed as error:
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
-        run.note("hang", **error.report)
+        run.note("hang", **_hang_data(error.report))
     if run.faults:
         header["faults"] = run.faults
     return run.assembler.build(scenario_id=scenario.id, header=header)
@@ -178,6 +182,13 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "step": report.get("at_step", 0),
         "dp_rank_reported": report.get("dp_rank", 0),
     }
+
+
+def _hang_data(report: dict[str, Any]) -> dict[str, Any]:
+    """As for a crash: where the stuck rank was, and where every other one."""
+    known = {"phase": report.get("at_phase"), "round": report.get("at_round"), "step": report.get("at_step")}
+    found = {name: value for name, value in known.items() if value is not None}
+    return {**report, **found, "dp_rank_reported": report.get("dp_rank", 0)}
 
 
 def sampling_of(request: RequestSpec) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from harness import wire
+from harness import ranks, wire
 from harness.group import end_group
 from harness.interrupts import interrupts_held
 
@@ -30,6 +30,7 @@ TURN_SECONDS = 120.0
 #: What looking at the cards may take beyond the time that a lease is waited for.
 LEASE_SECONDS = 60.0
 #: When everything has drained, every output is on its way already.
+ARRIVAL_SECONDS = 30.0
 COLLECT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 
@@ -78,6 +79,9 @@ class _Peer:
     hello: dict[str, Any]
 
 
+Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """What one rank reported about one loop turn."""
@@ -101,6 +105,8 @@ class Engine:
     #: the share of a GPU this engine holds; empty without one (see harness.leases)
     lease: dict[str, Any] = field(default_factory=dict)
     _host: _Peer | None = None
+    _lookouts: list[_Peer] = field(default_factory=list)
+    _routes: dict[str, int] = field(default_factory=dict)
     _lifeline: list[socket.socket] = field(default_factory=list)
     _turns: int = 0
     _scenarios: int = 0
@@ -177,7 +183,7 @@ class Engine:
             selector.register(listener, selectors.EVENT_READ)
             if self._host is not None:
                 selector.register(self._host.sock, selectors.EVENT_READ)
-            while said != until or (until == "booted" and len(self.ranks) < self.launch.ranks):
+            while said != until or (until == "booted" and not self._all_here()):
                 self._check_alive()
                 if time.monotonic() > start + seconds:
                     what = {"leased": "take a GPU lease", "booted": "boot"}[until]
@@ -194,12 +200,19 @@ class Engine:
                     progress(f"booting ({time.monotonic() - start:.0f} s)")
         self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
 
+    def _all_here(self) -> bool:
+        """Every rank, and where there are several every lookout."""
+        lookouts = self.launch.ranks if self.launch.ranks > 1 else 0
+        return len(self.ranks) == self.launch.ranks and len(self._lookouts) >= lookouts
+
     def _greet(self, listener: socket.socket) -> _Peer | None:
         sock, _ = listener.accept()
         hello, _arrays = wire.receive(sock)
         peer = _Peer(sock, hello)
         if hello["role"] == "scheduler":
             self.ranks.append(peer)
+        elif hello["role"] == "lookout":
+            self._lookouts.append(peer)
         elif hello["role"] == "host":
             self._host = peer
         else:
@@ -266,14 +279,24 @@ class Engine:
         """Disarm the recorders and read the pool levels; one answer a rank."""
         return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
 
-    def submit(self, *, rid: str, prompt: list[int], sampling: dict[str, Any], priority: int | None = None) -> bool:
+    def submit(
+        self,
+        *,
+        rid: str,
+        prompt: list[int],
+        sampling: dict[str, Any],
+        priority: int | None = None,
+        dp_rank: int = 0,
+    ) -> bool:
         """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it."""
+        self._routes[rid] = dp_rank
         command = {
             "op": "submit",
             "rid": self._tagged(rid),
             "prompt": prompt,
             "sampling": sampling,
             "priority": priority,
+            "dp_rank": dp_rank if len(self.ranks) > 1 else None,
         }
         return not self._ask_host(command)["refused"]
 
@@ -301,12 +324,59 @@ class Engine:
     def turn(self, *, expect: list[str]) -> list[Turn]:
         """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
         self._turns += 1
-        for peer in self.ranks:
-            self._send(peer, {"op": "turn", "turn": self._turns, "expect": expect})
-        return [self._read_turn(peer) for peer in self.ranks]
+        own = [self._expected(peer, expect) for peer in self.ranks]
+        together = len(self.ranks) > 1
+        if together:
+            self._await_arrivals(own)
+        for peer, names in zip(self.ranks, own, strict=True):
+            self._send(peer, {"op": "turn", "turn": self._turns, "expect": names, "polled": together})
+        frames = self._receive_all()
+        return [self._read_turn(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
 
-    def _read_turn(self, peer: _Peer) -> Turn:
-        report, arrays = self._receive(peer)
+    def _expected(self, peer: _Peer, expect: list[str]) -> list[str]:
+        """What of `expect` a rank gets: its own requests, and every message that has no rank."""
+        rank = peer.hello["dp_rank"]
+        return [name for name in expect if self._routes.get(name, rank) == rank]
+
+    def _await_arrivals(self, own: list[list[str]]) -> None:
+        """Every rank asks SGLang's sockets equally often, since that is a collective, until all have theirs."""
+        deadline = time.monotonic() + ARRIVAL_SECONDS
+        while True:
+            for peer, names in zip(self.ranks, own, strict=True):
+                self._send(peer, {"op": "poll", "expect": names})
+            missing = [name for answer, _ in self._receive_all() for name in answer["missing"]]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(f"announced, but SGLang never passed on: {', '.join(missing)}")
+            time.sleep(0.001)
+
+    def _receive_all(self) -> list[Frame]:
+        """One message of each rank; EngineCrashed for the first rank that fell, EngineHung for the one behind."""
+        if len(self.ranks) == 1:
+            return [self._receive(self.ranks[0])]
+        found = ranks.gather([peer.sock for peer in self.ranks], seconds=TURN_SECONDS)
+        names = [{"dp_rank": peer.hello["dp_rank"], "tp_rank": peer.hello["tp_rank"]} for peer in self.ranks]
+        fallen = ranks.first_to_fall(found)
+        if fallen is not None:
+            frame = found[fallen]
+            said = frame[0] if isinstance(frame, tuple) else self._silent_death(self.ranks[fallen])
+            raise EngineCrashed({**said, **names[fallen]})
+        if any(frame is None for frame in found):
+            where = [{**name, **ranks.ask(self._lookout(name))} for name in names]
+            silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
+            behind = min(silent, key=ranks.progress)
+            raise EngineHung({**behind, "seconds": TURN_SECONDS, "silent": len(silent), "ranks": where})
+        frames = [frame for frame in found if isinstance(frame, tuple)]
+        for message, _ in frames:
+            if message["op"] == "error":
+                raise EngineError(str(message["what"]))
+        return frames
+
+    def _lookout(self, name: dict[str, int]) -> socket.socket | None:
+        return next((p.sock for p in self._lookouts if name.items() <= p.hello.items()), None)
+
+    def _read_turn(self, peer: _Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Turn:
         if report["op"] == "error":
             raise EngineError(str(report["what"]))
         messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
@@ -374,7 +444,9 @@ class Engine:
             self.process = None
         for sock in [peer.sock for peer in self.ranks] + self._lifeline + ([self._host.sock] if self._host else []):
             sock.close()
-        self.ranks, self._lifeline, self._host = [], [], None
+        for peer in self._lookouts:
+            peer.sock.close()
+        self.ranks, self._lifeline, self._lookouts, self._host = [], [], [], None
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None

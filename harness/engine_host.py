@@ -11,6 +11,7 @@ import asyncio
 import ctypes
 import importlib
 import importlib.machinery
+import inspect
 import json
 import os
 import signal
@@ -71,8 +72,11 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
         return None
     from eaglecheck_engine.cpu_ops import CpuOps
 
-    ops = CpuOps(hooks)
-    seams = _release(boot).seams
+    ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
+    release = _release(boot)
+    seams = release.seams
+    if boot["arguments"]["enable_dp_attention"]:
+        seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
     if boot["overlap"]:
         seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
     ops.install(seams=seams, attention=boot["cpu_attention"])
@@ -102,7 +106,8 @@ def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
     def construct(original: Any) -> Any:
         def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
             original(self, *args, **kwargs)
-            _install_in(self, module, boot, ops, graphs[0] if graphs else None)
+            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            _install_in(self, module, boot, ops, graphs[0] if graphs else None, ranks=_ranks(given))
 
         return __init__
 
@@ -118,6 +123,16 @@ def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
         Ledger().wrap(module, "Scheduler.init_model_worker", load)
 
 
+def _ranks(given: dict[str, Any]) -> tuple[int, int]:
+    """(dp_rank, tp_rank) of this process: arguments of the constructor, in newer releases a context of its own."""
+    if "tp_rank" in given:
+        return given.get("dp_rank") or 0, given["tp_rank"]
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.attn_dp_rank or 0, parallel.tp_rank
+
+
 def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     from eaglecheck_engine.graph_probe import GraphProbe
     from eaglecheck_engine.probe import CHAIN_CHOOSER
@@ -131,11 +146,19 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
 
 
 def _install_in(
-    scheduler: Any, module: types.ModuleType, boot: dict[str, Any], ops: Any, graphs: GraphProbe | None
+    scheduler: Any,
+    module: types.ModuleType,
+    boot: dict[str, Any],
+    ops: Any,
+    graphs: GraphProbe | None,
+    *,
+    ranks: tuple[int, int],
 ) -> None:
     import sglang
     import torch
+    from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
+    from eaglecheck_engine.lookout import Lookout
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
 
@@ -149,10 +172,14 @@ def _install_in(
     probe.ledger.wrap(owner, release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+    if boot["arguments"]["tp_size"] > 1:
+        Lookout(_connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"] == "tokens":
         probe.install_rounds()
     elif boot["probe"] == "full":
         probe.install()
+        if boot["arguments"]["enable_dp_attention"]:
+            DpProbe(probe).install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
         sock,
@@ -160,8 +187,8 @@ def _install_in(
             "op": "hello",
             "role": "scheduler",
             "pid": os.getpid(),
-            "dp_rank": getattr(scheduler, "dp_rank", None) or 0,
-            "tp_rank": getattr(scheduler, "tp_rank", 0),
+            "dp_rank": ranks[0],
+            "tp_rank": ranks[1],
             "release": sglang.__version__,
             "torch": torch.__version__,
             "worker": type(scheduler.model_worker).__name__,
@@ -288,6 +315,7 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
+            **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
         )
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .fault_acts import Share, Values
+from .fault_acts_idle import SKIPS, Memory, changed
 from .recorder import plain_rid
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ class Sites:
     def __init__(self, faults: Faults) -> None:
         self._faults = faults
         self._probe, self._recorder, self._release = faults.probe, faults.recorder, faults.release
+        self._memory = Memory()
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every place; returns those this release does not have."""
@@ -83,6 +85,13 @@ class Sites:
                 return original(runner, forward_batch, *args, **kwargs)
             phase = self._probe.phase_of(runner, forward_batch)
             step = self._recorder.step if runner.is_draft_worker else 0
+            if not self._recorder.round.rids:
+                output = self._idle(
+                    lambda: original(runner, forward_batch, *args, **kwargs), forward_batch, phase, step
+                )
+                self._faults.outputs[phase] = output
+                return output
+            self._memory.keep(phase, forward_batch)
             acts = {armed.fault.act: armed for armed in self._faults.at("forward", phase)}
             if "skip" in acts and step == acts["skip"].fault.args["step"]:
                 acts["skip"].fired += 1
@@ -99,6 +108,22 @@ class Sites:
             return output
 
         return forward
+
+    def _idle(self, go_on: Callable[[], Any], forward_batch: Any, phase: str, step: int) -> Any:
+        """A forward of a rank without requests."""
+        with ExitStack() as stack:
+            for armed in self._faults.at("idle", phase):
+                if armed.fault.args.get("step", step) != step:
+                    continue
+                if armed.fault.act in SKIPS:
+                    if phase in self._faults.outputs:  # else there is nothing to give in its place yet
+                        armed.fired += 1
+                        return self._faults.outputs[phase]
+                    continue
+                kept = self._memory.states.get(phase)
+                change = changed(armed.fault.act, forward_batch, args=armed.fault.args, kept=kept)
+                armed.fired += stack.enter_context(change)
+            return go_on()
 
     def _choices(self, original: Original) -> Original:
         def select_top_k_tokens(

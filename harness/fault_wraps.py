@@ -19,6 +19,7 @@ from . import (  # noqa: F401  (importing them makes their acts known)
     fault_acts_tree,
 )
 from .fault_acts import ACTS, Scene, Share, Values
+from .fault_acts_idle import IDLE_ACTS
 from .fault_sites import FORWARD_ACTS, Sites, differs
 from .faults import FAULTS, Fault
 from .probe import Probe
@@ -50,7 +51,7 @@ class Faults:
     def arm(self, name: str, *, first: int) -> None:
         """Let the mutant act from the first-th batch of the scenario on; LookupError if it cannot act here."""
         fault = FAULTS[name]
-        if fault.act not in (*ACTS, *FORWARD_ACTS):
+        if fault.act not in (*ACTS, *FORWARD_ACTS, *IDLE_ACTS):
             raise LookupError(f"mutant {name}: this version has no act {fault.act!r}")
         if self._missing:
             raise LookupError(f"mutant {name}: nothing to wrap at {', '.join(self._missing)}")

@@ -36,6 +36,7 @@ class Gate:
         self._recorder = recorder
         self._turn: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
+        self._others: list[Any] = []
         self._running_limit = 0
 
     def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,30 +69,44 @@ class Gate:
                 os._exit(0)  # the control side is gone: nothing is left to serve
             if command["op"] == "turn":
                 self._turn = command["turn"]
-                return self._deliver(command["expect"], poll)
+                return (
+                    self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
+                )
+            if command["op"] == "poll":
+                wire.send(self._sock, {"op": "polled", "missing": self._poll(command["expect"], poll)})
+                continue
             wire.send(self._sock, self._answer(command))
 
     def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
         """Wait until every announced request arrived, then hand them over in the announced order."""
-        expect = self._still_sent(expect)
-        wanted = Counter(expect)
         deadline = time.monotonic() + ARRIVAL_SECONDS
-        others: list[Any] = []
-        while True:
-            for item in poll() or []:
-                name = announced_name(item)
-                if name in wanted:
-                    self._arrived[name].append(item)
-                else:
-                    others.append(item)
-            missing = [name for name, count in wanted.items() if len(self._arrived[name]) < count]
-            if not missing:
-                return others + [self._arrived[name].popleft() for name in expect]
+        while missing := self._poll(expect, poll):
             if time.monotonic() > deadline:
                 what = f"announced, but SGLang's tokenizer never passed on: {', '.join(missing)}"
                 wire.send(self._sock, {"op": "error", "what": what})
-                return others
+                break
             time.sleep(0.0005)
+        return self._arrivals(expect)
+
+    def _poll(self, expect: list[str], poll: Callable[[], Any]) -> list[str]:
+        """Ask SGLang's sockets once; what of `expect` has not arrived yet.
+
+        Where ranks ask together (DP attention), each call is a collective: the control side makes every rank poll
+        equally often.
+        """
+        wanted = Counter(self._still_sent(expect))
+        for item in poll() or []:
+            name = announced_name(item)
+            if name in wanted:
+                self._arrived[name].append(item)
+            else:
+                self._others.append(item)
+        return [name for name, count in wanted.items() if len(self._arrived[name]) < count]
+
+    def _arrivals(self, expect: list[str]) -> list[Any]:
+        """Everything that arrived unannounced, then `expect` in its order."""
+        others, self._others = self._others, []
+        return others + [self._arrived[name].popleft() for name in expect if self._arrived[name]]
 
     def _still_sent(self, expect: list[str]) -> list[str]:
         """Without aborts of requests that are over: SGLang's tokenizer may send those or not; they do nothing."""
@@ -101,7 +116,7 @@ class Gate:
 
     def _in_flight(self) -> list[str]:
         last = self.scheduler.last_batch
-        return [] if last is None else [plain_rid(req.rid) for req in last.reqs if not req.finished()]
+        return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
 
     def _report_turn(self) -> None:
         messages = self._recorder.take()
@@ -169,6 +184,7 @@ class Gate:
             "op": "crashed",
             "site": f"{where}:{site.name}",
             "line": site.lineno,
+            "when": time.monotonic(),  # one clock for all processes: which rank fell first
             "error": f"{type(error).__name__}: {error}",
             "trace": "".join(traceback.format_exception(error))[-6000:],
             **{f"at_{key}": value for key, value in self._recorder.last.items()},

@@ -5,6 +5,8 @@ It must not start anything and must not import sglang: the result is data.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -49,9 +51,12 @@ def build_launch(
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
     context_length: int = CONTEXT_LENGTH,
+    assumed: Sequence[str] = (),
     lease: Request | None = None,
 ) -> Launch:
     """The launch of one boot configuration.
+
+    assumed: ids of harness.deviations; the engine gets the stand-ins that let it past those it would die of.
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
@@ -68,10 +73,11 @@ def build_launch(
         "overlap": overlap,
         "cpu_attention": cpu_attention,
         "revert": revert,
+        "assumed": list(assumed),
         "lease": None if lease is None else lease.plain(),
         "layered": layered,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "environment": _environment(device=device, revert=revert) | dict(env.environ),
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
         "arguments": _arguments(
             spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
         )
@@ -80,7 +86,7 @@ def build_launch(
         | ({"disable_hybrid_swa_memory": True} if layered else {}),
         "optional_arguments": _optional(graphs=engine.graphs),
     }
-    return Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.dp * engine.tp)
+    return Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
 
 
 def _optional(*, graphs: bool) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def _optional(*, graphs: bool) -> dict[str, Any]:
     return arguments
 
 
-def _environment(*, device: str, revert: int | None) -> dict[str, str]:
+def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if device == "cpu":
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
@@ -105,6 +111,10 @@ def _environment(*, device: str, revert: int | None) -> dict[str, str]:
             "CUDA_VISIBLE_DEVICES": "",
             "OMP_NUM_THREADS": "1",
         }
+        if ranks > 1:  # SGLang wants a NUMA node a rank unless told which cores to take
+            cores = sorted(os.sched_getaffinity(0))
+            binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+            environment["SGLANG_CPU_OMP_THREADS_BIND"] = binding
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
@@ -133,7 +143,10 @@ def _arguments(
         "disable_cuda_graph": not engine.graphs,
         "disable_radix_cache": not engine.prefix_cache,
         "page_size": engine.page,
-        "max_running_requests": engine.max_running,
+        "max_running_requests": engine.max_running * engine.dp,  # SGLang divides it among the ranks
+        "tp_size": engine.tp,
+        "dp_size": engine.dp,
+        "enable_dp_attention": engine.dp > 1,
         "enable_priority_scheduling": engine.priority,
         "max_total_tokens": engine.pool_tokens,
         # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.

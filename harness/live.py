@@ -121,6 +121,7 @@ class LiveEngines:
             probe=probe,
             revert=revert,
             cpu_attention=cpu_attention,
+            assumed=self.assumed,
             lease=self.lease,
         )
 

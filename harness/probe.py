@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .compat import Release
-from .graph_probe import GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
+from .graph_probe import Copy, GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
 from .hooks import Ledger
 from .recorder import Arrays, Recorder, floats, ints, plain_rid
 
@@ -31,6 +31,8 @@ class Probe:
         self._replays = 0
         #: target id of each draft id, int64 [V'], of the drafting call in progress; None: they are the same
         self._target_ids: np.ndarray | None = None
+        #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
+        self._prefills = False
 
     def install(self) -> None:
         """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
@@ -69,6 +71,7 @@ class Probe:
             if not recorder.active:
                 return original(worker, batch, *args, **kwargs)
             recorder.open_round(**read_batch(batch))
+            self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
             try:
                 return original(worker, batch, *args, **kwargs)
             finally:
@@ -225,12 +228,15 @@ class Probe:
             phase = self.phase_of(runner, forward_batch)
             step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
+            live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
-            before = inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
+            before: dict[str, Copy] = {}  # an idle rank has no rows
+            if live:
+                before = inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
             output = original(runner, forward_batch, *args, **kwargs)
             if self._replays == replays:  # else a graph ran, and what happened inside it has been told
                 self._entered(phase)
-                if recorder.round.rids:
+                if live:
                     self._emit(phase, step, whole_forward(before, output.logits_output))
             return output
 
@@ -287,7 +293,8 @@ class Probe:
     def _phase(self, *, is_draft: bool) -> str:
         if is_draft:
             return self.recorder.phase or "DRAFT"
-        return "PREFILL" if self._round_mode() == "PREFILL" else "VERIFY"
+        mode = self._round_mode()
+        return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
     def _emit(self, phase: str, step: int, found: Arrays) -> None:
         """One forward: `found` has every row it was fed and every row it gave."""

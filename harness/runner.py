@@ -206,6 +206,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         device=plan.device,
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
+        assumed=plan.assumed,
         lease=session.lease,
     )
     log = session.writer.folder / "engine.log"

@@ -109,7 +109,8 @@ class EngineConfig(_Strict):
     """Engine knobs, all fixed at boot but `chunk` and `running_limit`, which may change between scenarios.
 
     running_limit lowers max_running for one scenario. priority: requests of higher priority go first, and one that is
-    higher by more than ten takes the place of a running one.
+    higher by more than ten takes the place of a running one. dp above 1 is DP attention over tp = dp ranks; chunk,
+    max_running and running_limit then hold for each rank.
 
     overlap None: what the release does by default for this speculation on this device.
     """

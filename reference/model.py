@@ -1,4 +1,4 @@
-"""The truth for one request: a Llama target and an EAGLE draft head, whole sequences, no KV cache.
+"""The truth for one request: a Llama or Qwen3 target and an EAGLE draft head, whole sequences, no KV cache.
 
 Written from the Llama paper (arXiv 2302.13971), RoPE (arXiv 2104.09864) and EAGLE (arXiv 2401.15077), to be checked
 against them in one sitting. Every row is recomputed from tokens each time; nothing here may remember a call. This
@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
+#: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
+QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
 DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
 
 
@@ -45,13 +47,18 @@ class Config:
     tied: bool
 
     @staticmethod
-    def read(path: Path, *, architecture: str) -> Config:
-        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here."""
+    def read(path: Path, *, architecture: str, or_else: str | None = None) -> Config:
+        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here.
+
+        or_else: a second architecture that is as good.
+        """
         file = Path(path) / "config.json"
         raw = read_json(file)
         found = raw.get("architectures")
-        if found != [architecture]:
-            raise CheckpointError(f"{file}: architectures is {found!r}; expected {[architecture]!r}")
+        allowed = [architecture] if or_else is None else [architecture, or_else]
+        if found not in [[one] for one in allowed]:
+            words = " or ".join(repr([one]) for one in allowed)
+            raise CheckpointError(f"{file}: architectures is {found!r}; expected {words}")
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": "default"}
@@ -61,7 +68,7 @@ class Config:
                 raise CheckpointError(f"{file}: {key} is {value!r}; this reference builds only {only!r}")
         try:
             return Config(
-                architecture=architecture,
+                architecture=found[0],
                 vocab=raw["vocab_size"],
                 hidden=raw["hidden_size"],
                 intermediate=raw["intermediate_size"],
@@ -121,7 +128,7 @@ class Weights:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [T,h] divided by its root mean square over h, times weight [h]; never narrower than float32 inside."""
+    """x [...,h] divided by its root mean square over h, times weight [h]; never narrower than float32 inside."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
@@ -165,6 +172,9 @@ class Layer:
         self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, width)
         self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, width)
         self.o = take(f"{prefix}self_attn.o_proj.weight", c.hidden, wide)
+        normed = c.architecture == QWEN3_ARCHITECTURE
+        self.q_norm = take(f"{prefix}self_attn.q_norm.weight", c.head_dim) if normed else None
+        self.k_norm = take(f"{prefix}self_attn.k_norm.weight", c.head_dim) if normed else None
         self.post_norm = take(f"{prefix}{post_norm}.weight", c.hidden)
         self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
         self.up = take(f"{prefix}mlp.up_proj.weight", c.intermediate, c.hidden)
@@ -185,8 +195,9 @@ class Layer:
     def attention(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """x [T,width], positions int64 [T], mask bool [T,T] -> what attention adds to the residual stream, [T,h]."""
         c, rows = self.config, x.shape[0]
-        q = rope(linear(x, self.q).view(rows, c.heads, c.head_dim), positions, c.rope_theta)
-        k = rope(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), positions, c.rope_theta)
+        q = self._norm(linear(x, self.q).view(rows, c.heads, c.head_dim), self.q_norm)
+        k = self._norm(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), self.k_norm)
+        q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
         v = linear(x, self.v).view(rows, c.kv_heads, c.head_dim)
         group = c.heads // c.kv_heads  # query heads g*group .. share key/value head g
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -196,7 +207,7 @@ class Layer:
 
 
 class Target:
-    """The Llama model whose greedy text is the only right text."""
+    """The model whose greedy text is the only right text."""
 
     def __init__(self, weights: Weights, config: Config) -> None:
         self.config = config
@@ -208,11 +219,11 @@ class Target:
 
     @staticmethod
     def load(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
-        """Read an HF Llama folder; CheckpointError if it is not one.
+        """Read an HF Llama or Qwen3 folder; CheckpointError if it is neither.
 
         held: the dtype another program keeps the weights in, so that both compute with the same numbers.
         """
-        config = Config.read(path, architecture=TARGET_ARCHITECTURE)
+        config = Config.read(path, architecture=TARGET_ARCHITECTURE, or_else=QWEN3_ARCHITECTURE)
         return Target(Weights(path, dtype, held), config)
 
     def hidden_states(

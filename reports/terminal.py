@@ -32,6 +32,8 @@ COMPARED = {
     "parents": "parents",
     "hidden_rows": "hidden rows",
     "logits": "logit rows",
+    "idle_states": "idle states",
+    "token_counts": "token counts",
 }
 NOT_EXERCISED = "not exercised"
 

@@ -189,6 +189,66 @@ def test_idle_state_has_the_width_of_busy_ranks(made):
         assert (("SHAPE", "idle_width", "EXTEND", "idle-width") in seen) is found
 
 
+def state(name, *, dp_rank, rows, **data):
+    given = {"phase": "EXTEND", "step": 0, "round": 0, "rows": rows, "width": 3, "dtype": "float32", "held": rows}
+    return Event(name=name, tick=0, dp_rank=dp_rank, data=given | data)
+
+
+def states(**idle):
+    """A busy rank with four rows beside an idle one, both told so."""
+    told = {"announced": [4, 0]}
+    return (
+        state("busy_state", dp_rank=0, rows=4, **told),
+        state("idle_state", dp_rank=1, rows=0, **(told | idle)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("idle", "found"),
+    [
+        ({}, None),
+        ({"width": 1}, ("SHAPE", "idle_width", "EXTEND", "idle-width")),
+        ({"dtype": "float16"}, ("SHAPE", "idle_width", "EXTEND", "idle-dtype")),
+        ({"held": 4}, ("SHAPE", "idle_width", "EXTEND", "idle-rows")),
+        ({"announced": [0, 4]}, ("LOCKSTEP", "announced", "EXTEND", "exchanged")),
+        ({"announced": [4, 1]}, ("LOCKSTEP", "announced", "EXTEND", "own")),
+        ({"announced": [3, 0]}, ("LOCKSTEP", "announced", "EXTEND", "of-another-rank")),
+    ],
+)
+def test_idle_rank_agrees_with_the_busy_one_in_one_forward(idle, found):
+    scenario = handmade.scenario(dp=2)
+    engine, _ = handmade.build(scenario)
+    both = two_ranks(engine)
+    seen = roots(scenario, replace(both, events=(*both.events, *states(**idle))))
+    assert set(seen) == (set() if found is None else {found})
+
+
+def test_later_draft_steps_are_not_held_to_the_counts_of_the_first():
+    scenario = handmade.scenario(dp=2)
+    engine, _ = handmade.build(scenario)
+    both = two_ranks(engine)
+    late = tuple(
+        replace(event, data=event.data | {"phase": "DRAFT", "step": 1, "announced": [4, 4]}) for event in states()
+    )
+    assert roots(scenario, replace(both, events=(*both.events, *late))) == {}
+
+
+def test_a_hang_names_the_forward_that_a_rank_left_out():
+    scenario = handmade.scenario(dp=2)
+    engine, _ = handmade.build(scenario)
+    ranks = [
+        {"dp_rank": 0, "forwards": {"DRAFT": 2}, "at_round": 1},
+        {"dp_rank": 1, "forwards": {"DRAFT": 1, "VERIFY": 1}, "at_round": 1},
+    ]
+    hang = Event(name="hang", tick=1, data={"dp_rank_reported": 0, "phase": "DRAFT", "round": 1, "ranks": ranks})
+    both = two_ranks(engine)
+    seen = roots(scenario, replace(both, events=(*both.events, hang)))
+    assert ("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards") in seen
+    waiting = [ranks[0], ranks[1] | {"forwards": {"DRAFT": 1}}]
+    patient = replace(hang, data=hang.data | {"ranks": waiting})
+    assert not any(kind == "LOCKSTEP" for kind, *_ in roots(scenario, replace(both, events=(*both.events, patient))))
+
+
 # walk
 
 

@@ -80,6 +80,10 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield from WHEN_DECODING
     if evidence.reference is not None:
         yield from WITH_REFERENCE
+    if evidence.scenario.engine.dp > 1:
+        yield "token_counts"
+        if any(event.name == "idle_state" for event in evidence.engine.events):
+            yield "idle_states"
 
 
 def _empty_phases(evidence: Evidence) -> Iterator[str]:

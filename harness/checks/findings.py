@@ -105,8 +105,9 @@ def _time_order(ticks: Ticks) -> Callable[[Divergence], tuple[object, ...]]:
         key = found.key
         tick = ticks.get((key.dp_rank, found.round), found.round)
         late = found.kind is Kind.LEAK  # seen at the very end, whatever caused it
+        hung = found.kind is Kind.HANG  # what a batch did before it stopped comes first
         return (
-            *(late, tick, found.round, PHASE_ORDER.get(key.phase, len(PHASE_ORDER)), key.dp_rank, key.rid),
+            *(late, tick, found.round, hung, PHASE_ORDER.get(key.phase, len(PHASE_ORDER)), key.dp_rank, key.rid),
             *(key.epoch, key.committed, key.step, key.slot, KIND_ORDER[found.kind]),
         )
 

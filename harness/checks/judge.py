@@ -14,6 +14,7 @@ from harness.checks import (
     ledger,
     losslessness,
     positions,
+    ranks,
     rounds,
     slots,
     verify,
@@ -28,7 +29,7 @@ from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.trace import Event, Trace
 from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
-FAMILIES = (positions, inputs, rounds, slots, ledger, chain, verify, extend, losslessness)
+FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness)
 
 
 @register(
@@ -120,10 +121,14 @@ def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[s
         return {}, {}, [f"coverage crashed: {type(error).__name__}: {error}"]
 
 
+def _assumed(evidence: Evidence) -> list[str]:
+    scenario, reference = evidence.scenario, evidence.reference
+    return [] if reference is None else deviations.notes(reference.header, scenario.spec, dp=scenario.engine.dp)
+
+
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
-    reference = evidence.reference
-    assumed = [] if reference is None else deviations.notes(reference.header, evidence.scenario.spec)
+    assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
     unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]

@@ -28,6 +28,7 @@ def check_ledger(evidence: Evidence) -> CheckResult:
     result.divergences += _stops(evidence)
     if evidence.scenario.engine.dp > 1:
         result.divergences += _lockstep(evidence)
+        result.divergences += _stuck(evidence)
     result.divergences += _leaks(evidence)
     if not result.divergences:
         result.unknown += _unbalanced_books(evidence)
@@ -87,6 +88,27 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
                         expected=most,
                         observed=count,
                         hint="absent" if rank not in by_rank else "fewer-forwards",
+                    )
+
+
+def _stuck(evidence: Evidence) -> Iterator[Divergence]:
+    """LOCKSTEP in the batch that hangs: a rank that came to a later forward without all of an earlier one."""
+    for event in evidence.engine.events:
+        ranks = event.data.get("ranks", ()) if event.name == "hang" else ()
+        entered = [(int(rank["dp_rank"]), dict(rank["forwards"]), rank) for rank in ranks if "forwards" in rank]
+        for place, phase in enumerate(COLLECTIVE):
+            most = max((forwards.get(phase, 0) for _, forwards, _ in entered), default=0)
+            for dp_rank, forwards, rank in entered:
+                further = any(forwards.get(later, 0) for later in COLLECTIVE[place + 1 :])
+                if further and forwards.get(phase, 0) < most:
+                    yield Divergence(
+                        kind=Kind.LOCKSTEP,
+                        check="ledger",
+                        key=_at(dp_rank, phase),
+                        round=int(rank.get("at_round", -1)),
+                        expected=most,
+                        observed=forwards.get(phase, 0),
+                        hint="fewer-forwards",
                     )
 
 

@@ -25,6 +25,9 @@ COMPARED = (
     "logits",
 )
 
+#: What they count beside that where several ranks run in step.
+RANKS_COMPARED = ("idle_states", "token_counts")
+
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")
 
@@ -58,8 +61,8 @@ class CheckResult:
 
     def count(self, name: str, amount: int) -> None:
         """Add to a compared counter; nothing is added for nothing, so a counter that exists is above zero."""
-        if name not in COMPARED:
-            raise KeyError(f"unknown counter {name!r}; allowed: {', '.join(COMPARED)}")
+        if name not in (*COMPARED, *RANKS_COMPARED):
+            raise KeyError(f"unknown counter {name!r}; allowed: {', '.join((*COMPARED, *RANKS_COMPARED))}")
         if amount:
             self.compared[name] = self.compared.get(name, 0) + amount
 

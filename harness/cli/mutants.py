@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded, unknown
+from harness.deviations import IDLE_CRASH
 from harness.documents import check_target, write_json
 from harness.faults import FAULTS, Fault
 from harness.scoreboard import document
@@ -42,7 +43,14 @@ def command(
     root = prepare.writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
     logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    engines = LiveEngines(environment=lambda _version: env, default=env.version, device=device, logs=logs, lease=lease)
+    engines = LiveEngines(
+        environment=lambda _version: env,
+        default=env.version,
+        device=device,
+        logs=logs,
+        lease=lease,
+        assumed=(IDLE_CRASH.id,),  # an engine that dies of its own idle rank shows no mutant of one
+    )
     try:
         with MutantLine(console) as line:
             board = Campaign(engines, env.version, faults, line).run()

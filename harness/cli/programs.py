@@ -13,6 +13,7 @@ from pathlib import Path
 from cases import catalogue, fixed
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
+from cases.recipes import Qwen3Recipe, Recipe
 from cases.situations import SITUATIONS
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import OwnPair
@@ -62,11 +63,10 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
 
 def _check_engine(scenario: Scenario, device: str) -> None:
     spec, engine = scenario.spec, scenario.engine
-    only: dict[str, tuple[object, object]] = {
-        "engine.dp": (engine.dp, 1),
-        "engine.tp": (engine.tp, 1),
-    }
+    only: dict[str, tuple[object, object]] = {"engine.tp": (engine.tp, engine.dp)}
     recipe = RECIPES.get(scenario.checkpoint)
+    if engine.dp > 1:
+        _check_ranks(scenario, recipe)
     if recipe is not None and spec.algorithm != recipe.algorithm:
         raise _refusal(
             scenario,
@@ -84,6 +84,17 @@ def _check_engine(scenario: Scenario, device: str) -> None:
         if found != allowed:
             where = f" on {device}" if key == "engine.graphs" else " by this version"
             raise _refusal(scenario, f"{key} is {found!r}, which cannot be run{where}\n  allowed: {allowed!r}")
+
+
+def _check_ranks(scenario: Scenario, recipe: Recipe | None) -> None:
+    """DP attention: SGLang builds it into some targets only, and an EAGLE-1 draft is no part of it and hangs."""
+    able = [name for name, one in RECIPES.items() if isinstance(one, Qwen3Recipe)]
+    if recipe is not None and not isinstance(recipe, Qwen3Recipe):
+        raise _refusal(
+            scenario,
+            f"engine.dp is {scenario.engine.dp}, and the target of checkpoint {scenario.checkpoint!r} cannot run under "
+            f"DP attention\n  allowed: {', '.join(able)}, or engine.dp 1",
+        )
 
 
 def _of_kind(algorithm: str) -> list[str]:

@@ -1,0 +1,111 @@
+"""The fixed scenarios of DP attention: every way for a rank to be idle, with two ranks.
+
+Pure data; it must not know which bugs exist, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cases.fixed import DRAIN, abort, request, submit, tick
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
+
+
+def rank_shapes(
+    *, checkpoint: str, spec: SpecConfig = HEADS, prefix: str = "", only: Sequence[str] = ()
+) -> list[Scenario]:
+    """Each situation of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
+
+    def program(
+        name: str,
+        requests: Sequence[RequestSpec],
+        script: Sequence[Op],
+        *,
+        wants: Sequence[str],
+        chunk: int | None = None,
+    ) -> Scenario:
+        return Scenario(
+            name=prefix + name,
+            checkpoint=checkpoint,
+            spec=spec,
+            engine=TWO_RANKS.model_copy(update={"chunk": chunk}),
+            requests=tuple(requests),
+            script=tuple(script),
+            wants=tuple(wants),
+        )
+
+    every = [
+        program(
+            "other-rank-idle",
+            [request("a", 7, seed=111, new=12)],
+            [submit("a"), DRAIN],
+            wants=["idle_rank", "idle_from_the_start", "idle_beside_prefill", "idle_beside_verify"],
+        ),
+        program(
+            "first-rank-idle",
+            [request("a", 9, seed=112, new=12, dp_rank=1)],
+            [submit("a"), DRAIN],
+            wants=["idle_from_the_start"],
+        ),
+        program(
+            "held-back",
+            [request("a", 12, seed=113, new=24), request("b", 20, seed=114, new=10, dp_rank=1)],
+            [submit("a"), tick(4), submit("b"), DRAIN],
+            wants=["held_idle_by_prefill", "idle_from_the_start", "idle_beside_verify"],
+        ),
+        program(
+            "idle-for-a-while",
+            [
+                request("a", 14, seed=115, new=30),
+                request("b", 6, seed=116, new=4, dp_rank=1),
+                request("c", 11, seed=117, new=8, dp_rank=1),
+            ],
+            [submit("a", "b"), tick(9), submit("c"), DRAIN],
+            wants=["idle_between_requests"],
+        ),
+        program(
+            "finish-together",
+            [
+                request("a", 16, seed=118, new=20),
+                request("b", 8, seed=119, new=2, dp_rank=1),
+                request("c", 13, seed=120, new=2, dp_rank=1),
+            ],
+            [submit("a", "b", "c"), DRAIN],
+            wants=["idle_after_all_finished"],
+        ),
+        program(
+            "every-rank-idle",
+            [request("a", 9, seed=121, new=5), request("b", 14, seed=122, new=5, dp_rank=1)],
+            [submit("a"), tick(16), submit("b"), DRAIN],
+            wants=["every_rank_idle"],
+        ),
+        program(
+            "uneven-batches",
+            [
+                request("a", 5, seed=123, new=10),
+                request("b", 10, seed=124, new=14),
+                request("c", 22, seed=125, new=12),
+                request("d", 17, seed=126, new=16, dp_rank=1),
+            ],
+            [submit("a", "b", "c", "d"), DRAIN],
+            wants=["uneven_ranks"],
+        ),
+        program(
+            "idle-inside-chunks",
+            [request("a", 70, seed=127, new=8), request("b", 6, seed=128, new=4, dp_rank=1)],
+            [submit("b"), tick(2), submit("a"), DRAIN],
+            wants=["idle_inside_chunked_prefill", "held_idle_by_prefill", "non_final_chunk"],
+            chunk=16,
+        ),
+        program(
+            "abort-leaves-idle",
+            [request("a", 18, seed=129, new=20), request("b", 12, seed=130, new=40, dp_rank=1)],
+            [submit("a", "b"), tick(4), abort("b"), DRAIN],
+            wants=["idle_after_abort", "abort_in_decode"],
+        ),
+    ]
+    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
+    return [by_name[name] for name in only] if only else every

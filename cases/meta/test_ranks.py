@@ -1,0 +1,91 @@
+"""Several ranks at once: who fell first, who is behind, and what is waited for."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from harness import ranks, wire
+
+
+@pytest.fixture
+def pairs():
+    """Two ranks: (the control side's socket, the rank's)."""
+    made = [socket.socketpair() for _ in range(2)]
+    yield made
+    for one, other in made:
+        one.close()
+        other.close()
+
+
+def ours(pairs):
+    return [one for one, _ in pairs]
+
+
+def test_messages_come_in_the_order_of_ranks(pairs):
+    for number, (_, rank) in reversed(list(enumerate(pairs))):
+        wire.send(rank, {"op": "turned", "turn": number})
+    found = ranks.gather(ours(pairs), seconds=5)
+    assert [frame[0]["turn"] for frame in found] == [0, 1]
+    assert ranks.first_to_fall(found) is None
+
+
+def test_crash_of_one_rank_is_not_waited_for_on_the_other(pairs, monkeypatch):
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.05)
+    wire.send(pairs[1][1], {"op": "crashed", "when": 1.0})
+    start = time.monotonic()
+    found = ranks.gather(ours(pairs), seconds=60)
+    assert time.monotonic() - start < 10
+    assert found[0] is None
+    assert ranks.first_to_fall(found) == 1
+
+
+def test_rank_that_spoke_fell_before_those_killed_after_it(pairs):
+    wire.send(pairs[1][1], {"op": "crashed", "when": time.monotonic()})
+    pairs[0][1].close()
+    assert ranks.first_to_fall(ranks.gather(ours(pairs), seconds=5)) == 1
+
+
+def test_rank_killed_from_outside_fell_before_those_that_lost_it(pairs):
+    pairs[0][1].close()
+    found = ranks.gather(ours(pairs)[:1], seconds=5)
+    later = ({"op": "crashed", "when": time.monotonic() + 1}, {})
+    assert ranks.first_to_fall([*found, later]) == 0
+
+
+def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
+    monkeypatch.setattr(ranks, "LAG_SECONDS", 0.05)
+    wire.send(pairs[0][1], {"op": "turned"})
+    start = time.monotonic()
+    found = ranks.gather(ours(pairs), seconds=60)
+    assert time.monotonic() - start < 10
+    assert found[0] is not None
+    assert found[1] is None
+
+
+def test_lookout_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
+    here, there = pairs[0]
+    answer = {"op": "here", "site": "srt/x.py:f", "at_phase": "DRAFT"}
+
+    def reply():
+        wire.receive(there)
+        wire.send(there, answer)
+
+    thread = threading.Thread(target=reply)
+    thread.start()
+    assert ranks.ask(here) == {"site": "srt/x.py:f", "at_phase": "DRAFT"}
+    thread.join()
+    there.close()
+    assert ranks.ask(here) == {}
+    assert ranks.ask(None) == {}
+
+
+def test_the_rank_behind_is_the_one_in_the_earlier_forward():
+    where = [
+        {"dp_rank": 0, "at_round": 3, "at_phase": "VERIFY", "at_step": 0},
+        {"dp_rank": 1, "at_round": 3, "at_phase": "DRAFT", "at_step": 1},
+        {"dp_rank": 2, "at_round": 4, "at_phase": "DRAFT", "at_step": 0},
+    ]
+    assert min(where, key=ranks.progress)["dp_rank"] == 1
+    assert ranks.progress({}) < ranks.progress(where[1])

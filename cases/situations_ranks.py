@@ -1,0 +1,146 @@
+"""Situations of DP ranks that run in step. See `cases/situations`.
+
+An idle rank takes part in a batch because another rank has one. SGLang never lets one rank prefill beside another's
+verify while it speculates: the rank that could verify is held idle for that batch, with its requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from cases.situation_words import Place, finished, situation
+from harness.batches import leading_rounds
+from harness.trace import RoundRecord, Trace
+from harness.types import Scenario
+
+NAMES = (
+    "idle_rank",
+    "idle_from_the_start",
+    "idle_between_requests",
+    "idle_after_all_finished",
+    "idle_beside_prefill",
+    "idle_beside_verify",
+    "held_idle_by_prefill",
+    "idle_inside_chunked_prefill",
+    "idle_after_abort",
+    "every_rank_idle",
+    "uneven_ranks",
+)
+
+
+def _ticks(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
+    """tick -> DP rank -> its batch, in order of time."""
+    found: dict[int, dict[int, RoundRecord]] = {}
+    for record in leading_rounds(trace):
+        found.setdefault(record.tick, {})[record.dp_rank] = record
+    return found
+
+
+def _idle(trace: Trace) -> Iterator[tuple[RoundRecord, list[RoundRecord]]]:
+    """Each idle batch with the busy batches of other ranks beside it."""
+    for by_rank in _ticks(trace).values():
+        busy = [record for record in by_rank.values() if record.mode != "IDLE"]
+        if busy:
+            yield from ((record, busy) for record in by_rank.values() if record.mode == "IDLE")
+
+
+def _busy_ticks(trace: Trace) -> dict[int, list[RoundRecord]]:
+    """DP rank -> its batches with requests, in order of time."""
+    found: dict[int, list[RoundRecord]] = {}
+    for record in leading_rounds(trace):
+        if record.mode != "IDLE":
+            found.setdefault(record.dp_rank, []).append(record)
+    return found
+
+
+def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
+    """(tick, DP rank) -> requests that were running there after that turn."""
+    turns = (event for event in trace.events if event.name == "turn")
+    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in turns}
+
+
+@situation("a rank without requests that enters a batch because another rank has some")
+def idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record, _ in _idle(trace))
+
+
+@situation("a rank idle beside others before it ever had a request")
+def idle_from_the_start(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    first = {rank: records[0].tick for rank, records in _busy_ticks(trace).items()}
+    yield from (record for record, _ in _idle(trace) if record.tick < first.get(record.dp_rank, record.tick + 1))
+
+
+@situation("a rank idle beside others, without requests, between two of its own")
+def idle_between_requests(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    busy, held = _busy_ticks(trace), _held(trace)
+    for record, _ in _idle(trace):
+        own = [one.tick for one in busy.get(record.dp_rank, ())]
+        if own and own[0] < record.tick < own[-1] and not held.get((record.tick, record.dp_rank)):
+            yield record
+
+
+def _gone_quiet(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
+    """A rank's last batch before it went idle beside others, with its first idle batch after that."""
+    before: dict[int, RoundRecord] = {}
+    for by_rank in _ticks(trace).values():
+        others = any(record.mode != "IDLE" for record in by_rank.values())
+        for rank, record in by_rank.items():
+            last = before.get(rank)
+            if others and record.mode == "IDLE" and last is not None and last.mode != "IDLE":
+                yield last, record
+            before[rank] = record
+
+
+@situation("a rank idle beside others right after all its requests had finished in one verify")
+def idle_after_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for last, record in _gone_quiet(trace):
+        if last.mode == "DECODE" and len(last.rids) > 1 and set(finished(scenario, trace, last)) == set(last.rids):
+            yield record
+
+
+@situation("a rank idle beside another rank's prefill")
+def idle_beside_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record, busy in _idle(trace) if any(one.mode == "PREFILL" for one in busy))
+
+
+@situation("a rank idle beside another rank's verify")
+def idle_beside_verify(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record, busy in _idle(trace) if any(one.mode == "DECODE" for one in busy))
+
+
+@situation("a rank with running requests held idle because another rank prefills")
+def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    held = _held(trace)
+    for record, busy in _idle(trace):
+        if any(one.mode == "PREFILL" for one in busy) and held.get((record.tick, record.dp_rank)):
+            yield record
+
+
+@situation("a rank idle beside a chunk that does not end another rank's prompt")
+def idle_inside_chunked_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for record, busy in _idle(trace):
+        if any(one.mode == "PREFILL" and not all(one.final) for one in busy):
+            yield record
+
+
+@situation("an abort took a rank's last request while another rank went on")
+def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    aborted = {end.rid for end in trace.ends if end.reason == "abort"}
+    yield from (record for last, record in _gone_quiet(trace) if aborted & set(last.rids))
+
+
+@situation("a turn in which no rank had a batch, between two in which one had")
+def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    if scenario.engine.dp < 2:
+        return
+    busy = sorted({record.tick for record in trace.rounds if record.mode != "IDLE"})
+    yield from (None for one, other in pairwise(busy) for _ in range(other - one - 1))
+
+
+@situation("ranks that verify together with different numbers of requests")
+def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for by_rank in _ticks(trace).values():
+        sizes = {len(record.rids) for record in by_rank.values() if record.mode == "DECODE"}
+        if len(sizes) > 1:
+            yield max((one for one in by_rank.values() if one.mode == "DECODE"), key=lambda one: len(one.rids))
