@@ -170,7 +170,7 @@ def test_stopped_in_the_middle_of_a_scenario(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     again = call("recheck", "runs/latest")
     assert again.exit_code == 3, again.output
-    assert "cut off after 1 scenario" in again.stdout
+    assert "cut off while running; 1 scenario of it can be judged" in again.stdout
 
 
 def _until(ready, process, *, within=300.0):
