@@ -242,13 +242,7 @@ def _engine(engine: envs.EngineEnv) -> Finding:
         return Finding(name=name, status="missing", detail=engine.why, mend=_install(engine.version))
     changed = changed_files(site)
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return Finding(
-            name=name,
-            status="missing",
-            detail=f"damaged: not as published: {changed[0]}{more}",
-            mend=f"{remove} && {_install(engine.version)}",
-        )
+        return _damaged(name, changed, mend=f"{remove} && {_install(engine.version)}")
     return Finding(name=name, status="ok", detail=f"as published, in {site.parent}")
 
 
@@ -261,14 +255,13 @@ def _unpacked(engine: envs.EngineEnv) -> Finding:
     site = next((path for path in engine.pythonpath if list(path.glob("sglang-*.dist-info"))), engine.pythonpath[0])
     changed = changed_files(site, left_out=engine.left_out)
     if changed:
-        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
-        return Finding(
-            name=name,
-            status="missing",
-            detail=f"damaged: not as published: {changed[0]}{more}",
-            mend=f"rm -r {shlex.quote(str(site))} && {again}",
-        )
+        return _damaged(name, changed, mend=f"rm -r {shlex.quote(str(site))} && {again}")
     return Finding(name=name, status="ok", detail=f"as published, out of a bundle, for torch {engine.torch}")
+
+
+def _damaged(name: str, changed: Sequence[str], *, mend: str) -> Finding:
+    more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+    return Finding(name=name, status="missing", detail=f"damaged: not as published: {changed[0]}{more}", mend=mend)
 
 
 def changed_files(site: Path, *, left_out: Sequence[str] = ()) -> tuple[str, ...]:

@@ -23,8 +23,9 @@ class Engine:
     def __init__(self, **arguments):
         if arguments.get("fails"):
             raise RuntimeError(arguments["fails"])
-        code = "import ctypes, signal, time; ctypes.CDLL(None).prctl(1, signal.SIGKILL); time.sleep(600)"
-        self.scheduler = subprocess.Popen([sys.executable, "-c", code])
+        code = "import ctypes, time; ctypes.CDLL(None).prctl(1, 9); print(flush=True); time.sleep(600)"
+        self.scheduler = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+        self.scheduler.stdout.readline()  # as real ones, it dies with its host from before its first word on
         orphan = subprocess.Popen(["sleep", "60"], start_new_session=True).pid if arguments.get("orphan") else None
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.connect(os.environ["EAGLECHECK_ENGINE_SOCKET"])
