@@ -53,9 +53,10 @@ RECIPES: dict[str, Recipe] = {
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
         MtpRecipe(name="mtp-tiny", seed=20241226),
-        # Targets that SGLang can run under DP attention; the second draft is wider than its target.
+        # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
+        # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
-        Qwen3Recipe(name="qwen3-wide", seed=20250602, draft_hidden=96, aux_layers=(1, 4)),
+        Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 4), state_gain=0.28),
     )
 }
 
@@ -109,18 +110,53 @@ def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
         gain = 1.0 if index == 0 else recipe.upper_gain
         layer = _layer(noise, recipe, gain=gain)
         if isinstance(recipe, Qwen3Recipe):
-            layer |= _head_norms(noise, recipe)
+            layer |= _turning(noise, recipe) | _head_norms(noise, recipe)
         weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
     return weights
 
 
+def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
+    """Query and key projections that turn a row and keep its length, each head in its own way.
+
+    So the head norms divide by the same number in every row, and a draft without such norms can agree with the target.
+    Rows of a Hadamard matrix in another order, and signs: no matrix product takes part.
+    """
+    if recipe.head_dim != recipe.hidden or recipe.hidden & (recipe.hidden - 1):
+        raise CheckpointMakeError(f"{recipe.name}: head_dim must equal hidden, a power of two; not {recipe.head_dim}")
+    square = np.ones((1, 1), dtype=np.float32)
+    while len(square) < recipe.hidden:
+        square = np.block([[square, square], [square, -square]])
+    size = np.float32((recipe.score_std / recipe.hidden) ** 0.5)
+
+    def head() -> np.ndarray:
+        order = np.argsort(noise.draw(recipe.hidden, std=1.0), kind="stable")
+        return square[order] * np.sign(noise.draw(recipe.hidden, std=1.0)) * size
+
+    return {
+        "self_attn.q_proj.weight": np.concatenate([head() for _ in range(recipe.heads)]),
+        "self_attn.k_proj.weight": np.concatenate([head() for _ in range(recipe.kv_heads)]),
+    }
+
+
 def _head_norms(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    """Norms that leave queries and keys about as large as the projections made them, so that scores stay sharp."""
+    """Norms that leave queries and keys as large as the projections made them, so that scores stay sharp."""
     size = np.float32(recipe.score_std**0.5)
     return {
         f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
         for name in ("q_norm", "k_norm")
     }
+
+
+def _norms_folded(recipe: Recipe, target: Weights) -> Weights:
+    """The target with the first layer's head norms in its projections, for a draft layer that has no norms there."""
+    if not isinstance(recipe, Qwen3Recipe):
+        return target
+    folded = dict(target)
+    for name, heads in (("q", recipe.heads), ("k", recipe.kv_heads)):
+        prefix = f"model.layers.0.self_attn.{name}"
+        weight = target[f"{prefix}_norm.weight"] / np.float32(recipe.score_std**0.5)
+        folded[f"{prefix}_proj.weight"] = target[f"{prefix}_proj.weight"] * np.tile(weight, heads)[:, None]
+    return folded
 
 
 def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
@@ -198,7 +234,7 @@ def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> No
     architecture = "LlamaForCausalLMEagle"
     if isinstance(recipe, Eagle3Recipe):
         architecture, own = eagle3_weights.ARCHITECTURE, eagle3_weights.config(recipe)
-        draft = eagle3_weights.weights(noise, recipe, target)
+        draft = eagle3_weights.weights(noise, recipe, _norms_folded(recipe, target))
     else:
         draft = _draft_weights(noise, recipe, target)
     kind = {"model_type": recipe.target_type}

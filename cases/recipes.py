@@ -64,12 +64,14 @@ class Eagle3Recipe(Recipe):
 class Qwen3Recipe(Eagle3Recipe):
     """A pair whose target can run under DP attention: a Qwen3, which is a Llama with normed query and key heads.
 
-    norm_spread: how far the weights of those norms lie from their mean, relative to it.
+    norm_spread: how far the weights of those norms lie from their mean, relative to it. head_dim: the target's width,
+    which lets a projection keep a row's length.
     """
 
     target_architecture: ClassVar[str] = "Qwen3ForCausalLM"
     target_type: ClassVar[str] = "qwen3"
 
+    head_dim: int = 64
     norm_spread: float = 0.1
 
 

@@ -4,18 +4,23 @@ import pytest
 
 from cases.exercises import EXERCISES
 from harness.checks import CHECKS
+from harness.deviations import IDLE_CRASH
 from harness.faults import FAULTS
 from harness.mutants import Campaign, with_fault
 from harness.scoreboard import EXCUSED, Fate
 from harness.types import Kind
 
-#: Few that together show every check, none of which ends the engine.
+#: Few that together show every check that one rank can exercise, none of which ends the engine.
 SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
     *("limit-off-by-one", "draft-step-skipped"),
 )
 BOOT = EXERCISES["chain"][0].boot_key()
+#: Few that show the checks of several ranks.
+OF_RANKS = ("idle-width", "counts-exchanged")
+BESIDE = {"announced", "idle_width"}
+RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 
 
 @pytest.mark.engine(boot=BOOT)
@@ -23,8 +28,17 @@ def test_spread_of_mutants_is_killed_and_no_check_is_idle(engines):
     board = Campaign(engines, engines.default, [FAULTS[name] for name in SPREAD]).run()
     assert board.unsound == (), "the engine must pass without a mutant, before and after"
     assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
-    assert [name for name, killed in board.by_check.items() if not killed] == sorted(EXCUSED)
+    assert {name for name, killed in board.by_check.items() if not killed} == set(EXCUSED) | BESIDE
     assert set(EXCUSED) < set(CHECKS)
+
+
+@pytest.mark.engine(boot=RANKS_BOOT)
+def test_what_an_idle_rank_does_wrong_is_killed_by_the_checks_of_ranks(engines, monkeypatch):
+    monkeypatch.setattr(engines, "assumed", (IDLE_CRASH.id,))  # as `eaglecheck mutants` does
+    board = Campaign(engines, engines.default, [FAULTS[name] for name in OF_RANKS]).run()
+    assert board.unsound == (), "the engine must pass without a mutant, before and after"
+    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    assert {name for name in BESIDE if board.by_check[name]} == BESIDE
 
 
 @pytest.mark.engine(boot=BOOT)

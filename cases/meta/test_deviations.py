@@ -10,7 +10,7 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
-from harness.deviations import DEVIATIONS, SLOT_CACHE, UnknownDeviation, checked, notes
+from harness.deviations import DEVIATIONS, UnknownDeviation, checked, notes
 from harness.oracle import Oracle
 from harness.types import Kind, Outcome, SpecConfig
 from reference.heads import load_head
@@ -70,10 +70,15 @@ def test_another_fault_beside_it_is_still_found(pair, deviating):
 
 
 def test_nothing_is_said_where_it_cannot_show():
-    assert notes({"assumed": ["F-003"]}, SPECIMEN.spec)
-    assert notes({"assumed": ["F-003"]}, SpecConfig(k=3, t=1, n=4)) == []
-    assert notes({"assumed": ["F-003"]}, SpecConfig(k=2, t=2, n=4)) == []
-    assert notes({}, SPECIMEN.spec) == []
+    assert notes({"assumed": ["F-003"]}, SPECIMEN.spec, dp=1)
+    assert notes({"assumed": ["F-003"]}, SpecConfig(k=3, t=1, n=4), dp=1) == []
+    assert notes({"assumed": ["F-003"]}, SpecConfig(k=2, t=2, n=4), dp=1) == []
+    assert notes({}, SPECIMEN.spec, dp=1) == []
+
+
+def test_nothing_is_said_of_idle_ranks_where_there_is_one_rank():
+    assert notes({"assumed": ["F-007"]}, SPECIMEN.spec, dp=2)
+    assert notes({"assumed": ["F-007"]}, SPECIMEN.spec, dp=1) == []
 
 
 def test_ids_are_checked_and_the_nearest_is_named():
@@ -91,4 +96,5 @@ def test_every_deviation_is_written_up():
     "boot", [boot for family in FAMILIES.values() for boot in family.boots], ids=lambda boot: boot.name
 )
 def test_boots_name_the_deviations_that_show_in_them(boot):
-    assert boot.assumes == (("F-003",) if SLOT_CACHE.shows_in(boot.spec) else ())
+    shown = (one.id for one in DEVIATIONS.values() if one.shows_in(boot.spec, dp=boot.engine.dp))
+    assert boot.assumes == tuple(shown)
