@@ -190,6 +190,7 @@ def _install_in(
             "dp_rank": ranks[0],
             "tp_rank": ranks[1],
             "release": sglang.__version__,
+            **_tree(sglang),
             "torch": torch.__version__,
             "worker": type(scheduler.model_worker).__name__,
             "worker_generation": release.generation,
@@ -209,6 +210,22 @@ def _install_in(
             "pool": pool_level(scheduler),
         },
     )
+
+
+def _tree(package: types.ModuleType) -> dict[str, str]:
+    """The folder a commit's SGLang was imported from; nothing for a release."""
+    boot = json.loads(os.environ[ENV_BOOT])
+    return {} if boot["tree"] is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
+
+
+def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
+    """A commit is known by where its files lie, since it need not know its version; a release by its version."""
+    if boot["tree"] is not None:
+        found = Path(str(package.__file__)).resolve()
+        if not found.is_relative_to(Path(boot["tree"]).resolve()):
+            raise RuntimeError(f"asked for the SGLang in {boot['tree']}, imported {found}")
+    elif package.__version__ != boot["release"]:
+        raise RuntimeError(f"asked for SGLang {boot['release']}, this environment holds {package.__version__}")
 
 
 def _make_faults(probe: Probe, scheduler: Any) -> Faults:
@@ -345,8 +362,7 @@ def main() -> None:
     try:
         import sglang
 
-        if sglang.__version__ != boot["release"]:
-            raise RuntimeError(f"asked for SGLang {boot['release']}, this environment holds {sglang.__version__}")
+        _check_version(sglang, boot)
         engine = sglang.Engine(**_engine_arguments(boot))
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})

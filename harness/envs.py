@@ -67,6 +67,7 @@ class EngineEnv:
     environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
     left_out: tuple[str, ...] = ()  # patterns of published files that its bundle does without
     unpacked: bool = False  # out of a bundle, over the machine's own Python and torch
+    tree: Path | None = None  # a commit's Python files that run in this release's place (see harness.bisect)
 
 
 def current() -> EngineEnv | None:
@@ -90,15 +91,17 @@ def _version_here(name: str) -> str:
         return "unknown"
 
 
-def ensure(version: str, progress: Progress) -> EngineEnv:
+def ensure(version: str, progress: Progress, *, untested: bool = False) -> EngineEnv:
     """A ready environment for `version`, installed first where needed.
 
+    untested: any published release, spelled as published, not only those of our tests.
     UnknownReleaseError for a release we cannot run here, EnvError when installing fails. Both say what to type next.
     """
     here = current()
     if here is not None and _same(here.version, version):
         return here
-    version = supported(version)
+    if not untested:
+        version = supported(version)
     found = state(version)
     if found.ready:
         return found

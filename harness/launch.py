@@ -68,6 +68,7 @@ def build_launch(
     layered = spec.algorithm == "MTP"
     boot: dict[str, Any] = {
         "release": env.version,
+        "tree": None if env.tree is None else str(env.tree),
         "device": device,
         "probe": {True: "full", False: "off"}.get(probe, probe) if isinstance(probe, bool) else probe,
         "overlap": overlap,

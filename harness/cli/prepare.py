@@ -49,9 +49,13 @@ def make_plan(
     draft: Path | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
+    env: envs.EngineEnv | None = None,
 ) -> Plan:
-    """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual."""
-    version = envs.resolve(engine)
+    """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
+
+    env: this ready environment, whatever `engine` says.
+    """
+    version = envs.resolve(engine) if env is None else env.version
     check_device(device)
     check_revert(revert, version)
     attention = check_attention(cpu_attention)
@@ -61,7 +65,7 @@ def make_plan(
     check_scenarios(scenarios, device=device, own=own)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
-    env = engine_environment(version, say)
+    env = env or engine_environment(version, say)
     pairs = checkpoint_pairs(scenarios, device=device, target=target, draft=draft)
     if own is not None:
         load_now(own)

@@ -1,0 +1,79 @@
+"""The JSON of `eaglecheck bisect --json`. Stable; described in docs/bisect.md. It must not compute anything new."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.bisect.changes import Changed
+from harness.bisect.search import Answer, Tried
+from harness.bisect.subjects import Subject
+from harness.bisect.trials import Trials
+
+BISECT_SCHEMA = 1
+
+
+def bisect_document(
+    found: Answer,
+    *,
+    names: Sequence[str],
+    over: str,
+    subject: Subject,
+    trials: Trials,
+    changed: Sequence[Changed] | None,
+    labels: Mapping[str, str] | None = None,
+    titles: Mapping[str, str] | None = None,
+    note: str = "",
+) -> dict[str, Any]:
+    """The whole search. names: the line, oldest first. changed: None where the two trees are not both there.
+
+    labels: how a name is shown to people, titles: what a commit says of itself.
+    """
+    labels, titles, order = labels or {}, titles or {}, {name: at for at, name in enumerate(names)}
+    rate = trials.rate
+    return {
+        "schema": BISECT_SCHEMA,
+        "case": subject.name,
+        "scenario": subject.scenario.id,
+        "failure": {"signature": trials.failure.signature, "kinds": list(trials.failure.kinds)},
+        "over": over,
+        "direction": found.direction,
+        "first_bad": found.first_bad,
+        "first_good": found.first_good,
+        "last_good": found.last_good,
+        "last_bad": found.last_bad,
+        "exact": found.exact,
+        "between": [{"name": name, "label": labels.get(name, name)} for name in found.between],
+        "versions": len(names),
+        "tried": [
+            _tried(one, labels=labels, titles=titles)
+            for one in sorted(found.tried, key=lambda one: order.get(one.name, 0))
+        ],
+        "repeated": trials.repeated,
+        "rate": None
+        if rate is None
+        else {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)},
+        "risk": found.risk,
+        "changed_known": changed is not None,
+        "changed": [dataclasses.asdict(one) for one in changed or ()],
+        "labels": {name: labels.get(name, name) for name in (found.old, found.new)},
+        "note": note,
+    }
+
+
+def _tried(one: Tried, *, labels: Mapping[str, str], titles: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "name": one.name,
+        "label": labels.get(one.name, one.name),
+        "title": titles.get(one.name, ""),
+        "call": one.call,
+        "why": one.why,
+        "kinds": list(one.kinds),
+        "tries": one.tries,
+        "failures": one.failures,
+        "cached": one.cached,
+        "risk": one.risk,
+        "seconds": round(one.seconds, 1),
+        "run": one.run,
+    }

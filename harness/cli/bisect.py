@@ -1,0 +1,110 @@
+"""`eaglecheck bisect`: which release, or which commit of a checkout, a failure came with or went with."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from harness.bisect.documents import bisect_document
+from harness.bisect.repeats import MOST_TRIES
+from harness.bisect.search import NoAnswer, NoChange, search
+from harness.bisect.trials import Trials
+from harness.bisect.verdicts import Cache
+from harness.cli import bisect_releases, bisect_runs, options
+from harness.cli.adapt import Wanted
+from harness.cli.bisect_runs import Setting
+from harness.cli.outcome import Exit, UsageError, guarded
+from harness.documents import check_target, write_json
+from harness.words import counted
+from reports.bisect import render_bisect
+from reports.prose import say
+
+
+@guarded
+def command(
+    bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
+    good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
+    case: Annotated[str | None, typer.Option(help="What to search for: a specimen folder, or a corpus case.")] = None,
+    scenario_file: Annotated[Path | None, typer.Option(help="Or a scenario in a JSON file: any divergence.")] = None,
+    repo: Annotated[
+        Path | None, typer.Option(help="Search the commits of this SGLang checkout instead; it is left as it is.")
+    ] = None,
+    repeat: Annotated[
+        int | None, typer.Option(help="Runs of each version, for a failure that comes and goes. Default: as measured.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Use no verdicts of earlier searches.")] = False,
+    device: Annotated[
+        str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the specimen's, else cpu.")
+    ] = None,
+    gpu_share: options.GpuShare = None,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
+    runs: options.Runs = None,
+    json: options.Json = None,
+) -> Exit:
+    """Find the first bad, or first good, release or commit between two, and what changed there.
+
+    Exits 0 with an exact answer, 3 when versions that cannot be judged leave a range or nothing.
+    """
+    console = Console(stderr=json == "-")
+    check_target(json)
+    if repeat is not None and not 1 <= repeat <= MOST_TRIES:
+        raise UsageError(f"--repeat {repeat}: not a number of runs\n  allowed: 1 to {MOST_TRIES}")
+    setting = bisect_runs.choose(
+        case=case,
+        scenario_file=scenario_file,
+        device=device,
+        gpu_share=gpu_share,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        runs=runs,
+    )
+    trials = Trials(failure=setting.subject.failure, cache=Cache.at_home(), repeat=repeat, fresh=fresh)
+    try:
+        document = _over_releases(setting, trials, bad=bad, good=good, console=console)
+    except NoAnswer as error:
+        return _no_answer(error, trials, console)
+    render_bisect(console, document)
+    write_json(document, json)
+    return Exit.PASS if document["exact"] else Exit.UNKNOWN
+
+
+def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, console: Console) -> dict[str, Any]:
+    line = bisect_releases.line(bad=bad, good=good)
+    if line.note:
+        say(console, line.note, style="yellow")
+    most = math.ceil(math.log2(max(len(line.versions) - 1, 1))) + 2
+    say(
+        console,
+        f"{counted(len(line.versions), 'release')} from {line.versions[0]} to {line.versions[-1]}, "
+        f"{setting.subject.name} ({trials.failure.describe()}): at most {most} to try, more if some cannot be judged",
+    )
+    found = search(line.versions, bisect_releases.judge(setting, trials, console=console), direction=line.direction)
+    return bisect_document(
+        found,
+        names=line.versions,
+        over="releases",
+        subject=setting.subject,
+        trials=trials,
+        changed=bisect_releases.changed(found.old, found.new),
+        note=line.note,
+    )
+
+
+def _no_answer(error: NoAnswer, trials: Trials, console: Console) -> Exit:
+    """Ends that are not what they were named for: the user's mistake if they have verdicts, else unknown."""
+    for one in error.tried:
+        say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
+    text = str(error)
+    if isinstance(error, NoChange):
+        if not trials.repeated:
+            text += "\n  if the failure comes and goes, search with  --repeat 5"
+        raise UsageError(text)
+    say(Console(stderr=True), f"eaglecheck: {text}")
+    return Exit.UNKNOWN

@@ -1,0 +1,192 @@
+"""What `bisect` runs and how: from its options to a subject, and from one environment to one run of it.
+
+It must not search, and must not import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from cases import catalogue
+from harness import closure, envs
+from harness.bisect.subjects import Failure, Run, Subject
+from harness.bisect.verdicts import checks_version, folder_digest
+from harness.cli import prepare
+from harness.cli.adapt import Wanted, adapted
+from harness.cli.outcome import UsageError, unknown
+from harness.progress import RunResult
+from harness.runner import run
+from harness.store import MANIFEST, read_specimen
+from harness.types import Outcome
+from reports.prose import say
+from reports.terminal import LiveLine, unjudged
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything about a search but the versions: plain data, so that another process can take it up."""
+
+    subject: Subject
+    device: str
+    gpu_share: float | None = None
+    pair: tuple[Path, Path] | None = None
+    assumed: tuple[str, ...] = ()
+    runs: Path | None = None
+
+    def identity(self, env: envs.EngineEnv, *, tree: str = "") -> Mapping[str, Any] | None:
+        """What a run on `env` is remembered under; None for an SGLang that can change under its version.
+
+        tree: content id of the commit's Python files that run in place of the release's.
+        """
+        marker = closure.read_marker(closure.home() / "engines" / env.version)
+        if marker is None or not env.pythonpath:
+            return None
+        return {
+            "scenario": self.subject.scenario.id,
+            "pair": folder_digest(self.pair) if self.pair else "",
+            "engine": {"release": env.version, "marker": marker, "tree": tree},
+            "lock": {"python": sys.version.split()[0], "torch": env.torch},
+            "device": self.device,
+            "assumed": sorted(self.assumed),
+            "checks": checks_version(),
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON-ready data; `setting_of` reads it back."""
+        return {
+            "name": self.subject.name,
+            "scenario": self.subject.scenario.model_dump(mode="json"),
+            "failure": dataclasses.asdict(self.subject.failure),
+            "device": self.device,
+            "gpu_share": self.gpu_share,
+            "pair": None if self.pair is None else [str(folder) for folder in self.pair],
+            "assumed": list(self.assumed),
+            "runs": None if self.runs is None else str(self.runs),
+        }
+
+
+def setting_of(plain: Mapping[str, Any]) -> Setting:
+    """The setting that `plain` was made from."""
+    failure = Failure(signature=plain["failure"]["signature"], kinds=tuple(plain["failure"]["kinds"]))
+    scenario = catalogue.Scenario.model_validate(plain["scenario"])
+    pair = plain["pair"]
+    return Setting(
+        subject=Subject(name=plain["name"], scenario=scenario, failure=failure),
+        device=plain["device"],
+        gpu_share=plain["gpu_share"],
+        pair=None if pair is None else (Path(pair[0]), Path(pair[1])),
+        assumed=tuple(plain["assumed"]),
+        runs=None if plain["runs"] is None else Path(plain["runs"]),
+    )
+
+
+def choose(
+    *,
+    case: str | None,
+    scenario_file: Path | None,
+    device: str | None,
+    gpu_share: float | None,
+    wanted: Wanted,
+    runs: Path | None,
+) -> Setting:
+    """The setting for what was typed; UsageError if that is not exactly one scenario."""
+    if (case is None) == (scenario_file is None):
+        raise UsageError(
+            "name what to search for, once:  --case SPECIMEN_OR_CORPUS_ID, or --scenario-file FILE\n"
+            f"  corpus: {', '.join(catalogue.names())}"
+        )
+    if scenario_file is not None:
+        scenario = catalogue.read_scenario(scenario_file)
+        chosen = Setting(
+            subject=Subject(name=scenario.name, scenario=scenario, failure=Failure()), device=device or "cpu"
+        )
+    else:
+        assert case is not None
+        chosen = _specimen(Path(case)) if _is_folder(case) else _corpus(case, device or "cpu")
+        if device is not None:
+            chosen = dataclasses.replace(chosen, device=device)
+    prepare.gpu_lease(chosen.device, gpu_share)
+    prepare.writable(prepare.runs_root(runs))
+    (scenario,) = adapted([chosen.subject.scenario], wanted, device=prepare.check_device(chosen.device))
+    subject = dataclasses.replace(chosen.subject, scenario=scenario)
+    return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs)
+
+
+def _is_folder(case: str) -> bool:
+    return os.sep in case or Path(case).is_dir()
+
+
+def _corpus(name: str, device: str) -> Setting:
+    if name not in catalogue.names():
+        known = unknown("case", name, catalogue.names())
+        raise UsageError(f"--case: {known}\n  or a specimen folder:  --case runs/latest/specimens/NAME")
+    case = catalogue.load(name)
+    return Setting(subject=Subject(name=name, scenario=case.scenario, failure=Failure(kinds=case.kinds)), device=device)
+
+
+def _specimen(folder: Path) -> Setting:
+    if not (folder / MANIFEST).is_file():
+        raise UsageError(
+            f"--case {folder}: not a specimen folder, it has no {MANIFEST}\n"
+            "  specimens lie in <run folder>/specimens; or name a corpus case: " + ", ".join(catalogue.names())
+        )
+    manifest, stored = read_specimen(folder)
+    pair = manifest.header.get("pair")
+    return Setting(
+        subject=Subject(
+            name=stored.scenario.name, scenario=stored.scenario, failure=Failure(signature=manifest.signature)
+        ),
+        device=manifest.device,
+        pair=None if not pair else (Path(pair[0]), Path(pair[1])),
+    )
+
+
+def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console) -> Run:
+    """Run the scenario once on an engine of its own; what keeps it from a verdict is the run's reason."""
+    target, draft = setting.pair or (None, None)
+    try:
+        plan = prepare.make_plan(
+            [setting.subject.scenario],
+            say=lambda text: say(console, text),
+            engine=None,
+            device=setting.device,
+            target=target,
+            draft=draft,
+            gpu_share=setting.gpu_share,
+            runs=setting.runs,
+            assumed=setting.assumed,
+            env=env,
+        )
+    except UsageError as error:  # this release does not run this scenario, another may
+        return Run(outcome=Outcome.UNKNOWN, why=str(error))
+    with LiveLine(console) as line:
+        result = run(plan, observers=[line])
+    return _told(result, env)
+
+
+def _told(result: RunResult, env: envs.EngineEnv) -> Run:
+    (one,) = result.results
+    roots = [finding for finding in one.findings if finding.is_root]
+    roots.sort(key=lambda finding: not finding.first.first)
+    told = Run(
+        outcome=one.verdict.outcome,
+        kinds=one.verdict.root_kinds,
+        signatures=tuple(finding.signature for finding in roots),
+        why="; ".join(unjudged(result)) if one.verdict.outcome is Outcome.UNKNOWN else "",
+        run=str(result.folder),
+        seconds=result.cost.total_seconds,
+    )
+    ran = result.header.get("tree")
+    if env.tree is not None and told.outcome is not Outcome.UNKNOWN and ran != str(env.tree.resolve()):
+        return dataclasses.replace(
+            told, outcome=Outcome.UNKNOWN, why=f"the engine ran {ran}, not the commit's files in {env.tree}"
+        )
+    return told

@@ -1,0 +1,107 @@
+"""What `eaglecheck bisect` says: everything tried, what changed between the two neighbours, and the answer last.
+
+It must not search or judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.words import counted
+from reports.prose import heading, say
+
+STYLES = {"bad": "bold red", "good": "bold green", "unknown": "bold yellow"}
+#: More changed files than this are left to the JSON.
+FILES = 15
+
+
+def render_bisect(console: Console, document: dict[str, Any]) -> None:
+    """Everything about a finished search; the last line is the answer."""
+    render_tried(console, document["tried"], what=document["over"])
+    render_changed(console, document)
+    say(console)
+    for line in certainty(document):
+        say(console, line)
+    for line in answer(document):
+        say(console, line, style="bold")
+
+
+def render_tried(console: Console, tried: Sequence[dict[str, Any]], *, what: str) -> None:
+    """One row a version, in the order of the line, which is not that of the search."""
+    heading(console, "tried")
+    repeated = any(one["tries"] > 1 for one in tried)
+    names = {"releases": "release", "commits": "commit"}
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in (names[what], "call", *(["shown"] if repeated else []), "s"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("shown", "s") else "left")
+    table.add_column("why", overflow="fold")
+    for one in tried:
+        shown = [f"{one['failures']} of {one['tries']}"] if repeated else []
+        seconds = "seen before" if one["tries"] and one["cached"] == one["tries"] else f"{one['seconds']:.0f}"
+        why = one["why"] + (f"; {one['title']}" if one.get("title") else "")
+        table.add_row(one["label"], Text(one["call"], style=STYLES[one["call"]]), *shown, seconds, Text(why))
+    console.print(table)
+
+
+def render_changed(console: Console, document: dict[str, Any]) -> None:
+    """The speculative files that differ between the two neighbours, the most changed first."""
+    files = document["changed"]
+    heading(console, f"what changed in the speculative files from {_old(document)} to {_new(document)}")
+    if not files:
+        say(console, "  nothing" if document["changed_known"] else "  not known: one of the two is not installed")
+    counts = [f"+{one['added']} -{one['removed']}" for one in files[:FILES]]
+    width = max(map(len, counts), default=0)
+    for count, one in zip(counts, files, strict=False):
+        state = "" if one["state"] == "changed" else f" ({one['state']})"
+        say(console, f"  {count:>{width}}  {one['path']}{state}")
+    if len(files) > FILES:
+        say(console, f"  and {counted(len(files) - FILES, 'more file')}; all of them:  --json FILE")
+
+
+def certainty(document: dict[str, Any]) -> list[str]:
+    """What the answer rests on, in words."""
+    rate, lines = document["rate"], []
+    if not document["repeated"]:
+        lines.append("one run each: if the failure comes and goes, search with  --repeat 5")
+    else:
+        lines.append(
+            f"at the bad end the failure showed in {rate['failures']} of {rate['tries']} runs: with 95 % confidence "
+            f"in at least {rate['lower']:.0%} of all runs"
+        )
+        risk = _percent(document["risk"])
+        lines.append(f"so the probability that any 'good' here is wrong, and the answer with it, is {risk} at most")
+    return lines
+
+
+def _percent(risk: float) -> str:
+    return f"{risk:.1%}" if risk >= 0.001 else f"{risk:.1e}"
+
+
+def answer(document: dict[str, Any]) -> list[str]:
+    """The answer, and what is left open."""
+    old, new = _old(document), _new(document)
+    word, other = ("first bad", "last good") if document["direction"] == "broken" else ("first good", "last bad")
+    what = document["over"][:-1]
+    lines = []
+    if document["between"]:
+        names = [one["label"] for one in document["between"]]
+        listed = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:4])}, … {', '.join(names[-2:])}"
+        lines.append(f"{counted(len(names), what)} between could not be judged: {listed}")
+        lines.append(f"{word} {what}: {new} or one of those; {other}: {old}")
+    else:
+        lines.append(f"{word} {what}: {new}; {other}: {old}")
+    return lines
+
+
+def _old(document: dict[str, Any]) -> str:
+    return str(document["labels"][document["last_good"] or document["last_bad"]])
+
+
+def _new(document: dict[str, Any]) -> str:
+    return str(document["labels"][document["first_bad"] or document["first_good"]])
