@@ -207,7 +207,11 @@ class Engine:
 
     def _greet(self, listener: socket.socket) -> _Peer | None:
         sock, _ = listener.accept()
-        hello, _arrays = wire.receive(sock)
+        try:
+            hello, _arrays = wire.receive(sock)
+        except wire.WireClosed:  # it died between its call and its first word; why is in the log
+            sock.close()
+            return None
         peer = _Peer(sock, hello)
         if hello["role"] == "scheduler":
             self.ranks.append(peer)

@@ -30,6 +30,8 @@ def render_bisect(console: Console, document: dict[str, Any]) -> None:
         say(console, line)
     for line in answer(document):
         say(console, line, style="bold")
+    for name, title in document["commits"].items():
+        say(console, f"  {document['labels'][name]} {title}")
 
 
 def render_tried(console: Console, tried: Sequence[dict[str, Any]], *, what: str) -> None:

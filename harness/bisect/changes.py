@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.bisect.repository import PYTHON, Repository
+
 #: Files that speculative decoding is made of, wherever a release keeps them.
 SPECULATIVE = re.compile(r"speculative|eagle|nextn|_mtp|spec_(info|utils|decod)", re.IGNORECASE)
 
@@ -29,13 +31,38 @@ def changed_files(old: Path, new: Path) -> tuple[Changed, ...]:
     return tuple(sorted(filter(None, found), key=_order))
 
 
+def changed_between(repository: Repository, old: str, new: str) -> tuple[Changed, ...]:
+    """The same between two commits, as git counts."""
+    found = [
+        Changed(
+            path=path.removeprefix(f"{PYTHON}/"),
+            added=int(added),
+            removed=int(removed),
+            state=_state(repository, old, new, path),
+        )
+        for added, removed, path in repository.numstat(old, new)
+        if path.endswith(".py") and _speculative(path)
+    ]
+    return tuple(sorted(found, key=_order))
+
+
+def _state(repository: Repository, old: str, new: str, path: str) -> str:
+    if repository.object_id(old, path) is None:
+        return "added"
+    return "changed" if repository.object_id(new, path) is not None else "removed"
+
+
+def _speculative(path: str) -> bool:
+    return bool(SPECULATIVE.search(path)) and "/test" not in f"/{path}"
+
+
 def _order(one: Changed) -> tuple[bool, int, str]:
     return one.state != "changed", -(one.added + one.removed), one.path
 
 
 def _files(package: Path) -> Mapping[str, Path]:
     found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
-    return {name: path for name, path in found.items() if SPECULATIVE.search(name) and "/test" not in f"/{name}"}
+    return {name: path for name, path in found.items() if _speculative(name)}
 
 
 def _compare(name: str, old: Path | None, new: Path | None) -> Changed | None:

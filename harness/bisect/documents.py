@@ -57,6 +57,7 @@ def bisect_document(
         "risk": found.risk,
         "changed_known": changed is not None,
         "changed": [dataclasses.asdict(one) for one in changed or ()],
+        "commits": {name: titles[name] for name in (found.old, found.new) if name in titles},
         "labels": {name: labels.get(name, name) for name in (found.old, found.new)},
         "note": note,
     }

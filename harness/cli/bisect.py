@@ -9,12 +9,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.bisect.changes import changed_between
 from harness.bisect.documents import bisect_document
 from harness.bisect.repeats import MOST_TRIES
 from harness.bisect.search import NoAnswer, NoChange, search
+from harness.bisect.trees import workshop
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
-from harness.cli import bisect_releases, bisect_runs, options
+from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
 from harness.cli.adapt import Wanted
 from harness.cli.bisect_runs import Setting
 from harness.cli.outcome import Exit, UsageError, guarded
@@ -67,7 +69,10 @@ def command(
     )
     trials = Trials(failure=setting.subject.failure, cache=Cache.at_home(), repeat=repeat, fresh=fresh)
     try:
-        document = _over_releases(setting, trials, bad=bad, good=good, console=console)
+        if repo is None:
+            document = _over_releases(setting, trials, bad=bad, good=good, console=console)
+        else:
+            document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
     except NoAnswer as error:
         return _no_answer(error, trials, console)
     render_bisect(console, document)
@@ -94,6 +99,27 @@ def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, con
         trials=trials,
         changed=bisect_releases.changed(found.old, found.new),
         note=line.note,
+    )
+
+
+def _over_commits(
+    repo: Path, setting: Setting, trials: Trials, *, bad: str, good: str, console: Console
+) -> dict[str, Any]:
+    repository = bisect_commits.checkout(repo)
+    ends = bisect_commits.ends(repository, bad=bad, good=good)
+    bisect_commits.notes(repository, console)
+    with workshop(repository) as shop:
+        found, line = bisect_commits.search_commits(ends, setting=setting, trials=trials, shop=shop, console=console)
+    shown = {*(one.name for one in found.tried), *found.between, found.old, found.new}
+    return bisect_document(
+        found,
+        names=line,
+        over="commits",
+        subject=setting.subject,
+        trials=trials,
+        changed=changed_between(repository, found.old, found.new),
+        labels={name: name[:12] for name in shown},
+        titles={name: repository.title(name) for name in shown},
     )
 
 

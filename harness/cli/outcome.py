@@ -67,7 +67,7 @@ def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
 
 def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exit:
     try:
-        with _termination_as_interrupt():
+        with termination_as_interrupt():
             return command(*args, **kwargs)
     except KeyboardInterrupt as stop:
         return _say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
@@ -84,7 +84,7 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
 
 
 @contextlib.contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
+def termination_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP end a command as Ctrl-C does, so that the engine ends and its folder is removed."""
     if threading.current_thread() is not threading.main_thread():
         yield

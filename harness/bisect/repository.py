@@ -1,0 +1,106 @@
+"""Git, asked about a checkout that is not ours: nothing here changes its files, its branches or its bisect.
+
+It must not know about releases, engines or verdicts.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+#: The user's hooks, garbage collection and advice are not for our worktrees.
+QUIET = ("-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "advice.detachedHead=false")
+#: Only commits that touch this can change what the engine runs.
+PYTHON = "python"
+PROJECT = f"{PYTHON}/pyproject.toml"
+PACKAGE = f"{PYTHON}/sglang/__init__.py"
+
+
+class GitError(Exception):
+    """Git would not; the text is what it said."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repository:
+    """A checkout, by its top folder."""
+
+    folder: Path
+
+    def git(self, *arguments: str, at: Path | None = None) -> str:
+        """What git prints, stripped; GitError if it fails. at: another worktree of the repository."""
+        return run_git(at or self.folder, *arguments)
+
+    def asks(self, *arguments: str) -> str | None:
+        """What git prints, None where it says no."""
+        try:
+            return self.git(*arguments)
+        except GitError:
+            return None
+
+    def commit(self, name: str) -> str | None:
+        """The full id of what `name` (or the release tag v<name>) names; None if nothing does."""
+        for one in (name, f"v{name}"):
+            found = self.asks("rev-parse", "--verify", "--quiet", f"{one}^{{commit}}")
+            if found:
+                return found
+        return None
+
+    def content(self, commit: str, path: str) -> str | None:
+        """A file of a commit as text, None if it has none."""
+        return self.asks("show", f"{commit}:{path}")
+
+    def object_id(self, commit: str, path: str) -> str | None:
+        """Content id of a file or folder of a commit, None if it has none."""
+        return self.asks("rev-parse", "--verify", "--quiet", f"{commit}:{path}")
+
+    def title(self, commit: str) -> str:
+        return self.git("show", "--no-patch", "--format=%s", commit)
+
+    def contains(self, old: str, new: str) -> bool:
+        """Whether `old` is an ancestor of `new`."""
+        return self.asks("merge-base", "--is-ancestor", old, new) is not None
+
+    def line(self, old: str, new: str, *, without: Sequence[str] = ()) -> list[str]:
+        """Commits after `old` up to `new` that touch the Python files, oldest first."""
+        others = [f"^{one}" for one in without]
+        text = self.git("rev-list", "--reverse", "--topo-order", new, f"^{old}", *others, "--", PYTHON)
+        return text.splitlines()
+
+    def numstat(self, old: str, new: str) -> list[tuple[str, str, str]]:
+        """(added, removed, path) of every Python file that differs; git's '-' for a binary one."""
+        text = self.git("diff", "--numstat", "--no-renames", old, new, "--", PYTHON)
+        return [(one[0], one[1], one[2]) for one in (line.split("\t", 2) for line in text.splitlines())]
+
+    def tag_before(self, commit: str) -> str | None:
+        """The nearest release tag that `commit` contains."""
+        return self.asks("describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "--exclude=*rc*", commit)
+
+    def dirty(self) -> bool:
+        return bool(self.git("status", "--porcelain", "--untracked-files=no"))
+
+
+def run_git(folder: Path, *arguments: str) -> str:
+    command = ["git", *QUIET, "-C", str(folder), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=clean())
+    except OSError as error:
+        raise GitError(f"git cannot be run: {error.strerror}") from error
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip()
+        raise GitError(said or f"git {arguments[0]} ended with {done.returncode}")
+    return done.stdout.strip()
+
+
+def clean() -> dict[str, str]:
+    """The environment without git's own variables, which would name another repository."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+
+
+def open_repository(path: Path) -> Repository:
+    """The repository that `path` lies in; GitError if there is none."""
+    if not path.is_dir():
+        raise GitError(f"there is no folder {path}")
+    return Repository(folder=Path(run_git(path, "rev-parse", "--show-toplevel")))
