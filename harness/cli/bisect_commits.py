@@ -92,8 +92,9 @@ def _narrowed(repository: Repository, ends: Ends) -> Ends:
         )
     if repository.object_id(line[-1], PYTHON) != repository.object_id(ends.new, PYTHON):
         return ends
-    role = "bad" if ends.direction == "broken" else "good"
-    return dataclasses.replace(ends, **{role: line[-1]})
+    if ends.direction == "broken":
+        return dataclasses.replace(ends, bad=line[-1])
+    return dataclasses.replace(ends, good=line[-1])
 
 
 def _commit(repository: Repository, option: str, name: str) -> str:
