@@ -151,7 +151,7 @@ RELEASES: tuple[Release, ...] = (
     ),
     replace(
         _V2_ONLY,
-        first="0.5.17",
+        first="0.5.16",
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
         greedy=f"{_SPEC}.eagle_utils",
         seams=(
@@ -159,6 +159,30 @@ RELEASES: tuple[Release, ...] = (
             *_ATTENTION_NEW,
             (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
+        ),
+    ),
+    replace(
+        _V2_ONLY,
+        first="0.5.15",
+        sample=(f"{_SPEC}.eagle_worker_v2", "eagle_sample"),
+        greedy=f"{_SPEC}.eagle_utils",
+        seams=(
+            _LLAMA,
+            *_ATTENTION_OLD,
+            (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
+            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
+        ),
+    ),
+    replace(
+        _V2_ONLY,
+        first="0.5.14",
+        sample=(f"{_SPEC}.eagle_worker_v2", "eagle_sample"),
+        greedy=f"{_SPEC}.eagle_utils",
+        seams=(
+            _LLAMA,
+            *_ATTENTION_OLD,
+            *_OWN_TREE,
+            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
         ),
     ),
     replace(

@@ -10,8 +10,9 @@ from dataclasses import replace
 from .compat import Release, Seam, parse
 
 _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
-#: Up to here the worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
-_LAST_WITH_CUDA = "0.5.13"
+#: Up to this row the worker builds the parents of a chain of two or more on the device called "cuda", whatever it
+#: runs on.
+_LAST_WITH_CUDA = "0.5.15"
 
 
 def multi_layer(release: Release) -> Release:
@@ -21,8 +22,12 @@ def multi_layer(release: Release) -> Release:
     own: tuple[Seam, ...] = ()
     if parse(release.first) <= parse(_LAST_WITH_CUDA):
         own = ((_WORKER, "device_name", "full"),)
+    sample = release.sample
+    if sample is not None and sample[0] == release.worker_module:  # each worker imports the name for itself
+        sample = (_WORKER, sample[1])
     return replace(
         release,
+        sample=sample,
         worker_module=_WORKER,
         worker="MultiLayerEagleWorkerV2",
         draft="MultiLayerEagleDraftWorker",
