@@ -127,7 +127,7 @@ def test_a_scenario_whose_kept_verdicts_disagree_is_known_to_be_flaky_and_repeat
     assert 0 < good.risk <= RISK
 
 
-def test_one_pass_more_or_less_is_enough_once_a_failure_was_seen(cache):
+def test_a_release_is_bad_as_soon_as_the_failure_was_seen(cache):
     found = trials(cache, repeat=5)
     found.judge("0.5.11", identity=None, one_run=runs_of(*[FAILS] * 5))
     bad = found.judge("0.5.12", identity=None, one_run=runs_of(PASSES, PASSES, FAILS))

@@ -161,10 +161,13 @@ def _write_config(shop: Workshop, direction: Direction, setting: Setting, trials
     }
     (shop.folder / CONFIG).write_text(json.dumps(config))
     step = shlex.join([sys.executable, "-P", "-m", "harness.cli.bisect_step", str(shop.folder)])
+    (shop.folder / SCRIPT).write_text(script(step=step, direction=direction))
+
+
+def script(*, step: str, direction: Direction) -> str:
+    """The shell script git runs: what a step says in git's words, and a stop for everything that is not its word."""
     old, new = (0, 1) if direction == "broken" else (1, 0)
-    (shop.folder / SCRIPT).write_text(
-        f"{step}\ncase $? in {GOOD}) exit {old};; {BAD}) exit {new};; {UNKNOWN}) exit 125;; *) exit 255;; esac\n"
-    )
+    return f"{step}\ncase $? in {GOOD}) exit {old};; {BAD}) exit {new};; {UNKNOWN}) exit 125;; *) exit 255;; esac\n"
 
 
 def _run_steps(state: Path, shop: Workshop) -> None:

@@ -1,0 +1,309 @@
+"""`bisect --repo` with real git and real step processes; verdicts are put in the cache beforehand, so no engine runs.
+
+A commit whose verdict is not there would need an engine, and the pretended one does what a test says it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+import pytest
+from typer.testing import CliRunner
+
+from cases import catalogue
+from cases.histories import History
+from cases.meta import pretended_engine
+from harness import envs
+from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
+from harness.bisect.repository import Repository
+from harness.bisect.subjects import Failure, Run, Subject
+from harness.bisect.verdicts import Cache
+from harness.cli import app
+from harness.cli.bisect_runs import Setting
+from harness.types import Outcome
+
+CASE = catalogue.load("pr25015")
+RELEASES = ("0.5.12.post1", "0.5.13")
+PINS = {"0.5.12.post1": ["torch==2.11.0", "numpy"], "0.5.13": ["numpy", "torch==2.11.0", "kernels<0.15,>=0.14"]}
+PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=1.0)
+FAILS = Run(outcome=Outcome.FAIL, kinds=("POSITION",), signatures=("s",), run="runs/fail", seconds=1.0)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """A home with two releases whose engines end at once, and their pins beside them."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("EAGLECHECK_HOME", str(folder))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    pretended_engine.furnish(folder, versions=RELEASES)
+    (folder / "published.json").write_text(json.dumps({"versions": list(RELEASES), "when": 1e11}))
+    for version in RELEASES:
+        site = folder / "engines" / version / "site"
+        info = site / f"sglang-{version}.dist-info"
+        info.mkdir()
+        lines = "".join(f"Requires-Dist: {pin}\n" for pin in [*PINS[version], 'x; extra == "all"'])
+        (info / "METADATA").write_text(f"Metadata-Version: 2.4\nName: sglang\nVersion: {version}\n{lines}")
+        (site / "sglang" / "srt" / "grpc").mkdir(parents=True)
+        (site / "sglang" / "srt" / "grpc" / "_core.cpython-311-x86_64-linux-gnu.so").write_text(version)
+    return folder
+
+
+@pytest.fixture
+def history(tmp_path):
+    return start(tmp_path / "repo")
+
+
+def start(folder):
+    """A repository with one commit: the older release, tagged."""
+    made = History(folder=folder).start()
+    made.write("python/sglang/__init__.py", "")
+    made.write("python/sglang/srt/grpc/__init__.py", "")
+    made.write("rust/grpc/lib.rs", "1")
+    project(made, PINS["0.5.12.post1"])
+    made.commit("0.5.12.post1", tag="v0.5.12.post1")
+    return made
+
+
+def project(made, pins):
+    module = 'target = "sglang.srt.grpc._core"\npath = "../rust/grpc/Cargo.toml"\n'
+    text = f'[project]\nname = "sglang"\ndependencies = {json.dumps(pins)}\n'
+    made.write("python/pyproject.toml", f"{text}[[tool.setuptools-rust.ext-modules]]\n{module}")
+
+
+def notes(made, count):
+    for _ in range(count):
+        made.write("python/sglang/notes.py", f"# {len(made.commits)}\n")
+        made.commit(f"note {len(made.commits)}")
+
+
+def know(made, *, release, verdicts):
+    """Put verdicts (commit -> run) in the cache, as runs in the environment of `release`."""
+    setting = Setting(
+        subject=Subject(name="pr25015", scenario=CASE.scenario, failure=Failure(kinds=CASE.kinds)), device="cpu"
+    )
+    for commit, run in verdicts.items():
+        content = made.git("rev-parse", f"{commit}:python")
+        Cache.at_home().add(setting.identity(envs.state(release), tree=content), run)
+
+
+def bisect(made, tmp_path, *, bad, good, code=0, more=()):
+    """(the JSON, what was printed) of the command."""
+    report = tmp_path / "bisect.json"
+    options = ["--case", "pr25015", "--repo", str(made.folder), "--bad", bad, "--good", good]
+    done = CliRunner().invoke(app, ["bisect", *options, "--json", str(report), *more])
+    assert done.exit_code == code, done.output
+    return (json.loads(report.read_text()) if report.is_file() else None), done.output
+
+
+def untouched(made):
+    """Everything of a checkout that a search could disturb."""
+    names = ("HEAD", "index", "BISECT_START", "BISECT_LOG", "BISECT_TERMS")
+    found = [path for path in (made.folder / ".git" / name for name in names) if path.exists()]
+    files = {path.name: path.read_bytes() for path in found}
+    trees = made.git("worktree", "list", "--porcelain")
+    return files, trees, made.git("for-each-ref"), made.git("status", "--porcelain")
+
+
+@pytest.mark.parametrize(("direction", "at"), [("broken", 1), ("broken", 17), ("fixed", 17), ("fixed", 32)])
+def test_the_commit_with_the_change_is_found_among_many(home, history, tmp_path, direction, at):
+    notes(history, 32)
+    old, new = (PASSES, FAILS) if direction == "broken" else (FAILS, PASSES)
+    commits = history.commits
+    know(
+        history,
+        release="0.5.12.post1",
+        verdicts={commit: (old if place < at else new) for place, commit in enumerate(commits)},
+    )
+    ends = {"bad": commits[-1], "good": commits[0]} if direction == "broken" else {"bad": commits[0], "good": "HEAD"}
+    found, said = bisect(history, tmp_path, **ends)
+    names = ("last_good", "first_bad") if direction == "broken" else ("last_bad", "first_good")
+    others = {"last_good", "first_bad", "last_bad", "first_good"} - set(names)
+    assert tuple(found[name] for name in names) == (commits[at - 1], commits[at])
+    assert all(found[name] is None for name in others)
+    assert found["exact"] is True
+    assert len(found["tried"]) <= 2 + 6
+    assert f"note {at}" in said.splitlines()[-1]
+
+
+def test_a_commit_that_cannot_be_judged_is_passed_over_and_left_open_beside_the_answer(home, history, tmp_path):
+    notes(history, 8)
+    project(history, ["torch==2.12.0", "numpy"])
+    foreign = history.commit("another torch")
+    project(history, PINS["0.5.12.post1"])
+    notes(history, 1)
+    notes(history, 7)
+    at = history.commits.index(foreign) + 1
+    know(
+        history,
+        release="0.5.12.post1",
+        verdicts={
+            commit: (PASSES if place < at else FAILS)
+            for place, commit in enumerate(history.commits)
+            if commit != foreign
+        },
+    )
+    found, said = bisect(history, tmp_path, bad="HEAD", good="0.5.12.post1", code=3)
+    assert (found["last_good"], found["first_bad"]) == (history.commits[at - 2], history.commits[at])
+    assert [one["name"] for one in found["between"]] == [foreign]
+    (skipped,) = [one for one in found["tried"] if one["call"] == "unknown"]
+    assert skipped["name"] == foreign
+    assert skipped["why"] == "its pins are not those of 0.5.12.post1: torch==2.12.0 (there torch==2.11.0)"
+    assert f"1 commit between could not be judged: {foreign[:12]}" in said
+
+
+def test_each_commit_runs_in_the_environment_of_the_release_whose_needs_it_has(home, history, tmp_path):
+    notes(history, 3)
+    project(history, PINS["0.5.13"])
+    history.commit("0.5.13", tag="v0.5.13")
+    notes(history, 4)
+    older, newer = history.commits[:4], history.commits[4:]
+    know(history, release="0.5.12.post1", verdicts=dict.fromkeys(older, PASSES))
+    know(history, release="0.5.13", verdicts={c: (PASSES if at < 2 else FAILS) for at, c in enumerate(newer)})
+    found, _ = bisect(history, tmp_path, bad="HEAD", good="v0.5.12.post1")
+    assert found["first_bad"] == newer[2]
+
+
+def test_commits_whose_compiled_parts_have_other_sources_are_passed_over(home, history, tmp_path):
+    notes(history, 2)
+    history.write("rust/grpc/lib.rs", "2")
+    history.write("python/sglang/notes.py", "# other\n")
+    changed = history.commit("rust")
+    repository = Repository(folder=history.folder)
+    needs = of_commit(repository, changed)
+    assert rebuilt(repository, history.commits[1], needs, version="0.5.12.post1") == ""
+    said = rebuilt(repository, changed, needs, version="0.5.12.post1")
+    assert said == "the sources of its compiled parts (rust/) are not those of v0.5.12.post1"
+    assert "there is no tag v0.5.13" in rebuilt(repository, changed, needs, version="0.5.13")
+    know(history, release="0.5.12.post1", verdicts={history.commits[0]: PASSES, changed: FAILS})
+    _, output = bisect(history, tmp_path, bad="HEAD", good="v0.5.12.post1", code=3)
+    assert "the bad end, cannot be judged: the sources of its compiled parts (rust/)" in output
+
+
+def test_pins_are_compared_by_what_they_ask_for_and_not_by_how_they_are_written(home, history):
+    commit, release = Repository(folder=history.folder), home / "engines" / "0.5.12.post1" / "site" / "sglang"
+    project(history, ["NumPy", "torch == 2.11.0"])
+    spelled = history.commit("spelling")
+    assert misfit(of_commit(commit, spelled), of_release(release), version="x") == ""
+    project(history, ["numpy", "torch==2.11.0", "triton"])
+    more = history.commit("more")
+    assert misfit(of_commit(commit, more), of_release(release), version="x").endswith("x: triton (there no triton)")
+    bare = Needs(pins=of_release(release).pins, compiled={})
+    assert "compiled parts are not those of x: sglang.srt.grpc._core" in misfit(bare, of_release(release), version="x")
+
+
+def test_the_checkout_its_worktrees_and_its_own_bisect_are_left_as_they_are(home, history, tmp_path):
+    notes(history, 12)
+    know(
+        history,
+        release="0.5.12.post1",
+        verdicts={commit: (PASSES if at < 5 else FAILS) for at, commit in enumerate(history.commits)},
+    )
+    history.git("bisect", "start", "HEAD", "HEAD~3")
+    history.write("python/sglang/notes.py", "# being edited\n")
+    before = untouched(history)
+    found, said = bisect(history, tmp_path, bad="main", good=history.commits[0])
+    assert found["first_bad"] == history.commits[5]
+    assert untouched(history) == before
+    assert list((home / "bisect").iterdir()) == []
+    assert "uncommitted changes in" in said
+
+
+def test_an_engine_that_dies_is_no_verdict_and_git_is_told_to_skip(home, history, tmp_path):
+    """Its exit code 1 must not reach git, where it would mean bad."""
+    notes(history, 3)
+    know(history, release="0.5.12.post1", verdicts={history.commits[0]: PASSES, history.commits[-1]: FAILS})
+    found, _ = bisect(history, tmp_path, bad="HEAD", good=history.commits[0], code=3)
+    unknown = [one for one in found["tried"] if one["call"] == "unknown"]
+    assert {one["name"] for one in unknown} == set(history.commits[1:-1])
+    assert all("engine ended" in one["why"] for one in unknown)
+    assert [one["name"] for one in found["between"]] == history.commits[1:-1]
+
+
+KILLED = {
+    "by-a-signal": ("kill -9 $PPID", "git bisect run ended with"),
+    "in-its-python": ("exit 1", "a step of the search stopped: RuntimeError: broken on purpose"),
+}
+
+
+@pytest.mark.parametrize("how", list(KILLED))
+def test_a_step_that_is_killed_or_fails_stops_the_search_and_is_no_verdict(home, history, tmp_path, monkeypatch, how):
+    body, said = KILLED[how]
+    python = next(home.glob("closure-*/bin/python"))
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    if how == "in-its-python":
+        broken = tmp_path / "broken"
+        broken.mkdir()
+        (broken / "sitecustomize.py").write_text(
+            "import harness.runner\n"
+            "def run(*_, **__): raise RuntimeError('broken on purpose')\n"
+            "harness.runner.run = run\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(broken))
+    notes(history, 3)
+    know(history, release="0.5.12.post1", verdicts={history.commits[0]: PASSES, history.commits[-1]: FAILS})
+    _, output = bisect(history, tmp_path, bad="HEAD", good=history.commits[0], code=4)
+    assert said in output
+    assert "first bad" not in output
+    assert list((home / "bisect").iterdir()) == []
+    assert history.git("worktree", "list", "--porcelain").count("worktree ") == 1
+
+
+def test_the_script_git_runs_turns_everything_unforeseen_into_a_stop(home, history, tmp_path):
+    """Codes of Python itself (1: exception, 2: usage) and of the shell (126, 127, 137) must not be verdicts."""
+    from harness.cli import bisect_commits
+
+    text = re.search(r"case \$\? in .* esac", bisect_commits.script(step="STEP", direction="broken")).group()
+    words = {40: 0, 41: 1, 42: 125}
+    for code, expected in {**words, **dict.fromkeys((0, 1, 2, 3, 4, 43, 125, 126, 127, 137, 255), 255)}.items():
+        assert os.waitstatus_to_exitcode(os.system(f"(exit {code}); {text}")) == expected, code
+    swapped = re.search(r"case \$\? in .* esac", bisect_commits.script(step="STEP", direction="fixed")).group()
+    assert [os.waitstatus_to_exitcode(os.system(f"(exit {code}); {swapped}")) for code in (40, 41)] == [1, 0]
+
+
+def test_what_a_killed_search_left_behind_is_removed_by_the_next(home, history, tmp_path):
+    notes(history, 1)
+    know(history, release="0.5.12.post1", verdicts={history.commits[0]: PASSES, history.commits[1]: FAILS})
+    left = home / "bisect" / "1-abcdef"
+    left.mkdir(parents=True)
+    (left / "owner").write_text(f"{history.folder}\n")
+    history.git("worktree", "add", "--detach", str(left / "tree"), "HEAD")
+    bisect(history, tmp_path, bad="HEAD", good=history.commits[0])
+    assert not left.exists()
+    assert history.git("worktree", "list", "--porcelain").count("worktree ") == 1
+
+
+REFUSED = {
+    "no-folder": (["--repo", "nowhere"], "--repo nowhere: not a git checkout (there is no folder nowhere)"),
+    "no-checkout": (["--repo", "bare"], "--repo bare: not a git checkout (fatal: not a git repository"),
+    "no-commit": (["--good", "v9"], "--good v9: no such commit or tag"),
+    "not-sglang": (["--good", "other"], "--good other: not a commit of SGLang, it has no python/sglang/__init__.py"),
+    "same": (["--good", "HEAD"], "are the same commit"),
+    "apart": (["--good", "aside"], "neither of --bad HEAD and --good aside contains the other"),
+    "nothing-between": (["--good", "HEAD~1"], "touches python/, so both run the same"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_a_checkout_or_commit_that_cannot_be_searched_is_refused_before_anything_slow(home, history, tmp_path, name):
+    options, said = REFUSED[name]
+    (tmp_path / "bare").mkdir()
+    history.git("checkout", "--quiet", "--orphan", "other")
+    history.git("rm", "-rq", "--cached", ".")
+    history.write("README", "another project")
+    history.git("add", "README")
+    history.git("commit", "--quiet", "-m", "another project")
+    history.git("checkout", "--quiet", "-f", "main")
+    history.git("checkout", "--quiet", "-b", "aside")
+    notes(history, 1)
+    history.git("checkout", "--quiet", "main")
+    notes(history, 1)
+    history.write("README", "words")
+    history.commit("words only")
+    arguments = {"--repo": str(history.folder), "--bad": "HEAD", "--good": "v0.5.12.post1", **dict([options])}
+    typed = [word for option in arguments.items() for word in option]
+    done = CliRunner().invoke(app, ["bisect", "--case", "pr25015", *typed])
+    assert done.exit_code == 2, done.output
+    assert said in done.output.replace("\n", " ").replace("  ", " ")
