@@ -1,0 +1,207 @@
+"""`eaglecheck bisect` over releases as it is typed: what it refuses, what it prints, what it writes. No engine.
+
+Verdicts are put in the cache beforehand. A release whose verdict is not there would need an engine, which ends at once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+
+from cases import catalogue
+from cases.meta import pretended_engine, results
+from cases.meta.test_cli_bad_input import call
+from harness import envs
+from harness.bisect.subjects import Failure, Run, Subject
+from harness.bisect.verdicts import Cache
+from harness.cli.bisect_runs import Setting
+from harness.types import Outcome
+
+CASE = catalogue.load("pr25015")
+RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15", "0.5.16")
+PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=20.0)
+FAILS = Run(
+    outcome=Outcome.FAIL,
+    kinds=("POSITION",),
+    signatures=("POSITION:positions:DRAFT:one-ahead",),
+    run="runs/fail",
+    seconds=21.0,
+)
+PLAIN = ["bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.16"]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A home in which every release is installed and published, and a working folder with unfit files."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("EAGLECHECK_HOME", str(home))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
+    pretended_engine.furnish(home, versions=RELEASES)
+    (home / "published.json").write_text(json.dumps({"versions": ["0.5.9", *RELEASES], "when": 1e11}))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    (work / "empty").mkdir()
+    (work / "list.json").write_text("[]")
+    return work
+
+
+def know(scenario, failing, *, known=RELEASES):
+    """Verdicts for these releases: failing where it says so."""
+    setting = Setting(subject=Subject(name=scenario.name, scenario=scenario, failure=Failure()), device="cpu")
+    for release in known:
+        Cache.at_home().add(setting.identity(envs.state(release)), FAILS if release in failing else PASSES)
+
+
+def lines_of(package, release, files):
+    for name, text in files.items():
+        path = envs.state(release).pythonpath[0] / package / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def stable(text):
+    """Without the ids, times and places that differ from run to run."""
+    text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text)
+    return re.sub(r"\S+/work/", "", text)
+
+
+REFUSED = {
+    "nothing-named": ["bisect", "--bad", "0.5.11", "--good", "0.5.13"],
+    "two-things-named": [*PLAIN, "--scenario-file", "list.json"],
+    "case-unknown": ["bisect", "--case", "pr2501", "--bad", "0.5.11", "--good", "0.5.13"],
+    "case-no-specimen": ["bisect", "--case", "empty", "--bad", "0.5.11", "--good", "0.5.13"],
+    "case-no-folder": ["bisect", "--case", "runs/latest/specimens/x", "--bad", "0.5.11", "--good", "0.5.13"],
+    "file-no-scenario": ["bisect", "--scenario-file", "list.json", "--bad", "0.5.11", "--good", "0.5.13"],
+    "same-end": ["bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.11"],
+    "no-version": ["bisect", "--case", "pr25015", "--bad", "main", "--good", "0.5.13"],
+    "too-old": ["bisect", "--case", "pr25015", "--bad", "0.5.9", "--good", "0.5.13"],
+    "not-published": ["bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.99"],
+    "repeat-none": [*PLAIN, "--repeat", "0"],
+    "repeat-many": [*PLAIN, "--repeat", "1000"],
+    "json-nowhere": [*PLAIN, "--json", "nowhere/x.json"],
+    "device": [*PLAIN, "--device", "tpu"],
+    "backend": [*PLAIN, "--backend", "fa3"],
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_searched_is_refused_with_what_to_type(name, place, snapshot):
+    done = call(*REFUSED[name])
+    assert done.exit_code == 2, done.output
+    assert done.stderr == snapshot
+    assert done.stdout == ""
+    assert not list(place.glob("runs/*"))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_a_fix_is_found_and_shown(place, snapshot, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    know(CASE.scenario, {"0.5.11", "0.5.12", "0.5.12.post1"})
+    lines_of("sglang/srt/speculative", "0.5.12.post1", {"eagle_worker_v2.py": "a\nb\n", "old.py": "a\n"})
+    lines_of("sglang/srt/speculative", "0.5.13", {"eagle_worker_v2.py": "a\nc\nd\n", "new.py": "a\n" * 12})
+    done = call(*PLAIN, "--json", "found.json")
+    assert done.exit_code == 0, done.output
+    assert done.stdout == snapshot
+    assert max(map(len, done.stdout.splitlines())) <= 120
+    found = json.loads((place / "found.json").read_text())
+    assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.12.post1", "0.5.13", True)
+    assert (found["first_bad"], found["last_good"]) == (None, None)
+    assert {one["path"] for one in found["changed"]} == {
+        f"sglang/srt/speculative/{name}.py" for name in ("eagle_worker_v2", "new", "old")
+    }
+
+
+def test_a_regression_is_found_when_the_good_end_is_the_older(place):
+    know(CASE.scenario, {"0.5.14", "0.5.15", "0.5.16"})
+    done = call("bisect", "--case", "pr25015", "--good", "0.5.11", "--bad", "0.5.16", "--json", "-")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert (found["direction"], found["last_good"], found["first_bad"]) == ("broken", "0.5.13", "0.5.14")
+    assert "first bad release: 0.5.14; last good: 0.5.13" in done.stderr
+
+
+def test_a_release_that_cannot_be_judged_leaves_a_range_that_is_said_and_exit_3(place, snapshot):
+    know(CASE.scenario, {"0.5.11", "0.5.12"}, known=[name for name in RELEASES if name != "0.5.12.post1"])
+    done = call(*PLAIN, "--json", "found.json")
+    assert done.exit_code == 3, done.output
+    found = json.loads((place / "found.json").read_text())
+    assert [one["name"] for one in found["between"]] == ["0.5.12.post1"]
+    assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.12", "0.5.13", False)
+    (unknown,) = [one for one in found["tried"] if one["call"] == "unknown"]
+    assert (unknown["name"], unknown["run"] is not None) == ("0.5.12.post1", True)
+    assert stable(done.stdout[done.stdout.index("tried\n") :]) == snapshot
+
+
+def test_a_failure_that_comes_and_goes_is_repeated_and_its_risk_stated(place, snapshot):
+    for _ in range(6):
+        know(CASE.scenario, {"0.5.11", "0.5.12"})
+    know(CASE.scenario, set())
+    done = call(*PLAIN, "--repeat", "7")
+    assert done.exit_code == 0, done.output
+    assert done.stdout[done.stdout.index("tried\n") :] == snapshot
+
+
+@pytest.mark.parametrize(
+    ("failing", "said"),
+    [
+        (set(RELEASES), "no change between 0.5.11 and 0.5.16: both show the failure"),
+        (set(), "no change between 0.5.11 and 0.5.16: both pass"),
+        (
+            {"0.5.16"},
+            "the ends are the wrong way round: 0.5.11 passes and 0.5.16 shows the failure",
+        ),
+    ],
+)
+def test_ends_without_a_change_between_them_are_a_usage_error_with_what_was_seen(place, failing, said):
+    know(CASE.scenario, failing)
+    done = call(*PLAIN)
+    assert done.exit_code == 2
+    assert said in done.stderr
+    assert "--repeat 5" in done.stderr
+    assert "0.5.16 is" in done.stdout
+
+
+def test_an_end_without_a_verdict_is_unknown(place):
+    know(CASE.scenario, {"0.5.11"}, known=RELEASES[:-1])
+    done = call(*PLAIN)
+    assert done.exit_code == 3
+    assert "0.5.16, the good end, cannot be judged: the engine ended" in done.stderr
+
+
+def test_a_specimen_is_searched_for_its_own_signature_on_releases_as_published(place):
+    run = results.store(place / "runs", ("pr25015", results.one_ahead))
+    (specimen,) = run.glob("specimens/*")
+    scenario = results.named("pr25015")
+    know(scenario, {"0.5.11", "0.5.12", "0.5.12.post1"})
+    done = call("bisect", "--case", str(specimen), "--bad", "0.5.11", "--good", "0.5.16", "--json", "found.json")
+    assert done.exit_code == 0, done.output
+    found = json.loads((place / "found.json").read_text())
+    assert found["failure"] == {"signature": "POSITION:positions:DRAFT:one-ahead", "kinds": []}
+    assert (found["scenario"], found["first_good"]) == (scenario.id, "0.5.13")
+
+
+def test_a_scenario_file_is_searched_for_what_the_bad_end_shows_first(place):
+    (place / "own.json").write_text(CASE.scenario.model_dump_json())
+    know(CASE.scenario, {"0.5.11"})
+    done = call("bisect", "--scenario-file", "own.json", "--bad", "0.5.11", "--good", "0.5.13", "--json", "found.json")
+    assert done.exit_code == 0, done.output
+    found = json.loads((place / "found.json").read_text())
+    assert found["failure"]["signature"] == "POSITION:positions:DRAFT:one-ahead"
+    assert (found["last_bad"], found["first_good"]) == ("0.5.11", "0.5.12")
+
+
+def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(place, monkeypatch):
+    (place.parent / "home" / "published.json").unlink()
+    monkeypatch.setattr("harness.bisect.published._ask_pip", lambda: ((), "no route to host"))
+    shutil.rmtree(place.parent / "home" / "engines" / "0.5.14")
+    know(CASE.scenario, {"0.5.11"}, known=[name for name in RELEASES if name != "0.5.14"])
+    done = call(*PLAIN)
+    assert done.exit_code == 0, done.output
+    assert "pip could not list the releases (no route to host); using those installed here only" in done.stdout
+    assert "6 releases from 0.5.11 to 0.5.16" in done.stdout

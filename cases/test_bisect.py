@@ -1,0 +1,126 @@
+"""Searches with real engines: windows of the corpus come back, and a commit of a checkout is found.
+
+Only releases that the test suite has anyway take part. What is expected comes from the corpus and from the history
+that the test makes, never from our output.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from packaging.version import Version
+from typer.testing import CliRunner
+
+from cases import catalogue, histories
+from harness import envs
+from harness.bisect import published
+from harness.bisect.search import Tried, search
+from harness.bisect.subjects import Failure, Run, call, why
+from harness.cli import app
+
+RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
+CASE = catalogue.load("pr25015")
+WINDOWS = tuple(catalogue.load(name) for name in ("pr25015", "pr26329"))
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("case", WINDOWS, ids=[case.id for case in WINDOWS])
+def test_the_window_of_a_known_bug_comes_back_exactly(drive_scenario, case):
+    """Judged on the worker's live engines, whose runs the tests of the windows share."""
+
+    def judge(release):
+        seen = drive_scenario(case.scenario, engine=release)
+        roots = [found for found in seen.findings if found.is_root]
+        run = Run(
+            outcome=seen.verdict.outcome,
+            kinds=seen.verdict.root_kinds,
+            signatures=tuple(found.signature for found in roots),
+        )
+        failure = Failure(kinds=case.kinds)
+        return Tried(name=release, call=call(run, failure), why=why(run, failure))
+
+    found = search(RELEASES, judge, direction="fixed")
+    assert found.exact
+    assert found.last_bad == max((one for one in RELEASES if Version(one) <= Version(case.bad_up_to)), key=Version)
+    assert found.first_good == min((one for one in RELEASES if Version(one) >= Version(case.good_from)), key=Version)
+
+
+@pytest.fixture
+def alone(engines, tmp_path, monkeypatch):
+    """The worker's engine ended, since these commands boot their own; no verdict of an earlier search is used."""
+    for release in RELEASES[:3]:
+        engines.environment(release)  # skips where it is not installed; the command would install it
+    engines.close()
+    monkeypatch.setattr(published, "published", lambda: published.Published(versions=RELEASES[:3]))
+    monkeypatch.setattr("harness.cli.bisect_releases.published", published.published)
+    monkeypatch.setattr("harness.bisect.verdicts.Cache.at_home", lambda: _cache(tmp_path))
+    return tmp_path
+
+
+def _cache(folder):
+    from harness.bisect.verdicts import Cache
+
+    return Cache(folder=folder / "verdicts")
+
+
+def _bisect(folder, *arguments):
+    report = folder / "found.json"
+    done = CliRunner().invoke(app, ["bisect", *arguments, "--runs", str(folder / "runs"), "--json", str(report)])
+    return done, json.loads(report.read_text()) if report.is_file() else None
+
+
+@pytest.mark.engine(release="0.5.11", boot=CASE.scenario.boot_key(), ends_it=True)
+@pytest.mark.timeout(900)
+def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice(alone):
+    arguments = ("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13")
+    done, found = _bisect(alone, *arguments)
+    assert done.exit_code == 0, done.output
+    assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.11", "0.5.12.post1", True)
+    assert "sglang/srt/speculative/eagle_worker_v2.py" in {one["path"] for one in found["changed"]}
+    again, same = _bisect(alone, *arguments)
+    assert again.exit_code == 0
+    assert [one["cached"] for one in same["tried"]] == [1, 1, 1]
+    assert "booted" not in again.output
+
+
+@pytest.mark.engine(release="0.5.13", boot=CASE.scenario.boot_key(), ends_it=True)
+@pytest.mark.timeout(1800)
+def test_the_commit_that_broke_a_checkout_is_found_by_running_it(alone, tmp_path):
+    """33 commits over two releases: five steps of git bisect and both ends, each an engine, one passed over."""
+    sites = [envs.state(release).pythonpath[0] for release in RELEASES[1:3]]
+    history, defect, foreign = histories.two_releases(
+        tmp_path / "repo", older=sites[0], newer=sites[1], before=15, after=14
+    )
+    assert len(history.commits) >= 30
+    before = history.commits[history.commits.index(defect) - 1]
+    command = ["bisect", "--case", "pr25015", "--repo", str(history.folder), "--good", "0.5.12.post1", "--bad", "HEAD"]
+    report = tmp_path / "found.json"
+    options = ["--runs", str(tmp_path / "runs"), "--json", str(report), "--fresh"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.cli", *command, *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(report.read_text())
+    assert (found["last_good"], found["first_bad"], found["exact"]) == (before, defect, True)
+    calls = {one["name"]: one for one in found["tried"]}
+    assert calls[foreign]["call"] == "unknown"
+    assert calls[foreign]["why"].startswith("its pins are not those of 0.5.12.post1: torch==2.12.0")
+    assert calls[defect]["kinds"] == ["POSITION"]
+    assert history.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert [one["path"] for one in found["changed"]] == [histories.WORKER.removeprefix("python/")]
+    _ran_the_commits_own_files(calls.values())
+
+
+def _ran_the_commits_own_files(tried):
+    """The handshake of every run names a worktree of its own, none of them a release's folder."""
+    trees = []
+    for one in tried:
+        if one["run"] is not None:
+            with open(f"{one['run']}/engine.jsonl") as lines:
+                trees += [hello["tree"] for hello in map(json.loads, lines) if hello["event"] == "handshake"]
+    assert len(trees) == len(set(trees)) >= 5
+    assert all(tree.startswith(str(envs.home() / "bisect")) and tree.endswith("/python") for tree in trees)
