@@ -26,6 +26,8 @@ def render_bisect(console: Console, document: dict[str, Any]) -> None:
     render_tried(console, document["tried"], what=document["over"])
     render_changed(console, document)
     say(console)
+    for line in look(document):
+        say(console, line)
     for line in certainty(document):
         say(console, line)
     for line in answer(document):
@@ -66,6 +68,20 @@ def render_changed(console: Console, document: dict[str, Any]) -> None:
         say(console, f"  and {counted(len(files) - FILES, 'more file')}; all of them:  --json FILE")
 
 
+def look(document: dict[str, Any]) -> list[str]:
+    """Where the failure nearest to the change can be seen, and why versions beside it have no verdict."""
+    calls = {one["name"]: one for one in document["tried"]}
+    bad = calls.get(document["first_bad"] or document["last_bad"])
+    lines = []
+    if bad is not None and bad["run"]:
+        lines.append(f"look at the failure on {bad['label']}:  eaglecheck recheck {bad['run']}")
+    for one in document["between"]:
+        seen = calls.get(one["name"])
+        if seen is not None and seen["run"]:
+            lines.append(f"why {one['label']} has no verdict:  less {seen['run']}/engine.log")
+    return lines
+
+
 def certainty(document: dict[str, Any]) -> list[str]:
     """What the answer rests on, in words."""
     rate, lines = document["rate"], []
@@ -95,7 +111,8 @@ def answer(document: dict[str, Any]) -> list[str]:
         names = [one["label"] for one in document["between"]]
         listed = ", ".join(names) if len(names) <= 8 else f"{', '.join(names[:4])}, … {', '.join(names[-2:])}"
         lines.append(f"{counted(len(names), what)} between could not be judged: {listed}")
-        lines.append(f"{word} {what}: {new} or one of those; {other}: {old}")
+        either = names[0] if len(names) == 1 else "one of those"
+        lines.append(f"{word} {what}: {either} or {new}; {other}: {old}")
     else:
         lines.append(f"{word} {what}: {new}; {other}: {old}")
     return lines

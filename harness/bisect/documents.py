@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from harness.bisect.changes import Changed
@@ -76,5 +77,5 @@ def _tried(one: Tried, *, labels: Mapping[str, str], titles: Mapping[str, str]) 
         "cached": one.cached,
         "risk": one.risk,
         "seconds": round(one.seconds, 1),
-        "run": one.run,
+        "run": one.run if one.run and Path(one.run).is_dir() else None,
     }

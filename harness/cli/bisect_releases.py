@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 
 from harness import compat, envs
 from harness.bisect.changes import Changed, changed_files
-from harness.bisect.published import Published, published, span
+from harness.bisect.published import Published, ordered, published, span
 from harness.bisect.search import Direction, Tried
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
@@ -60,7 +59,7 @@ def _check_version(option: str, version: str) -> None:
 
 
 def _spelling(option: str, version: str, there: Published) -> str:
-    """The release as it is published or installed; UsageError names the nearest."""
+    """The release as it is published or installed; UsageError names those that are."""
     installed = [engine.version for engine in envs.list_installed() if engine.ready]
     here = envs.current()
     known = [*there.versions, *installed, *([here.version] if here is not None else [])]
@@ -68,10 +67,8 @@ def _spelling(option: str, version: str, there: Published) -> str:
         if Version(name) == Version(version):
             return name
     what = "published" if there.complete else "installed here, and the published ones are not known"
-    near = difflib.get_close_matches(version, [name for name in known if Version(name) >= OLDEST], n=5, cutoff=0.0)
-    raise UsageError(
-        f"{option} {version}: no such release is {what}\n  allowed, the nearest first: {', '.join(near) or 'none'}"
-    )
+    usable = [name for name in ordered(known) if Version(name) >= OLDEST]
+    raise UsageError(f"{option} {version}: no such release is {what}\n  allowed: {', '.join(usable) or 'none'}")
 
 
 def judge(setting: Setting, trials: Trials, *, console: Console) -> Callable[[str], Tried]:

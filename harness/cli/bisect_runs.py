@@ -22,6 +22,8 @@ from harness.bisect.verdicts import checks_version, folder_digest
 from harness.cli import prepare
 from harness.cli.adapt import Wanted, adapted
 from harness.cli.outcome import UsageError, unknown
+from harness.cli.pairs import own_pair
+from harness.cli.programs import check_scenarios
 from harness.progress import RunResult
 from harness.runner import run
 from harness.store import MANIFEST, read_specimen
@@ -113,9 +115,11 @@ def choose(
         chosen = _specimen(Path(case)) if _is_folder(case) else _corpus(case, device or "cpu")
         if device is not None:
             chosen = dataclasses.replace(chosen, device=device)
+    prepare.check_device(chosen.device)
     prepare.gpu_lease(chosen.device, gpu_share)
+    (scenario,) = adapted([chosen.subject.scenario], wanted, device=chosen.device)
+    check_scenarios([scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None)
     prepare.writable(prepare.runs_root(runs))
-    (scenario,) = adapted([chosen.subject.scenario], wanted, device=prepare.check_device(chosen.device))
     subject = dataclasses.replace(chosen.subject, scenario=scenario)
     return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs)
 
