@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from harness.cli.bisect_runs import Setting
 from harness.types import Outcome
 
 CASE = catalogue.load("pr25015")
+DOCS = Path(__file__).parents[2] / "docs" / "bisect.md"
 RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15", "0.5.16")
 PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=20.0)
 FAILS = Run(
@@ -206,3 +208,12 @@ def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(p
     assert done.exit_code == 0, done.output
     assert "pip could not list the releases (no route to host); using those installed here only" in done.stdout
     assert "6 releases from 0.5.11 to 0.5.16" in done.stdout
+
+
+def test_every_key_that_is_written_is_described(place):
+    know(CASE.scenario, {"0.5.11"})
+    assert call(*PLAIN, "--json", "found.json").exit_code == 0
+    found = json.loads((place / "found.json").read_text())
+    keys = {*found, *found["failure"], *found["tried"][0], *found["rate"]}
+    described = set(re.findall(r"`(\w+)`", DOCS.read_text()))
+    assert keys <= described
