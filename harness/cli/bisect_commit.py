@@ -22,6 +22,7 @@ from harness.bisect.trees import Workshop, link_compiled, unlink_compiled
 from harness.bisect.trials import Trials
 from harness.cli.bisect_releases import OLDEST, package
 from harness.cli.bisect_runs import Setting, one_run
+from reports.live import LiveLine
 from reports.prose import say
 
 
@@ -83,7 +84,7 @@ def _judge_in(
         return trials.judge(
             name,
             identity=setting.identity(env, tree=content),
-            one_run=lambda: one_run(setting, env, console=console),
+            one_run=lambda: one_run(setting, env, console=console, line=LiveLine(console)),
         )
     finally:
         unlink_compiled(env.tree.parent)

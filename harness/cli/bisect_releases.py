@@ -16,6 +16,7 @@ from harness.bisect.search import Direction, Tried
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
 from harness.cli.outcome import UsageError
+from reports.live import LiveLine
 from reports.prose import say
 
 OLDEST = Version(compat.RELEASES[-1].first)
@@ -73,6 +74,7 @@ def _spelling(option: str, version: str, there: Published) -> str:
 
 def judge(setting: Setting, trials: Trials, *, console: Console) -> Callable[[str], Tried]:
     """The function that judges one release, installing it first where needed."""
+    live = LiveLine(console)
 
     def one(version: str) -> Tried:
         say(console, f"SGLang {version}", style="bold")
@@ -81,7 +83,7 @@ def judge(setting: Setting, trials: Trials, *, console: Console) -> Callable[[st
         except envs.EnvError as error:
             return _told(console, Tried(name=version, call="unknown", why=str(error).splitlines()[0], tries=0))
         tried = trials.judge(
-            version, identity=setting.identity(env), one_run=lambda: one_run(setting, env, console=console)
+            version, identity=setting.identity(env), one_run=lambda: one_run(setting, env, console=console, line=live)
         )
         return _told(console, tried)
 

@@ -28,8 +28,9 @@ from harness.progress import RunResult
 from harness.runner import run
 from harness.store import MANIFEST, read_specimen
 from harness.types import Outcome
+from reports.live import LiveLine
 from reports.prose import say
-from reports.terminal import LiveLine, unjudged
+from reports.terminal import unjudged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,8 +154,11 @@ def _specimen(folder: Path) -> Setting:
     )
 
 
-def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console) -> Run:
-    """Run the scenario once on an engine of its own; what keeps it from a verdict is the run's reason."""
+def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: LiveLine) -> Run:
+    """Run the scenario once on an engine of its own; what keeps it from a verdict is the run's reason.
+
+    line: one for the whole search, so that stand-ins are told when they change, and not for every version.
+    """
     target, draft = setting.pair or (None, None)
     try:
         plan = prepare.make_plan(
@@ -171,7 +175,7 @@ def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console) -> Run:
         )
     except UsageError as error:  # this release does not run this scenario, another may
         return Run(outcome=Outcome.UNKNOWN, why=str(error))
-    with LiveLine(console) as line:
+    with line:
         result = run(plan, observers=[line])
     return _told(result, env)
 
