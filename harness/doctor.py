@@ -236,14 +236,15 @@ def _engine(engine: envs.EngineEnv) -> Finding:
         return _unpacked(engine)
     name, site = f"SGLang {engine.version}", engine.pythonpath[0]
     remove = f"rm -r {shlex.quote(str(site.parent))}"
-    if engine.version not in envs.SUPPORTED:
+    if engine.version not in envs.SUPPORTED and not (engine.ready and engine.version in envs.KNOWN_ELSEWHERE):
         return Finding(name=name, status="warn", detail=f"{site.parent} is no supported release", mend=remove)
     if not engine.ready:
         return Finding(name=name, status="missing", detail=engine.why, mend=_install(engine.version))
     changed = changed_files(site)
     if changed:
         return _damaged(name, changed, mend=f"{remove} && {_install(engine.version)}")
-    return Finding(name=name, status="ok", detail=f"as published, in {site.parent}")
+    only = "" if engine.version in envs.SUPPORTED else "; only `eaglecheck bisect` runs it"
+    return Finding(name=name, status="ok", detail=f"as published, in {site.parent}{only}")
 
 
 def _unpacked(engine: envs.EngineEnv) -> Finding:

@@ -44,6 +44,7 @@ NEWEST = SUPPORTED[-1]
 KNOWN_ELSEWHERE = {
     **dict.fromkeys(("0.5.9", "0.5.10", "0.5.10.post1"), "it was built for torch 2.9.1"),
     "0.5.12": "0.5.12.post1 replaced it",
+    **dict.fromkeys(("0.5.13.post1", "0.5.15.post1"), "not in our tests"),
     **dict.fromkeys(("0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.19"), "not in our tests"),
     **dict.fromkeys(("0.5.20", "0.5.21", "0.5.22"), "not in our tests"),
 }

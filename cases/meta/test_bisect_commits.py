@@ -8,7 +8,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import time
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -261,6 +264,30 @@ def test_the_script_git_runs_turns_everything_unforeseen_into_a_stop(home, histo
         assert os.waitstatus_to_exitcode(os.system(f"(exit {code}); {text}")) == expected, code
     swapped = re.search(r"case \$\? in .* esac", bisect_commits.script(step="STEP", direction="fixed")).group()
     assert [os.waitstatus_to_exitcode(os.system(f"(exit {code}); {swapped}")) for code in (40, 41)] == [1, 0]
+
+
+def test_a_search_that_is_ended_leaves_no_worktree_no_process_and_no_answer(home, history, tmp_path):
+    python = next(home.glob("closure-*/bin/python"))
+    python.write_text(f"#!/bin/sh\n{pretended_engine.SLEEPS}\n")
+    notes(history, 3)
+    know(history, release="0.5.12.post1", verdicts={history.commits[0]: PASSES, history.commits[-1]: FAILS})
+    options = ["--case", "pr25015", "--repo", str(history.folder), "--bad", "HEAD", "--good", history.commits[0]]
+    process = pretended_engine.start("bisect", *options, cwd=tmp_path, home=home)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("runs/*/engine.log")):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no step has started an engine"
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 3, out + err
+    assert "ended by SIGTERM" in err
+    assert "first bad" not in out
+    assert list((home / "bisect").iterdir()) == []
+    assert history.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    while mine := [one.pid for one in psutil.process_iter(["cmdline"]) if str(tmp_path) in str(one.info["cmdline"])]:
+        assert time.monotonic() < deadline, f"still there: {mine}"
+        time.sleep(0.2)
 
 
 def test_what_a_killed_search_left_behind_is_removed_by_the_next(home, history, tmp_path):

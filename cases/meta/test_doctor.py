@@ -78,6 +78,13 @@ def test_an_installed_release_is_as_published(home: Path) -> None:
     assert findings(f"SGLang {envs.NEWEST}") == []
 
 
+def test_a_release_that_bisect_installed_is_no_fault_and_says_what_runs_it(home: Path) -> None:
+    envs.ensure("0.5.16", quiet, untested=True)
+    finding = only("SGLang 0.5.16")
+    assert (finding.status, finding.mend) == ("ok", "")
+    assert finding.detail.endswith("; only `eaglecheck bisect` runs it")
+
+
 def test_an_edited_file_of_a_release_is_found(home: Path) -> None:
     envs.ensure("0.5.13", quiet)
     (home / "engines" / "0.5.13" / "site" / "sglang" / "__init__.py").write_text("# patched")

@@ -72,7 +72,7 @@ class Setting:
             "gpu_share": self.gpu_share,
             "pair": None if self.pair is None else [str(folder) for folder in self.pair],
             "assumed": list(self.assumed),
-            "runs": None if self.runs is None else str(self.runs),
+            "runs": str(prepare.runs_root(self.runs).absolute()),  # the other process works in another folder
         }
 
 
@@ -87,7 +87,7 @@ def setting_of(plain: Mapping[str, Any]) -> Setting:
         gpu_share=plain["gpu_share"],
         pair=None if pair is None else (Path(pair[0]), Path(pair[1])),
         assumed=tuple(plain["assumed"]),
-        runs=None if plain["runs"] is None else Path(plain["runs"]),
+        runs=Path(plain["runs"]),
     )
 
 
