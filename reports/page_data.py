@@ -158,7 +158,7 @@ def _short_number(value: float) -> float | str | None:
 
 
 def _differing(table: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Row -> the reference's value, where that is another one than the engine's; null: the reference has no such row."""
+    """Row -> the reference's value where it is another one than the engine's; null: it has no such row."""
     mine, theirs = table[name], table[f"reference_{name}"]
     if name == "chosen":
         there = (table["sides"] != "engine").tolist()
