@@ -5,6 +5,7 @@ Only scenarios that both runs judged can be compared; the others are named. This
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,7 +15,7 @@ from enum import StrEnum
 import pandas as pd
 
 from harness.progress import ScenarioResult
-from harness.types import Outcome
+from harness.types import Outcome, Scenario
 from reports.columns import join
 from reports.reading import Report
 
@@ -106,7 +107,7 @@ FACTS = {
 
 def compare(before: Report, after: Report) -> Comparison:
     """The second run against the first."""
-    ours, theirs = _by_id(before), _by_id(after)
+    ours, theirs = _by_program(before), _by_program(after)
     both = [name for name in ours if name in theirs]
     pairs = [(ours[name], theirs[name]) for name in both]
     gone, came = _names(ours, set(both)), _names(theirs, set(both))
@@ -136,9 +137,15 @@ def compare(before: Report, after: Report) -> Comparison:
     )
 
 
-def _by_id(report: Report) -> dict[str, ScenarioResult]:
-    """Scenario id -> result; the folder's name has the id that the scenario had when it ran."""
-    return {one.folder.name: one for one in report.result.results}
+def _by_program(report: Report) -> dict[str, ScenarioResult]:
+    """Program -> result."""
+    return {_program(one.scenario): one for one in report.result.results}
+
+
+def _program(scenario: Scenario) -> str:
+    """What was asked of the engine, whatever its knobs: the same requests and script, eagerly and in graphs, compare."""
+    parts = scenario.model_dump(mode="json", include={"name", "spec", "requests", "script", "checkpoint"})
+    return json.dumps(parts, sort_keys=True)
 
 
 def _names(results: dict[str, ScenarioResult], both: set[str]) -> list[str]:
@@ -163,11 +170,7 @@ def _signatures(pairs: Sequence[tuple[ScenarioResult, ScenarioResult]]) -> Itera
     found_ones = [
         Signature(
             signature=name,
-            change=Change.STILL
-            if counts[0][name] and counts[1][name]
-            else Change.NEW
-            if counts[1][name]
-            else Change.GONE,
+            change=_change(counts[0][name], counts[1][name]),
             before=counts[0][name],
             after=counts[1][name],
             scenarios=tuple(places),
@@ -175,6 +178,12 @@ def _signatures(pairs: Sequence[tuple[ScenarioResult, ScenarioResult]]) -> Itera
         for name, places in where.items()
     ]
     return sorted(found_ones, key=lambda one: (order[one.change], one.signature))
+
+
+def _change(before: int, after: int) -> Change:
+    if before and after:
+        return Change.STILL
+    return Change.NEW if after else Change.GONE
 
 
 def _counts(pairs: Iterable[tuple[dict[str, int], dict[str, int]]]) -> tuple[tuple[str, int, int], ...]:
@@ -191,7 +200,7 @@ def _accepted(report: Report, both: Sequence[str]) -> pd.DataFrame:
     kept = [
         frames.accept_lengths
         for one, frames in zip(report.result.results, report.frames, strict=True)
-        if one.folder.name in both
+        if _program(one.scenario) in both
     ]
     return join("accept_lengths", kept)
 

@@ -45,7 +45,8 @@ def sentence(found: Comparison) -> str:
     if found.differs:
         by = {change: sum(one.change is change for one in found.signatures) for change in Change}
         changed = counted(len(found.verdicts), "verdict")
-        return f"differs: {changed} changed, findings {by[Change.NEW]} new, {by[Change.GONE]} gone, {by[Change.STILL]} still; {common}"
+        findings = ", ".join(f"{by[change]} {change}" for change in Change)
+        return f"differs: {changed} changed, findings: {findings}; {common}"
     if found.open:
         return f"unknown: no difference was seen, which says nothing about the rest; {common}"
     still = f", {counted(len(found.signatures), 'finding')} still there" if found.signatures else ""

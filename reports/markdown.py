@@ -1,4 +1,4 @@
-"""`eaglecheck report --markdown`: what a reviewer reads in an issue or a pull request. Short; the first divergence first.
+"""`eaglecheck report --markdown`: for issues and pull requests. Short, and the first divergence comes first.
 
 Whatever an engine said stands inside code, where no `@name`, `#1` or tag of it means anything. It must not judge.
 """
@@ -88,7 +88,8 @@ def _first(results: Sequence[ScenarioResult]) -> str | None:
             known = "\n".join(f"- {line}" for line in facts(one))
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
             again += [] if one.specimen is None else [f"eaglecheck replay {one.specimen}   # runs it again"]
-            return f"**First divergence**, in {code(one.scenario.name)}\n\n{said}\n\n{known}\n\n{block(chr(10).join(again), 'sh')}"
+            title = f"**First divergence**, in {code(one.scenario.name)}"
+            return "\n\n".join([title, said, known, block("\n".join(again), "sh")])
     return None
 
 
