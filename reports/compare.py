@@ -143,7 +143,7 @@ def _by_program(report: Report) -> dict[str, ScenarioResult]:
 
 
 def _program(scenario: Scenario) -> str:
-    """What was asked of the engine, whatever its knobs: the same requests and script, eagerly and in graphs, compare."""
+    """What was asked of the engine, whatever its knobs: one program, eagerly and in graphs, can be compared."""
     parts = scenario.model_dump(mode="json", include={"name", "spec", "requests", "script", "checkpoint"})
     return json.dumps(parts, sort_keys=True)
 

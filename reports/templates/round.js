@@ -38,7 +38,7 @@ class RoundView {
     if (!found.length) return null;
     const item = ([, , , phase, step, slot, kind, check, expected, observed, hint, cause, policy]) =>
       make("li", { class: cause ? "follows" : null },
-        make("strong", {}, (cause ? "~ " : "✕ ") + kind), " " + phase + " step " + step + ", slot " + slot + ": engine " + observed + ", expected " + expected +
+        make("strong", {}, (cause ? "~ " : "✕ ") + kind), " " + placeOf(phase, step, slot) + ": engine " + observed + ", expected " + expected +
         (hint ? " (" + hint.replaceAll("-", " ") + ")" : ""), make("br"), make("small", {}, "check " + check + ", " + policy + (cause ? ", follows from " + cause : "")));
     const order = [...found].sort((a, b) => (a[11] ? 1 : 0) - (b[11] ? 1 : 0));
     const list = make("ul", { class: "said" }, order.slice(0, SHOWN_DIVERGENCES).map(item));
@@ -65,6 +65,7 @@ class RoundView {
       byPhase.get(rows.phase[at]).push(at);
     }
     if (byPhase.has(3)) found.push(...this.tree(rows, byPhase.get(3), byPhase.get(4) || []));
+    found.push(make("p", { class: "quiet" }, "Bars: error as a share of what is allowed there. Margin: how far the reference's best choice is ahead of its next."));
     for (const [phase, list] of [...byPhase].sort((a, b) => a[0] - b[0])) found.push(...this.table(rows, phase, list));
     return found;
   }
@@ -96,6 +97,15 @@ class RoundView {
   }
 }
 
+// Where in a phase, in the words of the terminal.
+function placeOf(phase, step, slot) {
+  const subject = (SUBJECT[phase] || phase).toLowerCase();
+  if (phase === "DRAFT") return "draft step " + step + ", beam " + slot;
+  if (phase === "VERIFY") return "tree node " + slot;
+  if (phase === "ACCEPT") return "committed token " + slot;
+  return subject + (step ? ", layer " + step : "") + ", row " + slot;
+}
+
 function columnsOf(rows, name, list) {
   const any = (test) => list.some(test);
   const columns = [{ title: name === "ACCEPT" ? "token" : "token in", key: "input_id", both: true }];
@@ -103,7 +113,7 @@ function columnsOf(rows, name, list) {
   if (any((at) => rows.parent[at] >= 0)) columns.push({ title: name === "ACCEPT" ? "chosen at node" : "parent", key: "parent", both: true });
   if (any((at) => rows.chosen[at].length)) columns.push({ title: name === "PREFILL" || name === "VERIFY" ? "target chose" : "proposed", key: "chosen", both: true });
   if (any((at) => rows.margin[at] !== null)) columns.push({ title: "margin", key: "margin" });
-  for (const [key, title] of [["hidden_in", "state in, error / limit"], ["hidden_out", "state out, error / limit"], ["logits", "logits, error / limit"]]) {
+  for (const [key, title] of [["hidden_in", "state in"], ["hidden_out", "state out"], ["logits", "logits"]]) {
     if (any((at) => rows[key][at] !== null)) columns.push({ title, key, budget: true });
   }
   if (any((at) => rows.cache_slot[at] >= 0)) columns.push({ title: "KV slot", key: "cache_slot" });

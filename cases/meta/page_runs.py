@@ -1,0 +1,138 @@
+"""Stored runs to make pages of: wrong positions, a tree with a wrong node, an idle rank, and a long one. No engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cases.meta import handmade, results
+from harness.checks import judge
+from harness.merge import merge
+from harness.store import RunWriter, write_specimen
+from harness.trace import RoundRecord, Trace
+from harness.types import Divergence, Key, Kind, Outcome, Phase, Policy, Scenario, Verdict
+
+MANIFEST = {
+    "engine": {"release": "0.5.23", "device": "cpu", "revert": None},
+    "argv": ["/somewhere/eaglecheck", "run", "--engine", "0.5.23"],
+    "eaglecheck": "0.1.0",
+}
+#: Tokens that a page must not take for markup.
+HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(1)> {{ 7*7 }} | `x` @someone #1"
+
+
+def tree(name: str = "tree") -> tuple[Scenario, Trace, Trace]:
+    """A tree of two beams in which one node of one verify holds another token than it should."""
+    scenario = results.named(name, k=3, t=2, n=7)
+    engine, reference = results.traces(scenario)
+    node = handmade.find(engine, phase=Phase.VERIFY, rid="r1", slot=4, nth=1)
+    engine.rows.ints["input_id"][node] = (engine.rows.ints["input_id"][node] + 1) % handmade.VOCAB
+    return scenario, engine, reference
+
+
+def idle(name: str = "idle-rank") -> tuple[Scenario, Trace, Trace]:
+    """Two ranks: the second has no request and idles along, once with an empty batch, once not at all."""
+    scenario = results.named(name)
+    engine, reference = results.traces(scenario)
+    beside = [_idle(record, mode="DECODE" if record.index == 4 else "IDLE") for record in engine.rounds]
+    rounds = [*engine.rounds, *(record for record in beside if record.tick != 2)]
+    later = [replace(record, tick=record.tick + (record.tick > 5)) for record in rounds]  # turn 6 has no batch
+    return scenario, replace(engine, rounds=tuple(later)), reference
+
+
+def _idle(record: RoundRecord, *, mode: str) -> RoundRecord:
+    nobody: dict[str, Any] = {name: () for name in ("rids", "epochs", "starts", "lens", "final")}
+    return replace(record, dp_rank=1, tp_rank=1, mode=mode, **nobody)
+
+
+def store(root: Path, *, finish: bool = True) -> Path:
+    """A run folder with one scenario of each sort, judged."""
+    writer = RunWriter.create(root, manifest=MANIFEST)
+    cases = [tree(), idle()]
+    for name, break_it in (("single", results.sound), ("pr25015", results.one_ahead)):
+        scenario = results.named(name)
+        cases.append((scenario, *results.traces(scenario, break_it)))
+    verdicts = [_keep(writer, *case) for case in cases]
+    if finish:
+        writer.finish(merge(verdicts))
+    writer.close()
+    return writer.folder
+
+
+def _keep(writer: RunWriter, scenario: Scenario, engine: Trace, reference: Trace) -> Verdict:
+    verdict, found = judge(scenario, engine, reference)
+    writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=found)
+    if found:
+        folder = writer.folder / "specimens" / f"{scenario.name}-{scenario.id}"
+        first = next(one for one in found if one.first)
+        replay = f"eaglecheck replay {folder}"
+        kept = {"engine": engine, "reference": reference, "divergences": found}
+        write_specimen(folder, scenario, **kept, signature=first.signature, replay=replay)
+    return verdict
+
+
+def hostile(root: Path) -> Path:
+    """A run whose engine died with words that would be markup, a table cell or a mention elsewhere."""
+    writer = RunWriter.create(root, manifest=MANIFEST)
+    scenario = results.named("hostile")
+    engine, reference = results.traces(scenario)
+    key = Key(dp_rank=0, rid="r1", epoch=0, committed=5, phase=Phase.VERIFY, step=0, slot=0)
+    found = Divergence(
+        kind=Kind.CRASH, check="ledger", key=key, round=4, expected="no crash", observed=HOSTILE, hint="x", first=True
+    )
+    verdict = Verdict(outcome=Outcome.FAIL, reasons=(HOSTILE,), root_kinds=("CRASH",), kinds=("CRASH",))
+    writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=[found])
+    writer.finish(verdict)
+    writer.close()
+    return writer.folder
+
+
+def long(root: Path, *, rows: int = 100_000) -> Path:
+    """A run of at least that many rows in one scenario, eight requests at a time, with one wrong row near its end."""
+    scenario = handmade.scenario(prompts=[16] * 8, max_new_tokens=40, chunk=64).model_copy(update={"name": "long"})
+    short, _ = results.traces(scenario)
+    engine = _again_and_again(short, -(-rows // len(short.rows)))
+    reference = handmade.copy_trace(replace(engine, side="reference"))
+    row = int(np.flatnonzero(engine.rows.strings["phase"] == Phase.DRAFT)[-40])
+    engine.rows.ints["position"][row] += 1
+    found = Divergence(
+        kind=Kind.POSITION,
+        check="positions",
+        key=engine.rows.key(row),
+        round=int(engine.rows.ints["round"][row]),
+        expected=int(engine.rows.ints["position"][row]) - 1,
+        observed=int(engine.rows.ints["position"][row]),
+        policy=Policy.EXACT,
+        hint="one-ahead",
+        first=True,
+    )
+    counts = {"positions": len(engine.rows)}
+    verdict = Verdict(outcome=Outcome.FAIL, reasons=("made by hand",), compared=counts, root_kinds=("POSITION",))
+    writer = RunWriter.create(root, manifest=MANIFEST)
+    writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=[found])
+    writer.finish(verdict)
+    writer.close()
+    return writer.folder
+
+
+def _again_and_again(trace: Trace, times: int) -> Trace:
+    """The trace `times` times behind itself, each copy at later rounds, turns and positions, so that no key repeats."""
+    length, rounds, far = len(trace.rows), len(trace.rounds), 1000
+    rows, copies = handmade.take_rows(trace.rows, list(range(length)) * times), np.repeat(np.arange(times), length)
+    for name, step in (("round", rounds), ("tick", rounds), ("committed", far)):
+        rows.ints[name] = rows.ints[name] + copies * step
+    rows.ints["position"] = np.where(rows.ints["position"] < 0, -1, rows.ints["position"] + copies * far)
+    records = [
+        replace(
+            record,
+            index=record.index + copy * rounds,
+            tick=record.tick + copy * rounds,
+            starts=tuple(start + copy * far for start in record.starts),
+        )
+        for copy in range(times)
+        for record in trace.rounds
+    ]
+    return replace(trace, rows=rows, rounds=tuple(records))
