@@ -44,7 +44,7 @@ def idle(name: str = "idle-rank") -> tuple[Scenario, Trace, Trace]:
 
 
 def _idle(record: RoundRecord, *, mode: str) -> RoundRecord:
-    nobody: dict[str, Any] = {name: () for name in ("rids", "epochs", "starts", "lens", "final")}
+    nobody: dict[str, Any] = dict.fromkeys(("rids", "epochs", "starts", "lens", "final"), ())
     return replace(record, dp_rank=1, tp_rank=1, mode=mode, **nobody)
 
 
