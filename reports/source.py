@@ -17,6 +17,7 @@ from harness.run_folders import MANIFEST, SCENARIO
 from harness.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.trace_io import trace_files
 from harness.types import Outcome, Verdict
+from harness.words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ def _run(path: Path) -> Source:
     verdicts = [one.verdict() for folder in folders if (one := read_verdict(folder, ScenarioVerdict)) is not None]
     missing = ""
     if reader.verdict is None:
-        missing = f"the run is {reader.unfinished}; {len(folders)} of its scenarios were judged"
+        missing = f"the run is {reader.unfinished}; {counted(len(folders), 'scenario')} judged before that"
     elif gone := {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios} - {f.name for f in folders}:
         missing = f"the run is not whole: {min(gone)} was judged in it and is gone"
     whole = reader.verdict is not None and not missing
