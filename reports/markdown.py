@@ -117,9 +117,8 @@ def _unjudged(reasons: dict[str, list[str]]) -> str:
 def _exercised(report: Report) -> str:
     rows = [(name, f"{count:,}") for name, count in exercised(report)]
     for one in histograms(frames.accept_lengths for frames in report.frames):
-        rows.append(
-            (f"accepted length, {one.title}", f"{one.mean:.2f} ± {one.spread:.2f} over {one.verifies:,} verifies")
-        )
+        lengths = f"{one.mean:.2f} ± {one.spread:.2f} over {one.verifies:,} verifies"
+        rows.append((f"accepted length, {one.title}", lengths))
     wanted = sorted({name for one in report.result.results for name in one.scenario.wants})
     seen = report.result.verdict.coverage
     asked = [f"{code(name)} {seen.get(name, 0)} ×" for name in wanted[:ROWS]]
