@@ -20,7 +20,9 @@ from reports.findings import facts
 from reports.frames import Frames
 from reports.positions import PHASES
 
-MODES = ("PREFILL", "DECODE", "IDLE", "PREBUILT")
+#: The last one is ours: a batch that never ended, since the engine died or hung in it.
+MODES = ("PREFILL", "DECODE", "IDLE", "PREBUILT", "STOPPED")
+STOPPED = MODES.index("STOPPED")
 STATES = ("same", "consequence", "wrong")
 #: Divergences of one scenario that travel with the page; the rest are in findings.jsonl, and the page says so.
 MOST_DIVERGENCES = 4000
@@ -41,7 +43,7 @@ def scenario_head(result: ScenarioResult, frames: Frames) -> dict[str, Any]:
         "reasons": list(result.verdict.reasons),
         "spec": scenario.spec.model_dump(),
         "requests": [_request(result, rid) for rid in rids],
-        "rounds": _rounds(frames.rounds, number, _rank_states(result)),
+        "rounds": [*_rounds(frames.rounds, number, _rank_states(result)), *_stopped(result, frames, number)],
         "findings": [
             {
                 "signature": found.signature,
@@ -120,6 +122,29 @@ def _rounds(table: pd.DataFrame, number: dict[str, int], ranks: dict[tuple[int, 
             part = [number[row.rid], int(row.epoch), int(row.committed), int(row.length), int(row.final), state]
             found[place][6].append(part)
     return list(found.values())
+
+
+def _stopped(result: ScenarioResult, frames: Frames, number: dict[str, int]) -> list[list[Any]]:
+    """Batches that left findings or rows but no record of their end, as rounds in one turn behind the last."""
+    known = set(zip(frames.rounds["dp_rank"].tolist(), frames.rounds["round"].tolist(), strict=True))
+    wrong = {(one.key.dp_rank, one.round) for one in result.divergences if one.round >= 0}
+    table, turn = frames.positions, int(frames.rounds["tick"].max() if len(frames.rounds) else -1) + 1
+    found = []
+    for place in sorted({*zip(table["dp_rank"].tolist(), table["round"].tolist(), strict=True), *wrong} - known):
+        rows = table[(table["dp_rank"] == place[0]) & (table["round"] == place[1]) & (table["sides"] != "reference")]
+        parts = [
+            [number[rid], int(part["epoch"].iloc[0]), int(part["committed"].iloc[0]), 0, 0, _worst(part["state"])]
+            for rid, part in rows.groupby("rid", sort=False)
+            if rid
+        ]
+        own = [one for one in result.divergences if (one.key.dp_rank, one.round) == place and not one.cause]
+        if parts or own:
+            found.append([*place, turn, STOPPED, [0, 0, 0], "", parts, 2 if own else 0])
+    return found
+
+
+def _worst(states: pd.Series) -> int:
+    return max(STATES.index(state) for state in states)
 
 
 def _rank_states(result: ScenarioResult) -> dict[tuple[int, int], int]:

@@ -52,8 +52,8 @@ def lacking() -> str:
 
 
 @contextlib.contextmanager
-def tab(folder: Path, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Tab]:
-    """The page opened from disk, offline, in a new and empty profile made in `folder`."""
+def running() -> Iterator[Any]:
+    """The browser, on a new and empty profile of its own, which is removed when it ends."""
     why = lacking()
     if why and os.environ.get(REQUIRED) == "1":
         pytest.fail(f"{REQUIRED} is set, but {why}")
@@ -62,24 +62,28 @@ def tab(folder: Path, page: Path, *, width: int = 1280, height: int = 900, dark:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(folder / "profile"),
-            executable_path=executable(),
-            headless=True,
-            args=list(FLAGS),
-            viewport={"width": width, "height": height},
-            color_scheme="dark" if dark else "light",
-            offline=True,
-        )
+        chromium = playwright.chromium.launch(executable_path=executable(), headless=True, args=list(FLAGS))
         try:
-            opened = Tab(page=context.pages[0])
-            opened.page.on("console", lambda message: opened.complaints.append(message.text))
-            opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-            opened.page.on("request", lambda request: opened.asked.append(request.url))
-            opened.page.goto(page.as_uri())
-            yield opened
+            yield chromium
         finally:
-            context.close()
+            chromium.close()
+
+
+@contextlib.contextmanager
+def tab(chromium: Any, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Tab]:
+    """The page opened from disk, offline, without anything that an earlier page may have left."""
+    context = chromium.new_context(
+        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", offline=True
+    )
+    try:
+        opened = Tab(page=context.new_page())
+        opened.page.on("console", lambda message: opened.complaints.append(message.text))
+        opened.page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+        opened.page.on("request", lambda request: opened.asked.append(request.url))
+        opened.page.goto(page.as_uri())
+        yield opened
+    finally:
+        context.close()
 
 
 def shot(opened: Tab, name: str, folder: Path) -> Path:

@@ -12,7 +12,7 @@ from cases.meta import handmade, results
 from harness.checks import judge
 from harness.merge import merge
 from harness.store import RunWriter, write_specimen
-from harness.trace import RoundRecord, Trace
+from harness.trace import Event, RoundRecord, Trace
 from harness.types import Divergence, Key, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
 MANIFEST = {
@@ -43,6 +43,27 @@ def idle(name: str = "idle-rank") -> tuple[Scenario, Trace, Trace]:
     return scenario, replace(engine, rounds=tuple(later)), reference
 
 
+def crashed(name: str = "crashed") -> tuple[Scenario, Trace, Trace]:
+    """The engine dies in the verify of its sixth batch, of which nothing was kept."""
+    scenario = results.named(name)
+    engine, reference = results.traces(scenario)
+    kept = np.flatnonzero(engine.rows.ints["round"] < 5)
+    rows, seen = handmade.take_rows(engine.rows, kept), handmade.take_rows(reference.rows, kept)
+    data = {"site": "srt/worker.py:verify", "error": "RuntimeError: no", "phase": "VERIFY", "round": 5}
+    events = (*engine.events[:1], Event(name="crash", tick=5, data=data))
+    dead = replace(engine, rows=rows, rounds=engine.rounds[:5], events=events, ends=())
+    return scenario, dead, replace(reference, rows=seen)
+
+
+def leaking(name: str = "leaking") -> tuple[Scenario, Trace, Trace]:
+    """All is well, but the pool holds three slots less at the end than at the start."""
+    scenario = results.named(name)
+    engine, reference = results.traces(scenario)
+    start, end = engine.events
+    short = replace(end, data={**end.data, "free": end.data["free"] - 3})
+    return scenario, replace(engine, events=(start, short)), reference
+
+
 def _idle(record: RoundRecord, *, mode: str) -> RoundRecord:
     nobody: dict[str, Any] = dict.fromkeys(("rids", "epochs", "starts", "lens", "final"), ())
     return replace(record, dp_rank=1, tp_rank=1, mode=mode, **nobody)
@@ -51,7 +72,7 @@ def _idle(record: RoundRecord, *, mode: str) -> RoundRecord:
 def store(root: Path, *, finish: bool = True) -> Path:
     """A run folder with one scenario of each sort, judged."""
     writer = RunWriter.create(root, manifest=MANIFEST)
-    cases = [tree(), idle()]
+    cases = [tree(), idle(), crashed(), leaking()]
     for name, break_it in (("single", results.sound), ("pr25015", results.one_ahead)):
         scenario = results.named(name)
         cases.append((scenario, *results.traces(scenario, break_it)))
@@ -76,14 +97,20 @@ def _keep(writer: RunWriter, scenario: Scenario, engine: Trace, reference: Trace
 
 def hostile(root: Path) -> Path:
     """A run whose engine died with words that would be markup, a table cell or a mention elsewhere."""
-    writer = RunWriter.create(root, manifest=MANIFEST)
-    scenario = results.named("hostile")
-    engine, reference = results.traces(scenario)
     key = Key(dp_rank=0, rid="r1", epoch=0, committed=5, phase=Phase.VERIFY, step=0, slot=0)
     found = Divergence(
         kind=Kind.CRASH, check="ledger", key=key, round=4, expected="no crash", observed=HOSTILE, hint="x", first=True
     )
-    verdict = Verdict(outcome=Outcome.FAIL, reasons=(HOSTILE,), root_kinds=("CRASH",), kinds=("CRASH",))
+    return by_hand(root, found, reasons=(HOSTILE,))
+
+
+def by_hand(root: Path, found: Divergence, *, reasons: tuple[str, ...] = ("made by hand",)) -> Path:
+    """A run of one sound scenario that is said to have this divergence."""
+    writer = RunWriter.create(root, manifest=MANIFEST)
+    scenario = results.named("by-hand")
+    engine, reference = results.traces(scenario)
+    kinds = (str(found.kind),)
+    verdict = Verdict(outcome=Outcome.FAIL, reasons=reasons, root_kinds=kinds, kinds=kinds)
     writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=[found])
     writer.finish(verdict)
     writer.close()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cases.meta import browser, page_runs
+from cases.meta import browser, handmade, page_runs, results
+from harness.types import Kind, Phase
 from reports.page import render_page
 from reports.reading import read_report
 
@@ -13,6 +14,12 @@ MOST_ELEMENTS = 2500
 #: Contrast that WCAG 2 asks of text (AA): ordinary, and large or bold.
 CONTRAST, CONTRAST_LARGE = 4.5, 3.0
 PHONE = 360
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    with browser.running() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +39,8 @@ def long_page(tmp_path_factory):
 
 
 @pytest.fixture
-def opened(page, tmp_path):
-    with browser.tab(tmp_path, page) as tab:
+def opened(chromium, page):
+    with browser.tab(chromium, page) as tab:
         yield tab
 
 
@@ -47,7 +54,7 @@ def test_it_opens_from_disk_without_a_complaint_and_asks_for_nothing(opened, pag
 
 def test_the_verdict_and_what_was_exercised_come_first(opened):
     order = opened.page.locator("h1, h2").all_inner_texts()
-    sentence = "SGLang 0.5.23 diverges in 2 of 4 scenarios (ACCEPT, POSITION, TOKEN)"
+    sentence = "SGLang 0.5.23 diverges in 4 of 6 scenarios (ACCEPT, CRASH, LEAK, POSITION, TOKEN)"
     assert " ".join(order[0].split()) == f"FAIL {sentence}"
     assert order[1:4] == ["What was exercised", "First divergence", "Requests × rounds"]
     top = opened.page.locator("#exercised-title").bounding_box()
@@ -65,14 +72,15 @@ def test_a_click_leads_to_the_round(opened, tmp_path):
     assert "✕ POSITION draft step 0, beam 0: engine" in said
     for heading in ("Draft tree", "Draft steps", "Verify", "Committed tokens", "Draft extend"):
         assert tab.locator("#round h3", has_text=heading).count() == 1
-    assert "#s=0&d=0&r=5&q=r1" in tab.url
+    assert tab.url.endswith("&d=0&r=5&q=r1")
     assert opened.complaints == []
     browser.shot(opened, "round-open", tmp_path)
 
 
 def test_the_rows_stand_engine_beside_reference(opened):
     tab = opened.page
-    tab.goto(tab.url.split("#")[0] + "#s=0&d=0&r=5&q=r1")
+    number = tab.locator("#scenario option", has_text="pr25015").get_attribute("value")
+    tab.goto(tab.url.split("#")[0] + f"#s={number}&d=0&r=5&q=r1")
     row = tab.locator("#round table.rows").first.locator("tbody tr").first
     cells = row.locator("td").all_inner_texts()
     engine, reference = cells[2], cells[3]
@@ -143,6 +151,50 @@ def test_idle_and_empty_rounds_and_turns_without_a_batch_are_visible(opened, tmp
     browser.shot(opened, "idle", tmp_path)
 
 
+def test_a_batch_that_never_ended_can_be_opened(opened, tmp_path):
+    tab = opened.page
+    tab.select_option("#scenario", label="crashed (FAIL)")
+    tab.locator("#next-wrong").click()
+    said = tab.locator("#round").inner_text()
+    assert tab.locator('button.cell[aria-current="true"]').text_content() == "X"
+    assert "Turn 5, rank 0, batch 5: stopped" in said
+    assert "✕ CRASH tree node 0: engine RuntimeError: no" in said
+    assert opened.complaints == []
+    browser.shot(opened, "crashed", tmp_path)
+
+
+def test_a_leak_is_shown_at_the_end_of_its_rank(opened):
+    tab = opened.page
+    tab.select_option("#scenario", label="leaking (FAIL)")
+    tab.locator("#next-wrong").click()
+    assert "✕ LEAK" in tab.locator("#round").inner_text()
+    assert "batch, turn 8" in tab.locator('button.cell[aria-current="true"]').get_attribute("aria-label")
+
+
+def test_a_finding_without_a_round_is_shown_beside_the_map(chromium, tmp_path):
+    page = tmp_path / "leak.html"
+    run = page_runs.by_hand(tmp_path / "runs", results.EVERY_KIND[Kind.LEAK])
+    page.write_text(render_page(read_report(run)), encoding="utf-8")
+    with browser.tab(chromium, page) as tab:
+        assert "✕ LEAK pool level differs" in tab.page.locator("#scenario-said").inner_text()
+        assert tab.page.locator("#next-wrong").is_disabled()
+        assert tab.complaints == []
+
+
+def test_a_batch_that_never_ended_shows_the_rows_that_were_seen(chromium, tmp_path):
+    page = tmp_path / "rows.html"
+
+    def forget(engine):
+        engine.rows.ints["round"][engine.rows.ints["round"] == 5] = 99
+
+    run = results.store(tmp_path / "runs", ("rows", forget))
+    page.write_text(render_page(read_report(run)), encoding="utf-8")
+    with browser.tab(chromium, page) as tab:
+        tab.page.locator("#map .cell.X", has_text="X").nth(1).click()
+        assert "the batch never ended" in tab.page.locator("#round").inner_text()
+        assert tab.page.locator("#round table.rows").count() == 4
+
+
 def test_states_are_told_by_shape_and_letter_not_by_colour_alone(opened):
     tab = opened.page
     tab.select_option("#scenario", label="pr25015 (FAIL)")
@@ -166,8 +218,8 @@ def test_the_command_is_copied(opened):
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_phone_scrolls_in_one_direction_only(page, tmp_path, dark):
-    with browser.tab(tmp_path, page, width=PHONE, height=740, dark=dark) as tab:
+def test_a_phone_scrolls_in_one_direction_only(chromium, page, tmp_path, dark):
+    with browser.tab(chromium, page, width=PHONE, height=740, dark=dark) as tab:
         tab.page.locator("#next-wrong").click()
         assert tab.page.evaluate("document.documentElement.scrollWidth") == PHONE
         assert tab.page.evaluate("document.body.scrollWidth") == PHONE
@@ -204,8 +256,8 @@ MEASURE = """() => {
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_every_text_stands_out_from_what_is_behind_it(page, tmp_path, dark):
-    with browser.tab(tmp_path, page, dark=dark) as tab:
+def test_every_text_stands_out_from_what_is_behind_it(chromium, page, tmp_path, dark):
+    with browser.tab(chromium, page, dark=dark) as tab:
         for name in ("pr25015 (FAIL)", "tree (FAIL)", "idle-rank (PASS)"):
             tab.page.select_option("#scenario", label=name)
             tab.page.locator("#map .cell.D").first.click()
@@ -218,8 +270,8 @@ def test_every_text_stands_out_from_what_is_behind_it(page, tmp_path, dark):
         browser.shot(tab, f"wide-{'dark' if dark else 'light'}-measured", tmp_path)
 
 
-def test_a_run_of_a_hundred_thousand_rows_stays_small_and_parses_rows_on_demand(long_page, tmp_path):
-    with browser.tab(tmp_path, long_page) as tab:
+def test_a_run_of_a_hundred_thousand_rows_stays_small_and_parses_rows_on_demand(chromium, long_page, tmp_path):
+    with browser.tab(chromium, long_page) as tab:
         count = "document.querySelectorAll('*').length"
         assert tab.page.evaluate(count) < MOST_ELEMENTS
         assert tab.complaints == []
@@ -235,19 +287,14 @@ def test_a_run_of_a_hundred_thousand_rows_stays_small_and_parses_rows_on_demand(
         browser.shot(tab, "long", tmp_path)
 
 
-def test_a_long_chunk_shows_its_wrong_rows_and_the_rest_on_request(tmp_path):
-    from cases.meta import results
-    from harness.types import Phase
-
+def test_a_long_chunk_shows_its_wrong_rows_and_the_rest_on_request(chromium, tmp_path):
     def far_down(engine):
-        from cases.meta import handmade
-
         engine.rows.ints["input_id"][handmade.find(engine, phase=Phase.DRAFT_PREFILL, slot=150)] = 60
 
     run = results.store(tmp_path / "runs", ("chunk", far_down), scenario={"prompts": (200,), "chunk": None})
     page = tmp_path / "chunk.html"
     page.write_text(render_page(read_report(run)), encoding="utf-8")
-    with browser.tab(tmp_path, page) as tab:
+    with browser.tab(chromium, page) as tab:
         tab.page.locator("#next-wrong").click()
         table = tab.page.locator("#round .scroll", has_text="token in").nth(1)
         assert table.locator("tbody tr").count() == 61
@@ -256,10 +303,10 @@ def test_a_long_chunk_shows_its_wrong_rows_and_the_rest_on_request(tmp_path):
         assert table.locator("tbody tr").count() == 200
 
 
-def test_what_an_engine_said_is_text_and_never_markup(tmp_path):
+def test_what_an_engine_said_is_text_and_never_markup(chromium, tmp_path):
     page = tmp_path / "hostile.html"
     page.write_text(render_page(read_report(page_runs.hostile(tmp_path / "runs"))), encoding="utf-8")
-    with browser.tab(tmp_path, page) as tab:
+    with browser.tab(chromium, page) as tab:
         dialogs = []
         tab.page.on("dialog", lambda dialog: dialogs.append(dialog.message))
         tab.page.locator("#next-wrong").click()

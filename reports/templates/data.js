@@ -1,6 +1,6 @@
 // Reads the JSON that the page carries. The rows of a scenario are parsed when its first round is opened, not before.
 const PHASES = ["PREFILL", "DRAFT_PREFILL", "DRAFT", "VERIFY", "ACCEPT", "EXTEND", "IDLE", "PREBUILT"];
-const MODES = ["PREFILL", "DECODE", "IDLE", "PREBUILT"];
+const MODES = ["PREFILL", "DECODE", "IDLE", "PREBUILT", "STOPPED"];
 const SUBJECT = {
   PREFILL: "Target prefill", DRAFT_PREFILL: "Draft prefill", DRAFT: "Draft steps", VERIFY: "Verify",
   ACCEPT: "Committed tokens", EXTEND: "Draft extend", IDLE: "Idle", PREBUILT: "Prebuilt",
@@ -77,13 +77,15 @@ function cellOf(head, round, part) {
   const mode = MODES[round[3]];
   if (part === null) {
     const size = round[6].length;
-    const state = Math.max(round[7], 0);
+    const state = round[7];
+    if (mode === "STOPPED") return { text: "X", kind: "X", state, say: "batch that never ended" };
     if (mode === "IDLE") return { text: "I", kind: "I", state, say: "idle" };
     if (!size) return { text: "E", kind: "E", state, say: "batch without requests" };
     return { text: size + "×", kind: "sum", state, say: "batch of " + size + ", " + mode.toLowerCase() };
   }
   const [, epoch, committed, length, final, state] = part;
   const again = epoch ? "′" : "";
+  if (mode === "STOPPED") return { text: "X" + again, kind: "X", state, say: "in a batch that never ended, committed " + committed };
   if (mode === "PREFILL") {
     const kind = final ? "P" : "C";
     return { text: kind + again, kind, state, say: (final ? "last chunk, " : "chunk, ") + length + " tokens from " + committed };

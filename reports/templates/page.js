@@ -19,6 +19,9 @@ function choose(number) {
   const shape = spec.algorithm + ", " + spec.k + " steps" + (spec.t > 1 ? ", topk " + spec.t + ", " + spec.n + " nodes" : "");
   const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1) : head.facts;
   facts.textContent = [head.outcome, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
+  const placeless = head.findings.filter((one) => one.at[1] < 0);
+  document.getElementById("scenario-said").replaceChildren(...placeless.map((one) =>
+    make("li", { class: one.cause ? "follows" : null }, make("strong", {}, (one.cause ? "~ " : "✕ ") + one.kind), " " + one.text)));
   view.clear();
   map.show(head);
   for (const id of ["next-wrong", "before-wrong"]) document.getElementById(id).disabled = !map.wrong.length;

@@ -20,14 +20,15 @@ class RoundView {
     const what = parts.length ? count(parts.length, "request") : "no requests";
     const counts = ["draft", "verify", "extend"].map((name, at) => forwards[at] + " " + name).join(", ");
     return [make("h3", { id: "round-title" }, "Turn " + turn + ", rank " + rank + ", batch " + index + ": " + MODES[mode].toLowerCase() + ", " + what),
-      make("p", { class: "quiet" }, "forwards entered: " + counts + (graphs ? "; in CUDA graphs: " + graphs : "; eager"))];
+      MODES[mode] === "STOPPED" ? make("p", { class: "quiet" }, "No record of its end: the engine stopped in it. These are the rows that were seen.") :
+        make("p", { class: "quiet" }, "forwards entered: " + counts + (graphs ? "; in CUDA graphs: " + graphs : "; eager"))];
   }
 
   batch(head, round, request) {
     return make("div", { class: "chips", role: "group", "aria-label": "Requests of this batch" }, round[6].map((part) => {
       const mark = ["", " ~", " ✕"][part[5]];
       const button = make("button", { type: "button", "aria-pressed": String(part[0] === request) },
-        head.requests[part[0]][0] + ": " + part[2] + " → " + (part[2] + part[3]) + mark);
+        head.requests[part[0]][0] + ": " + part[2] + (MODES[round[3]] === "STOPPED" ? "" : " → " + (part[2] + part[3])) + mark);
       button.addEventListener("click", () => this.choose(round, part[0]));
       return button;
     }));
@@ -55,7 +56,7 @@ class RoundView {
   request(head, rows, round, part) {
     const about = head.requests[part[0]];
     const again = part[1] ? ", after retraction " + part[1] : "";
-    const what = MODES[round[3]] === "DECODE" ? count(part[3], "token") + " committed" : count(part[3], "prompt token") + (part[4] ? ", the last ones" : ", more to come");
+    const what = MODES[round[3]] === "STOPPED" ? "the batch never ended" : MODES[round[3]] === "DECODE" ? count(part[3], "token") + " committed" : count(part[3], "prompt token") + (part[4] ? ", the last ones" : ", more to come");
     const found = [make("h3", {}, "Request " + about[0] + ": committed length " + part[2] + ", " + what + again)];
     const span = rows.at[round[0] + "," + round[1] + "," + part[0]];
     if (!span) return [...found, make("p", { class: "quiet" }, "No row was recorded.")];
