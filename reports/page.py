@@ -21,6 +21,7 @@ from harness.checks.findings import Finding
 from harness.progress import ScenarioResult
 from harness.types import Outcome
 from reports.findings import facts, roots_of
+from reports.frames import Frames
 from reports.histogram import histograms
 from reports.live import engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
@@ -32,6 +33,8 @@ TEMPLATES = Path(__file__).parent / "templates"
 SCRIPTS = ("data.js", "map.js", "tree.js", "round.js", "page.js")
 #: Scenarios and findings listed in full; the selector above the map holds all of them.
 LISTED = 100
+#: Rows that travel with a page, of failing scenarios first: some 20 MB. The rounds of all scenarios always do.
+MOST_ROWS = 250_000
 ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
 
 
@@ -75,11 +78,22 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         matrix=extra.matrix,
         mutants=extra.mutants,
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
-        rows=[embedded(scenario_rows(one, frames)) for one, frames in ordered],
+        rows=_rows(ordered),
         origin=_origin(report),
         css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
         script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
     )
+
+
+def _rows(ordered: Sequence[tuple[ScenarioResult, Frames]]) -> list[Markup]:
+    """The rows of each scenario; null for those that would make the page too large."""
+    room = MOST_ROWS
+    found: list[Markup] = []
+    for one, frames in ordered:
+        fits = not found or len(frames.positions) <= room
+        room -= len(frames.positions) if fits else 0
+        found.append(embedded(scenario_rows(one, frames) if fits else None))
+    return found
 
 
 def _environment() -> Environment:

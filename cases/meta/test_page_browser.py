@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cases.meta import browser, handmade, page_runs, results
@@ -158,7 +160,7 @@ def test_a_batch_that_never_ended_can_be_opened(opened, tmp_path):
     said = tab.locator("#round").inner_text()
     assert tab.locator('button.cell[aria-current="true"]').text_content() == "X"
     assert "Turn 5, rank 0, batch 5: stopped" in said
-    assert "✕ CRASH tree node 0: engine RuntimeError: no" in said
+    assert "✕ CRASH verify: engine RuntimeError: no" in said
     assert opened.complaints == []
     browser.shot(opened, "crashed", tmp_path)
 
@@ -301,6 +303,21 @@ def test_a_long_chunk_shows_its_wrong_rows_and_the_rest_on_request(chromium, tmp
         assert table.locator("tbody tr").last.inner_text().startswith("150 ✕")
         tab.page.get_by_role("button", name="show 139 more rows").click()
         assert table.locator("tbody tr").count() == 200
+
+
+def test_rows_beyond_the_room_of_a_page_are_named_with_the_command_that_shows_them(chromium, tmp_path, monkeypatch):
+    monkeypatch.setattr("reports.page.MOST_ROWS", 300)
+    page = tmp_path / "many.html"
+    run = results.store(tmp_path / "runs", ("wrong", results.one_ahead), ("other", results.sound))
+    page.write_text(render_page(read_report(run)), encoding="utf-8")
+    with browser.tab(chromium, page) as tab:
+        tab.page.locator("#next-wrong").click()
+        assert tab.page.locator("#round table.rows").count() > 1
+        tab.page.select_option("#scenario", label="other (PASS)")
+        tab.page.locator("#map .cell.D").first.click()
+        command = tab.page.locator("#round [data-copy]").get_attribute("data-copy")
+        assert re.fullmatch(r"eaglecheck report \S+/other-[0-9a-f]{12} --html other\.html", command)
+        assert tab.complaints == []
 
 
 def test_what_an_engine_said_is_text_and_never_markup(chromium, tmp_path):

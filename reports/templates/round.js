@@ -10,6 +10,12 @@ class RoundView {
     const head = read("head-" + scenario), rows = read("rows-" + scenario);
     const part = round[6].find((one) => one[0] === request);
     const parts = [this.title(head, round), this.batch(head, round, request)];
+    if (!rows) {
+      const command = "eaglecheck report " + head.folder + " --html " + head.name + ".html";
+      this.box.replaceChildren(...parts.flat().filter(Boolean), make("p", {}, "The rows of this scenario would make this page too large. A page of its own:"),
+        make("div", { class: "command" }, make("code", {}, command), make("button", { type: "button", "data-copy": command }, "Copy")));
+      return;
+    }
     parts.push(this.divergences(rows, round, part ? request : -1, round[6].length === 0));
     if (part) parts.push(...this.request(head, rows, round, part));
     this.box.replaceChildren(...parts.flat().filter(Boolean));
@@ -19,8 +25,8 @@ class RoundView {
     const [rank, index, turn, mode, forwards, graphs, parts] = round;
     const what = parts.length ? count(parts.length, "request") : "no requests";
     const counts = ["draft", "verify", "extend"].map((name, at) => forwards[at] + " " + name).join(", ");
-    return [make("h3", { id: "round-title" }, "Turn " + turn + ", rank " + rank + ", batch " + index + ": " + MODES[mode].toLowerCase() + ", " + what),
-      MODES[mode] === "STOPPED" ? make("p", { class: "quiet" }, "No record of its end: the engine stopped in it. These are the rows that were seen.") :
+    return [make("h3", { id: "round-title" }, "Turn " + turn + ", rank " + rank + ", batch " + index + ": " + MODES[mode].toLowerCase() + (MODES[mode] === "STOPPED" && !parts.length ? "" : ", " + what)),
+      MODES[mode] === "STOPPED" ? make("p", { class: "quiet" }, "The engine stopped in this batch: there is no record of its end" + (parts.length ? ", only rows that were seen." : ".")) :
         make("p", { class: "quiet" }, "forwards entered: " + counts + (graphs ? "; in CUDA graphs: " + graphs : "; eager"))];
   }
 
@@ -37,9 +43,9 @@ class RoundView {
   divergences(rows, round, request, whole) {
     const found = rows.divergences.filter((one) => one[0] === round[0] && one[1] === round[1] && (whole || one[2] === request || one[2] === -1));
     if (!found.length) return null;
-    const item = ([, , , phase, step, slot, kind, check, expected, observed, hint, cause, policy]) =>
+    const item = ([, , who, phase, step, slot, kind, check, expected, observed, hint, cause, policy]) =>
       make("li", { class: cause ? "follows" : null },
-        make("strong", {}, (cause ? "~ " : "✕ ") + kind), " " + placeOf(phase, step, slot) + ": engine " + observed + ", expected " + expected +
+        make("strong", {}, (cause ? "~ " : "✕ ") + kind), " " + (who < 0 ? (SUBJECT[phase] || phase).toLowerCase() : placeOf(phase, step, slot)) + ": engine " + observed + ", expected " + expected +
         (hint ? " (" + hint.replaceAll("-", " ") + ")" : ""), make("br"), make("small", {}, "check " + check + ", " + policy + (cause ? ", follows from " + cause : "")));
     const order = [...found].sort((a, b) => (a[11] ? 1 : 0) - (b[11] ? 1 : 0));
     const list = make("ul", { class: "said" }, order.slice(0, SHOWN_DIVERGENCES).map(item));
