@@ -9,13 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 
 from harness.checks.describe import describe
-from harness.checks.findings import Finding
 from harness.progress import ScenarioResult
 from harness.types import Outcome
+from harness.words import counted
 from reports.findings import facts, roots_of
 from reports.histogram import histograms
 from reports.page import exercised
 from reports.reading import Report
+from reports.signatures import Defect, by_signature
 from reports.terminal import unjudged, verdict_line
 
 #: GitHub refuses a comment above 65 536 characters; the rest is for whoever puts ours into a larger one.
@@ -70,9 +71,9 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
     first = _first(result.results)
     if first is not None:
         yield "the first divergence", first
-    findings = [(one, found) for one in result.results for found in one.findings if found.is_root]
-    if len(findings) > 1:
-        yield "the findings", _findings(findings)
+    defects = [one for one in by_signature(result.results) if not one.cause]
+    if len(defects) > 1 or any(len(one.scenarios) > 1 for one in defects):
+        yield "the findings", _findings(defects)
     open_ones = unjudged(result)
     if open_ones:
         yield "what could not be judged", _unjudged(open_ones)
@@ -99,10 +100,11 @@ def _cut(text: str) -> str:
     return "\n".join([*(line[:400] for line in lines[:WORDS]), *more])
 
 
-def _findings(found: Sequence[tuple[ScenarioResult, Finding]]) -> str:
-    rows = [(code(one.signature), code(where.scenario.name), str(one.count)) for where, one in found]
+def _findings(defects: Sequence[Defect]) -> str:
+    rows = [(code(one.signature), str(one.count), one.where) for one in defects]
     more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
-    return f"**{len(rows)} findings**\n\n{table(('signature', 'scenario', 'times'), rows[:ROWS])}{more}"
+    head = ("signature", "times", "in")
+    return f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
 
 
 def _unjudged(reasons: dict[str, list[str]]) -> str:

@@ -26,6 +26,7 @@ from reports.histogram import histograms
 from reports.live import engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
+from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, verdict_line
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -52,6 +53,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
     order = sorted(range(len(result.results)), key=lambda at: ORDER.index(result.results[at].verdict.outcome))
     ordered = [(result.results[at], report.frames[at]) for at in order]
     results = [one for one, _ in ordered]
+    defects = by_signature(results)
     template = _environment().get_template("page.html")
     return template.render(
         title=f"eaglecheck {report.source.name}",
@@ -67,8 +69,8 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         ],
         notes=[reason for reason in result.verdict.reasons if not _about_findings(reason, results)],
         first=_first(results),
-        findings=[_finding(one, found, at) for at, one in enumerate(results) for found in one.findings][:LISTED],
-        findings_left=max(sum(len(one.findings) for one in results) - LISTED, 0),
+        findings=[_finding(one, results) for one in defects[:LISTED]],
+        findings_left=max(len(defects) - LISTED, 0),
         scenarios=[_scenario(one, at) for at, one in enumerate(results)][:LISTED],
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
@@ -163,16 +165,15 @@ def _commands(one: ScenarioResult) -> list[tuple[str, str]]:
     return [*again, ("look again without SGLang", f"eaglecheck recheck {one.folder}")]
 
 
-def _finding(one: ScenarioResult, found: Finding, at: int) -> dict[str, Any]:
+def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any]:
+    one = results[defect.at]
     return {
-        "signature": found.signature,
-        "kind": str(found.first.kind),
-        "scenario": one.scenario.name,
-        "count": found.count,
-        "rids": ", ".join(found.rids),
-        "cause": found.consequence_of or "",
-        "text": describe(found.first, one.scenario).split("\n"),
-        "link": _link(one, found, at),
+        "signature": defect.signature,
+        "where": defect.where,
+        "count": defect.count,
+        "cause": defect.cause,
+        "text": describe(defect.first.first, one.scenario).split("\n"),
+        "link": _link(one, defect.first, defect.at),
     }
 
 

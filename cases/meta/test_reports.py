@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from cases.meta import page_runs, results
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_cli_recheck import stable
+from harness.checks.findings import group
 from reports.markdown import LIMIT, block, code, render_markdown
 from reports.page import Beside, render_page
 from reports.page_data import embedded
@@ -110,14 +112,19 @@ def test_markdown_of_a_specimen_is_that_of_its_failure(work):
 
 @pytest.mark.parametrize("limit", [400, 1500, LIMIT])
 def test_markdown_keeps_to_its_limit_and_names_what_it_left_out(work, limit):
-    cases = [(f"case-{number}", results.one_ahead) for number in range(60)]
-    report = read_report(results.store(work / "many", *cases))
+    report = read_report(results.store(work / "many", *((f"case-{n}", results.one_ahead) for n in range(5))))
+    first = report.result.results[0]
+    hints = [replace(first.divergences[0], hint=f"hint-{n}", first=False) for n in range(60)]
+    many = replace(first, findings=(*first.findings, *group(hints)))
+    report = replace(report, result=replace(report.result, results=(many, *report.result.results[1:])))
     text = render_markdown(report, limit=limit)
     assert len(text) <= limit
     assert text.startswith("### ✕ eaglecheck FAIL")
     assert ("Left out for length" in text) is (limit < LIMIT)
     if limit == LIMIT:
-        assert "20 more." in text
+        assert "**61 findings** that nothing earlier explains" in text
+        assert "| 130 | case-0 and 4 other scenarios |" in text
+        assert "21 more." in text
 
 
 @pytest.mark.parametrize("text", ["plain", "a ` b", "`` twice", "ends with `", "a | b", "two\nlines"])
