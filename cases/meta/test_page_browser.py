@@ -11,6 +11,10 @@ from harness.types import Kind, Phase
 from reports.page import render_page
 from reports.reading import read_report
 
+#: What stands in an opened round, line by line, tables row by row.
+READ = """() => [...document.getElementById('round').querySelectorAll('h3, p, li, .chips button, tr, g')]
+  .map(e => e.tagName === 'TR' ? [...e.cells].map(c => c.textContent.trim()).join(' | ')
+    : e.tagName === 'g' ? e.querySelector('title').textContent : e.innerText.replace('\\n', ': '))"""
 #: A page of any length must stay this small in the browser; the report of a hundred rows has about as many.
 MOST_ELEMENTS = 2500
 #: Contrast that WCAG 2 asks of text (AA): ordinary, and large or bold.
@@ -77,6 +81,15 @@ def test_a_click_leads_to_the_round(opened, tmp_path):
     assert tab.url.endswith("&d=0&r=5&q=r1")
     assert opened.complaints == []
     browser.shot(opened, "round-open", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["pr25015", "tree", "idle-rank", "crashed"])
+def test_what_stands_in_a_round(opened, name, snapshot):
+    tab = opened.page
+    number = tab.locator("#scenario option", has_text=name).get_attribute("value")
+    rank, request = (1, "") if name == "idle-rank" else (0, "" if name == "crashed" else "r1")
+    tab.goto(tab.url.split("#")[0] + f"#s={number}&d={rank}&r=5&q={request}")
+    assert "\n".join(tab.evaluate(READ)) == snapshot
 
 
 def test_the_rows_stand_engine_beside_reference(opened):
@@ -330,6 +343,23 @@ def test_what_an_engine_said_is_text_and_never_markup(chromium, tmp_path):
         assert page_runs.HOSTILE in tab.page.locator("#round").inner_text()
         assert tab.page.locator("img").count() == 0
         assert (dialogs, tab.complaints) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("found", "package", "said"),
+    [(None, True, "the package chromium"), ("/bin/chromium", False, "the package playwright"), ("/bin/x", True, "")],
+)
+def test_a_test_without_a_browser_names_the_package_it_lacks(monkeypatch, found, package, said):
+    monkeypatch.setattr("shutil.which", lambda _name: found)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: object() if package else None)
+    assert said in browser.lacking()
+    assert bool(browser.lacking()) is bool(said)
+    if not said:
+        return
+    for required, outcome in (("1", pytest.fail.Exception), ("", pytest.skip.Exception)):
+        monkeypatch.setenv(browser.REQUIRED, required)
+        with pytest.raises(outcome, match=said), browser.running():
+            pass
 
 
 def test_the_page_says_what_it_cannot_show_without_scripts(page):

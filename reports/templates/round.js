@@ -155,7 +155,7 @@ function written(value) {
 function budgetOf(error, limit) {
   if (error === null) return "–";
   const share = typeof error === "number" && limit > 0 ? error / limit : Infinity, over = !(share <= 1);
-  const text = Number.isFinite(share) ? (share >= 10 ? Math.round(share) + " ×" : share >= 1 ? share.toFixed(1) + " ×" : (100 * share).toPrecision(2) + " %") : String(error);
+  const text = Number.isFinite(share) ? (share >= 10 ? Math.round(share) + " ×" : share >= 1 ? share.toFixed(1) + " ×" : (share ? (100 * share).toPrecision(2) : "0") + " %") : String(error);
   return make("span", { class: "budget" + (over ? " over" : ""), title: "off by " + error + ", up to " + limit + " allowed" },
     make("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, make("rect", { width: Math.min(share, 1) * 100, height: 10 })), text);
 }
