@@ -18,8 +18,12 @@ ifeq ($(shell [ ! -e $(VENV)/.unfinished ] && $(VENV)/bin/python -c 'print("aliv
 $(shell rm -f $(VENV)/.ready-*)
 endif
 
+HAS_BROWSER := for b in chromium chromium-browser google-chrome; do command -v $$b; done 2>/dev/null | grep -q .
+HAS_APT := { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
+CAN_BROWSE := { $(HAS_BROWSER) || $(HAS_APT); }
+
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint clean
+.PHONY: help setup run test browser lint clean
 
 help:
 	@echo "make run     set up, then the main job: SGLang $(ENGINE) against the reference (ENGINE=0.5.13 make run)"
@@ -33,9 +37,18 @@ setup: $(BASE)
 run: $(BASE)
 	@$(VENV)/bin/eaglecheck run --engine $(ENGINE)
 
-test: $(DEV)
+test: $(DEV) browser
 	@$(VENV)/bin/python -m harness.envs $(TEST_ENGINES)
-	@EAGLECHECK_REQUIRE_ENGINES=1 $(VENV)/bin/pytest -n auto
+	@EAGLECHECK_REQUIRE_ENGINES=1 EAGLECHECK_REQUIRE_BROWSER=$$($(CAN_BROWSE) && echo 1) $(VENV)/bin/pytest -n auto
+
+# The HTML page is looked at in a real browser. Where apt can bring one it must be there, elsewhere those tests say what
+# they lack and are skipped.
+browser:
+	@$(HAS_BROWSER) || if $(HAS_APT); then \
+	  echo "installing chromium with apt-get: tests look at the HTML page in it (~300 MB, once)"; \
+	  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends chromium; } \
+	    >/dev/null || echo "apt-get could not install chromium; install a chromium by hand" >&2; \
+	else echo "no chromium here: tests that look at the HTML page are skipped; install it:  apt-get install chromium"; fi
 
 lint: $(DEV)
 	$(VENV)/bin/ruff check .
@@ -63,7 +76,7 @@ $(BASE):
 	@rm -f $(VENV)/.ready-* $(VENV)/.unfinished; touch $@
 
 $(DEV): $(BASE)
-	@echo "adding the test tools to $(VENV): ruff, mypy, import-linter, syrupy, transformers (~150 MB, once)"
+	@echo "adding the test tools to $(VENV): ruff, mypy, import-linter, syrupy, transformers, playwright (~300 MB, once)"
 	@touch $(VENV)/.unfinished
 	@$(PIP) $(TORCH) -e '.[dev]'
 	@rm -f $(VENV)/.unfinished; touch $@

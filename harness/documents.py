@@ -147,15 +147,19 @@ def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"schema": MATRIX_SCHEMA, "cells": cells}
 
 
-def check_target(target: str | None) -> None:
-    """OutputError if `write_json` could not write there: asked before an engine is booted."""
+#: What goes into a file, by the option that names the file.
+CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown"}
+
+
+def check_target(target: str | None, *, what: str = "json") -> None:
+    """OutputError if `write_text` could not write there: asked before an engine is booted. what: the option."""
     if target is None or target == "-":
         return
     path = Path(target)
     if path.is_dir():
-        raise _cannot(path, "it is a folder")
+        raise _cannot(path, "it is a folder", what)
     if not path.parent.is_dir():
-        raise _cannot(path, f"there is no folder {path.parent}")
+        raise _cannot(path, f"there is no folder {path.parent}", what)
     if path.exists() and not path.is_file():
         return  # a device or a pipe: opening it now could block or be seen
     part = path.with_name(f"{path.name}.part")
@@ -163,14 +167,17 @@ def check_target(target: str | None) -> None:
         part.touch()
         part.unlink()
     except OSError as error:
-        raise _cannot(path, error.strerror or "it may not be written") from error
+        raise _cannot(path, error.strerror or "it may not be written", what) from error
 
 
 def write_json(document: dict[str, Any], target: str | None) -> None:
     """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
-    if target is None:
-        return
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if target is not None:
+        write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", target)
+
+
+def write_text(text: str, target: str, *, what: str = "json") -> None:
+    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
     if target == "-":
         sys.stdout.write(text)
         return
@@ -178,13 +185,13 @@ def write_json(document: dict[str, Any], target: str | None) -> None:
     part = path.with_name(f"{path.name}.part")
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text)  # a device or a pipe, which must not be replaced by a file
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
             return
-        part.write_text(text)
+        part.write_text(text, encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise WriteError(str(_cannot(path, str(error.strerror)))) from error
+        raise WriteError(str(_cannot(path, str(error.strerror), what))) from error
 
 
-def _cannot(path: Path, why: str) -> OutputError:
-    return OutputError(f"cannot write the JSON to {path}: {why}\n  name another file:  --json FILE")
+def _cannot(path: Path, why: str, what: str) -> OutputError:
+    return OutputError(f"cannot write the {CONTENT[what]} to {path}: {why}\n  name another file:  --{what} FILE")

@@ -174,7 +174,7 @@ class LiveEngines:
 
     def judge(self, scenario: Scenario, trace: Trace, *, release: str, revert: int | None) -> ScenarioOutcome:
         """The reference's answer to a trace, and the verdict."""
-        from harness.oracle import text_identical  # torch
+        from harness.texts import text_identical
 
         reference = self._oracle(scenario).answer(scenario, trace)
         verdict, divergences = judge(scenario, trace, reference)

@@ -119,15 +119,3 @@ def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
     stops = [place for place, token in enumerate(claim) if token in request.stop_ids]
     whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
     return bool(claim) and len(claim) == whole
-
-
-def text_identical(engine: Trace, reference: Trace) -> bool | None:
-    """Whether every request's text equals the plain greedy text as far as it got; None if there is no text at all."""
-    plain = {event.data["rid"]: tuple(event.data["output_ids"]) for event in reference.events if event.name == "greedy"}
-    compared = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
-    if not compared:
-        return None
-    return all(
-        end.output_ids == text[: len(end.output_ids)] and (end.reason == "abort" or len(end.output_ids) == len(text))
-        for end, text in compared
-    )

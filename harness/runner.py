@@ -25,6 +25,7 @@ from harness.engine import Engine, EngineError, EngineNotClean, NoLease
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
 from harness.leases import Request
+from harness.merge import merge
 from harness.progress import (
     Booted,
     Cost,
@@ -138,28 +139,6 @@ def by_boot(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
     return list(groups.values())
 
 
-def merge(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict of a run: outcomes by priority, counts added up, each reason once with how many scenarios gave it."""
-    coverage, inside, compared, reasons = (Counter[str]() for _ in range(4))
-    for verdict in verdicts:
-        coverage.update(verdict.coverage)
-        inside.update(verdict.inside)
-        compared.update(verdict.compared)
-        reasons.update(verdict.reasons)
-    return Verdict(
-        outcome=Verdict.merge([verdict.outcome for verdict in verdicts]),
-        reasons=tuple(
-            reason if count == 1 else f"{reason} (in {count} scenarios)" for reason, count in reasons.items()
-        ),
-        coverage=dict(coverage),
-        inside=dict(inside),
-        compared=dict(compared),
-        ties=sum(verdict.ties for verdict in verdicts),
-        kinds=tuple(sorted({kind for verdict in verdicts for kind in verdict.kinds})),
-        root_kinds=tuple(sorted({kind for verdict in verdicts for kind in verdict.root_kinds})),
-    )
-
-
 def _load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
     from harness.oracle import Oracle  # torch: imported while the engine boots
 
@@ -249,7 +228,7 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
     )
     specimen = _specimen(session, scenario, engine, reference, divergences) if divergences else None
     marks.append(time.monotonic())
-    from harness.oracle import text_identical
+    from harness.texts import text_identical
 
     _record(
         session,

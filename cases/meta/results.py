@@ -148,22 +148,26 @@ def run_of(*results: ScenarioResult, revert: int | None = None, cost: Cost = COS
     )
 
 
-def store(root: Path, *cases: tuple[str, Break], finish: bool = True) -> Path:
-    """A run folder on disk with these scenarios, specimens included; cut off before its verdict unless `finish`."""
+def store(root: Path, *cases: tuple[str, Break], finish: bool = True, scenario: dict[str, Any] | None = None) -> Path:
+    """A run folder on disk with these scenarios, specimens included; cut off before its verdict unless `finish`.
+
+    scenario: what handmade.scenario is to make, instead of three requests.
+    """
+    options = {"prompts": (7, 5, 19), **(scenario or {})}
     writer = RunWriter.create(root, manifest={"engine": {"release": "0.5.23", "device": "cpu", "revert": None}})
     verdicts = []
     for name, break_it in cases:
-        scenario = named(name)
-        engine, reference = traces(scenario, break_it)
-        verdict, divergences = judge(scenario, engine, reference)
+        program = handmade.scenario(**options).model_copy(update={"name": name})
+        engine, reference = traces(program, break_it)
+        verdict, divergences = judge(program, engine, reference)
         verdicts.append(verdict)
-        writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
+        writer.save_scenario(program, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
         if divergences:
-            folder = writer.folder / "specimens" / f"{name}-{scenario.id}"
+            folder = writer.folder / "specimens" / f"{name}-{program.id}"
             first = next(found for found in divergences if found.first)
             write_specimen(
                 folder,
-                scenario,
+                program,
                 engine=engine,
                 reference=reference,
                 divergences=divergences,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from harness.cli import bisect, environments, matrix, mutants, recheck, replay, run
+from harness.cli import bisect, diff, environments, matrix, mutants, recheck, replay, report, run
 
 app = typer.Typer(
     name="eaglecheck",
@@ -22,6 +22,8 @@ app.command("replay")(replay.command)
 app.command("matrix")(matrix.command)
 app.command("mutants")(mutants.command)
 app.command("bisect")(bisect.command)
+app.command("report")(report.command)
+app.command("diff")(diff.command)
 app.command("doctor")(environments.doctor)
 app.add_typer(environments.engines, name="engines")
 

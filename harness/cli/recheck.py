@@ -149,7 +149,7 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 
 
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
-    from harness.oracle import text_identical
+    from harness.texts import text_identical
 
     reference = _reference(stored, run.engine.get("pair")) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)

@@ -1,0 +1,297 @@
+"""What reports say, word for word: Markdown, the diff of two runs, the page's fixed parts; and how the commands end."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import page_runs, results
+from cases.meta.test_cli_bad_input import call
+from cases.meta.test_cli_recheck import stable
+from harness.checks.findings import group
+from reports.markdown import LIMIT, block, code, render_markdown
+from reports.page import Beside, render_page
+from reports.page_data import embedded
+from reports.reading import read_report
+
+CELL = {
+    "engine": "0.5.11",
+    "device": "cpu",
+    "case": "pr25015",
+    "revert": None,
+    "verdict": "FAIL",
+    "reasons": [],
+    "expected": "PASS",
+    "kinds": ["POSITION"],
+    "first": {
+        "kind": "POSITION",
+        "rid": "a",
+        "dp_rank": 0,
+        "committed_len": 7,
+        "round": 1,
+        "phase": "DRAFT",
+        "step": 0,
+        "slot": 0,
+        "expected": 7,
+        "observed": 8,
+    },
+    "text_identical": True,
+    "run": "runs/x",
+}
+MUTANT = {
+    "id": "position-ahead",
+    "family": "chain",
+    "what": "one position ahead",
+    "needs": "",
+    "killed_by": ["positions"],
+    "kinds": ["POSITION"],
+    "expected_kinds": ["POSITION"],
+    "examples": 2,
+    "engine": "0.5.23",
+    "verdict": "KILLED",
+    "text_identical": True,
+    "why": "",
+}
+MATRIX = {"schema": 1, "cells": [CELL, {**CELL, "engine": "0.5.13", "verdict": "PASS", "first": None, "kinds": []}]}
+MUTANTS = {
+    "schema": 1,
+    "engine": "0.5.23",
+    "verdict": "FAIL",
+    "unsound": [],
+    "checks": {},
+    "excused": {},
+    "mutants": [MUTANT, {**MUTANT, "id": "quiet", "verdict": "SURVIVED", "killed_by": [], "why": "nothing saw it"}],
+}
+FAILING = (("single", results.sound), ("pr25015", results.one_ahead), ("pr26329", results.chunk_tail))
+PASSING = (("single", results.sound), ("pr25015", results.sound), ("pr26329", results.sound))
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def steady(text):
+    """Without what differs from run to run."""
+    text = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", "2026-11-28T00:36:00+00:00", stable(text))
+    return re.sub(r"-[0-9a-f]{12}(?=[^0-9a-f])", f"-{results.ID}", text)
+
+
+def markdown(run):
+    return steady(render_markdown(read_report(run)))
+
+
+def without_engine(root):
+    return results.store_without_engine(root, "four-together", "no engine:\n" + "\n".join(map(str, range(60))))
+
+
+MADE = {
+    "failing": lambda root: results.store(root, *FAILING),
+    "passing": lambda root: results.store(root, *PASSING),
+    "cut-off": lambda root: results.store(root, *FAILING[:1], finish=False),
+    "without-engine": without_engine,
+    "hostile": page_runs.hostile,
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_markdown_of_a_run(work, name, snapshot):
+    assert markdown(MADE[name](work / "runs")) == snapshot
+
+
+def test_markdown_of_a_specimen_is_that_of_its_failure(work):
+    run = results.store(work / "runs", *FAILING)
+    text = markdown(next(run.glob("specimens/pr25015-*")))
+    assert "POSITION:positions:DRAFT:one-ahead" in text
+    assert text.startswith("### ✕ eaglecheck FAIL: SGLang 0.5.23 diverges in 1 of 1 scenario (POSITION)")
+
+
+@pytest.mark.parametrize("limit", [400, 1500, LIMIT])
+def test_markdown_keeps_to_its_limit_and_names_what_it_left_out(work, limit):
+    report = read_report(results.store(work / "many", *((f"case-{n}", results.one_ahead) for n in range(5))))
+    first = report.result.results[0]
+    hints = [replace(first.divergences[0], hint=f"hint-{n}", first=False) for n in range(60)]
+    many = replace(first, findings=(*first.findings, *group(hints)))
+    report = replace(report, result=replace(report.result, results=(many, *report.result.results[1:])))
+    text = render_markdown(report, limit=limit)
+    assert len(text) <= limit
+    assert text.startswith("### ✕ eaglecheck FAIL")
+    assert ("Left out for length" in text) is (limit < LIMIT)
+    if limit == LIMIT:
+        assert "**61 findings** that nothing earlier explains" in text
+        assert "| 130 | case-0 and 4 other scenarios |" in text
+        assert "21 more." in text
+
+
+@pytest.mark.parametrize("text", ["plain", "a ` b", "`` twice", "ends with `", "a | b", "two\nlines"])
+def test_code_survives_anything_inside_it(text):
+    found = code(text)
+    fence = re.match(r"`+", found).group()
+    assert found.endswith(fence)
+    assert fence not in found[len(fence) : -len(fence)].replace("\\|", "|").strip(" ")
+    assert "\n" not in found
+    assert re.search(r"(?<!\\)\|", found) is None
+
+
+def test_a_block_is_longer_fenced_than_anything_inside_it():
+    assert block("a\n````\nb").startswith("`````text\n")
+
+
+def test_a_pull_request_number_links_to_nothing(work):
+    run = results.store(work / "runs", *FAILING)
+    place = run / "manifest.json"
+    known = json.loads(place.read_text())
+    known["engine"]["revert"] = 25015
+    place.write_text(json.dumps(known))
+    assert "with `#25015` reverted" in markdown(run).splitlines()[0]
+
+
+def page_without_data(run, **beside):
+    text = steady(render_page(read_report(run), beside=Beside(**beside)))
+    text = re.sub(r"<style>.*?</style>", "<style>…</style>", text, flags=re.DOTALL)
+    return re.sub(r"<script.*?</script>\n", "", text, flags=re.DOTALL)
+
+
+def test_the_fixed_parts_of_a_page(work, snapshot):
+    run = results.store(work / "runs", *FAILING)
+    text = page_without_data(run, matrix=MATRIX, mutants=MUTANTS)
+    situations = re.compile(r'(<th class="n">positions</th></tr></thead>\n    <tbody>\n).*?(    </tbody>)', re.DOTALL)
+    assert situations.sub(r"\1…\n\2", text, count=1) == snapshot
+
+
+def test_a_page_of_a_run_that_was_cut_off_says_so(work):
+    text = page_without_data(results.store(work / "runs", *PASSING[:1], finish=False))
+    assert '<span class="badge UNKNOWN">UNKNOWN</span>' in text
+    assert "the run is incomplete: it has no verdict.json, so it was cut off while running" in text
+
+
+def test_a_page_without_an_engine_says_why(work):
+    text = page_without_data(without_engine(work / "runs"))
+    assert "no engine came up" in text
+    assert "No verify happened." in text
+
+
+def test_embedded_json_cannot_end_its_element():
+    said = embedded({"a": "</script><!-- & \u2028 <script>"})
+    assert "<" not in said
+    assert json.loads(said) == {"a": "</script><!-- & \u2028 <script>"}
+
+
+def test_no_number_travels_that_json_lacks(work):
+    run = MADE["hostile"](work / "runs")
+    text = render_page(read_report(run))
+    for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL):
+        json.loads(found, parse_constant=lambda name: pytest.fail(name))
+
+
+CHANGES = {
+    "fixed": (FAILING, PASSING, 1),
+    "broken": (PASSING, FAILING, 1),
+    "same": (PASSING, PASSING, 0),
+    "still-failing": (FAILING, FAILING, 0),
+    "other-defect": ((("single", results.one_ahead),), (("single", results.chunk_tail),), 1),
+    "nothing-in-common": (PASSING[:1], PASSING[1:], 3),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_diff_of_two_runs(work, name, snapshot):
+    before, after, code_ = CHANGES[name]
+    runs = [results.store(work / side, *cases).relative_to(work) for side, cases in (("a", before), ("b", after))]
+    done = call("diff", *map(str, runs), "--json", "diff.json")
+    assert done.exit_code == code_, done.output
+    assert steady(done.stdout) == snapshot
+    document = json.loads((work / "diff.json").read_text())
+    assert document["answer"] == {0: "same", 1: "differs", 3: "unknown"}[code_]
+    assert document["schema"] == 1
+    mirrored = call("diff", *map(str, reversed(runs)))
+    assert mirrored.exit_code == code_
+
+
+def test_a_run_that_was_cut_off_leaves_the_question_open(work):
+    whole = results.store(work / "a", *PASSING)
+    cut = results.store(work / "b", *PASSING[:1], finish=False)
+    done = call("diff", str(whole), str(cut))
+    assert done.exit_code == 3
+    assert "cut off while running" in done.stdout
+    assert "only before: pr25015, pr26329" in done.stdout
+
+
+def test_what_neither_run_could_judge_is_not_the_same(work):
+    runs = [results.store_without_engine(work / side, "single", "no engine") for side in "ab"]
+    done = call("diff", *map(str, runs))
+    assert done.exit_code == 3
+    assert "single could not be judged in either run" in done.stdout
+
+
+def test_a_program_that_was_edited_is_not_compared(work):
+    before = results.store(work / "a", ("single", results.sound))
+    after = results.store(work / "b", ("single", results.sound), scenario={"prompts": (7,)})
+    done = call("diff", str(before), str(after))
+    assert done.exit_code == 3
+    assert "changed: single" in done.stdout
+
+
+def test_everything_is_written_at_once(work):
+    run = results.store(work / "runs", *FAILING).relative_to(work)
+    (work / "matrix.json").write_text(json.dumps(MATRIX))
+    (work / "mutants.json").write_text(json.dumps(MUTANTS))
+    beside = ["--matrix", "matrix.json", "--mutants", "mutants.json"]
+    done = call("report", str(run), "--html", "a.html", "--markdown", "a.md", "--csv", "c", "--parquet", "p", *beside)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines() == ["page: a.html", "Markdown: a.md", "CSV: c", "Parquet: p"]
+    text = (work / "a.html").read_text()
+    assert "Releases × cases" in text
+    assert "nothing saw it" in text
+    assert len(list((work / "c").iterdir())) == len(list((work / "p").iterdir())) == 6
+
+
+def test_markdown_goes_to_standard_output_alone(work):
+    run = results.store(work / "runs", *FAILING)
+    done = call("report", str(run), "--markdown", "-", "--csv", "c")
+    assert done.stdout.startswith("### ✕ eaglecheck FAIL")
+    assert done.stderr.strip() == "CSV: c"
+
+
+def test_a_run_that_was_cut_off_can_be_reported(work):
+    run = results.store(work / "runs", *FAILING, finish=False)
+    done = call("report", str(run), "--html", "a.html")
+    assert done.exit_code == 0
+    assert "it was cut off while running; 3 scenarios judged before that" in done.stdout
+
+
+WRONG = {
+    "nothing-to-write": (["RUN"], "eaglecheck report RUN --html report.html"),
+    "no-such-run": (["nowhere", "--html", "a.html"], "there is no folder nowhere"),
+    "not-a-run": ([".", "--html", "a.html"], "is not a run folder"),
+    "no-folder": (["RUN", "--html", "no/where.html"], "name another file:  --html FILE"),
+    "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
+    "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
+    "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "is not whole JSON"),
+    "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "a list 'cells'"),
+    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv DIR"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_usage_errors_say_what_to_type(work, name):
+    run = results.store(work / "runs", *PASSING[:1]).relative_to(work)
+    (work / "broken.json").write_text("{")
+    (work / "mutants.json").write_text(json.dumps(MUTANTS))
+    arguments, said = WRONG[name]
+    done = call("report", *[str(run) if one == "RUN" else one for one in arguments])
+    assert done.exit_code == 2, done.output
+    assert said.replace("RUN", str(run)) in done.stderr
+    assert not (work / "a.html").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "diff"])
+def test_help_says_what_the_exit_codes_mean(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = call(command, "--help")
+    assert done.exit_code == 0
+    assert "Exits 0" in " ".join(done.stdout.split())

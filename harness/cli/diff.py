@@ -1,0 +1,36 @@
+"""`eaglecheck diff`: what changed between two stored runs. Judges nothing and runs nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from harness.cli import options
+from harness.cli.outcome import Exit, guarded
+from harness.documents import check_target, write_json
+
+
+@guarded
+def command(
+    before: Annotated[Path, typer.Argument(help="The run to start from: a run folder, a scenario's or a specimen's.")],
+    after: Annotated[Path, typer.Argument(help="The run to compare with it.")],
+    json: options.Json = None,
+) -> Exit:
+    """Print what changed from BEFORE to AFTER: verdicts, findings by signature, coverage, accepted lengths.
+
+    Exits 0 if no verdict changed and no finding came or went, 1 if one did, better or worse, and 3 if that cannot be
+    said: a run that was cut off, no scenario in common, or one that neither run could judge.
+    """
+    console = Console(stderr=json == "-")
+    check_target(json)
+    from reports.compare import compare  # pandas: a usage error need not wait for it
+    from reports.diff import diff_document, render_diff
+    from reports.reading import read_report
+
+    found = compare(read_report(before), read_report(after))
+    render_diff(console, found)
+    write_json(diff_document(found), json)
+    return Exit.DIVERGENCE if found.differs else Exit.UNKNOWN if found.open else Exit.PASS

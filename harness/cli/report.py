@@ -1,0 +1,96 @@
+"""`eaglecheck report`: a stored run as a page, as Markdown, as CSV and as Parquet. Judges nothing and runs nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from harness.cli.outcome import Exit, UsageError, guarded
+from harness.documents import check_target
+from reports.prose import say
+
+#: A key that only that document has, by the option that takes it.
+KNOWN_BY = {"matrix": "cells", "mutants": "mutants"}
+HOW = {"matrix": "matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "mutants"}
+
+
+@guarded
+def command(
+    run: Annotated[Path, typer.Argument(help="A run folder, or one scenario's or specimen's folder in it.")],
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write one page that opens from disk, with nothing to fetch.")
+    ] = None,
+    markdown: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Write text for an issue or pull request; '-': standard output."),
+    ] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every frame of docs/frames.md as DIR/<frame>.csv.")
+    ] = None,
+    parquet: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write every frame of docs/frames.md as DIR/<frame>.parquet.")
+    ] = None,
+    matrix: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show what `matrix --json FILE` wrote in the page as well.")
+    ] = None,
+    mutants: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Show what `mutants --json FILE` wrote in the page as well.")
+    ] = None,
+) -> Exit:
+    """Write what RUN found, in any of these forms.
+
+    Verdicts are those the run ended with; `eaglecheck recheck` judges again. Exits 0 once everything is written,
+    whatever the verdict.
+    """
+    if not any((html, markdown, csv, parquet)):
+        raise UsageError(
+            f"name what to write: --html FILE, --markdown FILE, --csv DIR or --parquet DIR\n"
+            f"  for example:  eaglecheck report {run} --html report.html"
+        )
+    if html is None and (matrix or mutants):
+        name = "--matrix" if matrix else "--mutants"
+        raise UsageError(f"{name} is shown in the page only\n  add a page to show it in:  --html report.html")
+    for option, target in (("html", html), ("markdown", markdown)):
+        check_target(target, what=option)
+    console = Console(stderr="-" in (html, markdown))
+    from reports.page import Beside  # pandas: a usage error need not wait for it
+    from reports.reading import read_report
+    from reports.writing import write_csv, write_html, write_markdown, write_parquet
+
+    beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"))
+    report = read_report(run)
+    written = [
+        *([] if html is None else write_html(report, html, beside=beside)),
+        *([] if markdown is None else write_markdown(report, markdown)),
+        *([] if csv is None else write_csv(report, csv)),
+        *([] if parquet is None else write_parquet(report, parquet)),
+    ]
+    for line in written:
+        say(console, line)
+    if report.source.missing:
+        say(console, report.source.missing, style="bold yellow")
+    return Exit.PASS
+
+
+def _document(path: Path | None, command: str) -> dict[str, Any] | None:
+    """What another command wrote with --json; UsageError if it is something else."""
+    if path is None:
+        return None
+    again = f"write it:  eaglecheck {HOW[command]} --json {path}"
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
+    except ValueError as error:
+        raise UsageError(f"--{command}: {path} is not whole JSON ({error})\n  {again}") from error
+    if not isinstance(found, dict) or found.get("schema") != 1 or not isinstance(found.get(KNOWN_BY[command]), list):
+        keys = ", ".join(found) if isinstance(found, dict) else type(found).__name__
+        raise UsageError(
+            f"--{command}: {path} is not what `eaglecheck {command} --json` writes (found: {keys})\n"
+            f"  allowed: an object with schema 1 and a list {KNOWN_BY[command]!r}\n  {again}"
+        )
+    return found

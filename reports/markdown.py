@@ -1,0 +1,130 @@
+"""`eaglecheck report --markdown`: for issues and pull requests. Short, and the first divergence comes first.
+
+Whatever an engine said stands inside code, where no `@name`, `#1` or tag of it means anything. It must not judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+from harness.checks.describe import describe
+from harness.progress import ScenarioResult
+from harness.types import Outcome
+from harness.words import counted
+from reports.findings import facts, roots_of
+from reports.histogram import histograms
+from reports.page import exercised
+from reports.reading import Report
+from reports.signatures import Defect, by_signature
+from reports.terminal import unjudged, verdict_line
+
+#: GitHub refuses a comment above 65 536 characters; the rest is for whoever puts ours into a larger one.
+LIMIT = 60_000
+MARK = {Outcome.PASS: "✓", Outcome.FAIL: "✕", Outcome.UNKNOWN: "?"}
+#: Rows of a table and lines of an engine's words; what is left out is counted.
+ROWS, WORDS = 40, 20
+
+
+def render_markdown(report: Report, *, limit: int = LIMIT) -> str:
+    """The whole text, at most `limit` characters; whole sections are left out at its end, and named."""
+    kept: list[str] = []
+    left_out: list[str] = []
+    used = 0
+    for name, section in _sections(report):
+        size = len(section) + 2
+        if left_out or used + size > limit - 200:  # room for the line that names what is left out
+            left_out.append(name)
+            continue
+        kept.append(section)
+        used += size
+    if left_out:
+        kept.append(f"_Left out for length: {', '.join(left_out)}. See the run folder `{report.source.folder}`._")
+    return "\n\n".join(kept) + "\n"
+
+
+def code(text: str) -> str:
+    """A code span, whatever is inside; safe in a table cell too."""
+    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    fence, pad = "`" * (longest + 1), " " if longest else ""
+    return f"{fence}{pad}{' '.join(text.split())}{pad}{fence}".replace("|", "\\|")
+
+
+def block(text: str, language: str = "text") -> str:
+    """A fenced block, whatever is inside."""
+    fence = "`" * max(3, *(len(run) + 1 for run in re.findall(r"`+", text)), 3)
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _sections(report: Report) -> Iterable[tuple[str, str]]:
+    """(name, text), the most important first."""
+    result = report.result
+    sentence = re.sub(r"#\d+", lambda found: f"`{found.group()}`", verdict_line(result).partition(": ")[2])
+    yield "the verdict", f"### {MARK[result.verdict.outcome]} eaglecheck {result.verdict.outcome}: {sentence}"
+    if report.source.missing:
+        yield "what is missing", f"**{report.source.missing}**"
+    first = _first(result.results)
+    if first is not None:
+        yield "the first divergence", first
+    defects = [one for one in by_signature(result.results) if not one.cause]
+    if len(defects) > 1 or any(len(one.scenarios) > 1 for one in defects):
+        yield "the findings", _findings(defects)
+    open_ones = unjudged(result)
+    if open_ones:
+        yield "what could not be judged", _unjudged(open_ones)
+    yield "what was exercised", _exercised(report)
+
+
+def _first(results: Sequence[ScenarioResult]) -> str | None:
+    for one in results:
+        roots = roots_of(one)
+        if roots:
+            found = next((each for each in roots if each.first.first), roots[0])
+            said = block(_cut(describe(found.first, one.scenario, finding=found)))
+            known = "\n".join(f"- {line}" for line in facts(one))
+            again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
+            again += [] if one.specimen is None else [f"eaglecheck replay {one.specimen}   # runs it again"]
+            title = f"**First divergence**, in {code(one.scenario.name)}"
+            return "\n\n".join([title, said, known, block("\n".join(again), "sh")])
+    return None
+
+
+def _cut(text: str) -> str:
+    lines = text.splitlines()
+    more = [f"… {len(lines) - WORDS} more lines"] if len(lines) > WORDS else []
+    return "\n".join([*(line[:400] for line in lines[:WORDS]), *more])
+
+
+def _findings(defects: Sequence[Defect]) -> str:
+    rows = [(code(one.signature), str(one.count), one.where) for one in defects]
+    more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
+    head = ("signature", "times", "in")
+    return f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
+
+
+def _unjudged(reasons: dict[str, list[str]]) -> str:
+    lines = []
+    for reason, names in list(reasons.items())[:ROWS]:
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        lines.append(f"{', '.join(code(name) for name in names[:3])}{more}\n{block(_cut(reason))}")
+    left = f"\n\n{len(reasons) - ROWS} more reasons." if len(reasons) > ROWS else ""
+    return "**No verdict on**\n\n" + "\n\n".join(lines) + left
+
+
+def _exercised(report: Report) -> str:
+    rows = [(name, f"{count:,}") for name, count in exercised(report)]
+    for one in histograms(frames.accept_lengths for frames in report.frames):
+        lengths = f"{one.mean:.2f} ± {one.spread:.2f} over {one.verifies:,} verifies"
+        rows.append((f"accepted length, {one.title}", lengths))
+    wanted = sorted({name for one in report.result.results for name in one.scenario.wants})
+    seen = report.result.verdict.coverage
+    asked = [f"{code(name)} {seen.get(name, 0)} ×" for name in wanted[:ROWS]]
+    more = f", {len(wanted) - ROWS} more" if len(wanted) > ROWS else ""
+    situations = f"\n\nSituations asked for: {', '.join(asked)}{more}" if asked else ""
+    inner = table(("what was exercised", ""), rows) + situations
+    return f"<details><summary>What was exercised</summary>\n\n{inner}\n\n</details>"

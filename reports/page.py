@@ -1,0 +1,219 @@
+"""`eaglecheck report --html`: one page that opens from disk, with nothing to fetch.
+
+Everything but the map and the rounds stands in the page as it is; those are drawn from embedded JSON by the script.
+It must not judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from cases.situations import reach_of
+from harness.checks.describe import describe
+from harness.checks.findings import Finding
+from harness.progress import ScenarioResult
+from harness.types import Outcome
+from reports.findings import facts, roots_of
+from reports.frames import Frames
+from reports.histogram import histograms
+from reports.live import engine_facts
+from reports.page_data import embedded, scenario_head, scenario_rows
+from reports.reading import Report
+from reports.signatures import Defect, by_signature
+from reports.terminal import COMPARED, verdict_line
+
+TEMPLATES = Path(__file__).parent / "templates"
+#: Concatenated in this order into one script: each file uses only what stands before it.
+SCRIPTS = ("data.js", "map.js", "tree.js", "round.js", "page.js")
+#: Scenarios and findings listed in full; the selector above the map holds all of them.
+LISTED = 100
+#: Rows that travel with a page, of failing scenarios first: some 20 MB. The rounds of all scenarios always do.
+MOST_ROWS = 250_000
+ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """Documents of other commands that the page shows: what `matrix --json` and `mutants --json` wrote."""
+
+    matrix: dict[str, Any] | None = None
+    mutants: dict[str, Any] | None = None
+
+
+def render_page(report: Report, *, beside: Beside | None = None) -> str:
+    """The whole page."""
+    extra, result = beside or Beside(), report.result
+    order = sorted(range(len(result.results)), key=lambda at: ORDER.index(result.results[at].verdict.outcome))
+    ordered = [(result.results[at], report.frames[at]) for at in order]
+    results = [one for one, _ in ordered]
+    defects = by_signature(results)
+    template = _environment().get_template("page.html")
+    return template.render(
+        title=f"eaglecheck {report.source.name}",
+        outcome=str(result.verdict.outcome),
+        sentence=verdict_line(result).partition(": ")[2],
+        missing=report.source.missing,
+        engine=_engine(report),
+        exercised=exercised(report),
+        compared=[
+            (title, result.verdict.compared[name])
+            for name, title in COMPARED.items()
+            if name in result.verdict.compared
+        ],
+        notes=[reason for reason in result.verdict.reasons if not _about_findings(reason, results)],
+        first=_first(results),
+        findings=[_finding(one, results) for one in defects[:LISTED]],
+        findings_left=max(len(defects) - LISTED, 0),
+        scenarios=[_scenario(one, at) for at, one in enumerate(results)][:LISTED],
+        scenario_count=len(results),
+        names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
+        situations=reach_of((one.scenario, one.verdict) for one in results),
+        replaced=report.source.engine.get("replaced") or [],
+        histograms=histograms([frames.accept_lengths for _, frames in ordered]),
+        matrix=extra.matrix,
+        mutants=extra.mutants,
+        heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
+        rows=_rows(ordered),
+        origin=_origin(report),
+        css=Markup((TEMPLATES / "page.css").read_text(encoding="utf-8")),
+        script=Markup("\n".join((TEMPLATES / name).read_text(encoding="utf-8") for name in SCRIPTS)),
+    )
+
+
+def _rows(ordered: Sequence[tuple[ScenarioResult, Frames]]) -> list[Markup]:
+    """The rows of each scenario; null for those that would make the page too large."""
+    room = MOST_ROWS
+    found: list[Markup] = []
+    for one, frames in ordered:
+        fits = not found or len(frames.positions) <= room
+        room -= len(frames.positions) if fits else 0
+        found.append(embedded(scenario_rows(one, frames) if fits else None))
+    return found
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("reports"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _engine(report: Report) -> list[str]:
+    """Which engine answered, and what stood in for parts of it."""
+    header = report.source.engine
+    if not header.get("worker"):
+        return ["no engine came up"]
+    facts, *ours = engine_facts(header)
+    return [facts, *([f"our stand-ins: {', '.join(ours)}"] if ours else [])]
+
+
+def exercised(report: Report) -> list[tuple[str, int]]:
+    """What was driven."""
+    results, verdict = report.result.results, report.result.verdict
+    return [
+        ("scenarios", len(results)),
+        ("rounds", sum(one.rounds for one in results)),
+        ("draft steps", sum(one.draft_steps for one in results)),
+        ("positions compared", verdict.compared.get("positions", 0)),
+        ("token choices compared", verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)),
+        ("mismatches", sum(found.count for one in results for found in one.findings)),
+        ("ties", verdict.ties),
+    ]
+
+
+def _compared(report: Report) -> list[tuple[str, int]]:
+    """Counters in the words of the terminal."""
+    counters = report.result.verdict.compared
+    return [(title, counters[name]) for name, title in COMPARED.items() if name in counters]
+
+
+def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
+    """Whether a reason only repeats a finding, which the page shows itself."""
+    return any(f" × {found.signature}" in reason for one in results for found in one.findings)
+
+
+def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
+    """The first wrong place of the run: what differs, the two facts, and what to type."""
+    for at, one in enumerate(results):
+        roots = roots_of(one)
+        if roots:
+            found = next((each for each in roots if each.first.first), roots[0])
+            title, *lines = describe(found.first, one.scenario, finding=found).split("\n")
+            return {
+                "scenario": one.scenario.name,
+                "title": title,
+                "lines": [line.strip() for line in lines],
+                "facts": facts(one),
+                "link": _link(one, found, at),
+                "commands": _commands(one),
+            }
+    return None
+
+
+def _commands(one: ScenarioResult) -> list[tuple[str, str]]:
+    again = [] if one.specimen is None else [("run it again", f"eaglecheck replay {one.specimen}")]
+    return [*again, ("look again without SGLang", f"eaglecheck recheck {one.folder}")]
+
+
+def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any]:
+    one = results[defect.at]
+    return {
+        "signature": defect.signature,
+        "where": defect.where,
+        "count": defect.count,
+        "cause": defect.cause,
+        "text": describe(defect.first.first, one.scenario).split("\n"),
+        "link": _link(one, defect.first, defect.at),
+    }
+
+
+def _link(one: ScenarioResult, found: Finding, at: int) -> str:
+    """Where the page shows the finding's first divergence; the script reads it."""
+    key = found.first.key
+    return f"#s={at}&d={key.dp_rank}&r={found.first.round}&q={key.rid}" if found.first.round >= 0 else f"#s={at}"
+
+
+def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
+    spec = one.scenario.spec
+    kinds = sorted({str(found.first.kind) for found in roots_of(one)})
+    reasons = [reason for reason in one.verdict.reasons if one.verdict.outcome is Outcome.UNKNOWN]
+    return {
+        "name": one.scenario.name,
+        "outcome": str(one.verdict.outcome),
+        "kinds": ", ".join(kinds) or (reasons[0].splitlines()[0] if reasons else ""),
+        "spec": f"{spec.algorithm} k={spec.k}" + (f" t={spec.t} n={spec.n}" if spec.t > 1 else ""),
+        "requests": len(one.scenario.requests),
+        "rounds": one.rounds,
+        "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],
+        "link": f"#s={at}",
+    }
+
+
+def _command(argv: Sequence[str]) -> str:
+    """As it is typed, wherever the program lay."""
+    return shlex.join(["eaglecheck", *argv[1:]]) if argv else ""
+
+
+def _origin(report: Report) -> list[tuple[str, str]]:
+    """Where the page comes from: enough to find the run again."""
+    manifest = report.source.manifest
+    known = [("run", str(report.source.folder)), ("device", report.source.device)]
+    if manifest is not None:
+        known += [
+            ("began", manifest.created),
+            ("command", " ".join(manifest.argv)),
+            ("eaglecheck", manifest.eaglecheck),
+        ]
+        known += [("checkout", manifest.git_head[:12] + (" (changed)" if manifest.git_dirty else ""))]
+        known += [("seed", "" if manifest.seed is None else str(manifest.seed)), ("Python", manifest.python)]
+    return [(name, value) for name, value in known if value]

@@ -1,0 +1,74 @@
+"""A stored run as the renderers take it: one pass over its scenarios gives results and frames.
+
+It must not judge again, and must not print.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.checks.findings import group, kinds
+from harness.progress import Cost, RunResult, ScenarioResult
+from harness.store import StoredScenario
+from harness.texts import text_identical
+from harness.types import Outcome, Verdict
+from reports.frames import Frames, case_frames
+from reports.source import Source, open_source, short
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """results as a run ends with them, and the frames of each scenario, in the same order."""
+
+    source: Source
+    result: RunResult
+    frames: tuple[Frames, ...]
+
+
+def read_report(run: Path) -> Report:
+    """Everything stored about a run, a scenario or a specimen; StoreError or TraceError where it is unfit."""
+    source = open_source(run)
+    results, frames = [], []
+    for case in source.cases():
+        results.append(_result(case, source))
+        frames.append(case_frames(case, run=source.name))
+    result = RunResult(
+        folder=source.folder,
+        engine=source.release,
+        device=source.device,
+        revert=source.engine.get("revert"),
+        header=source.engine,
+        results=tuple(results),
+        verdict=source.verdict,
+        cost=Cost(),
+    )
+    return Report(source=source, result=result, frames=tuple(frames))
+
+
+def _result(case: StoredScenario, source: Source) -> ScenarioResult:
+    rounds = case.engine.rounds
+    return ScenarioResult(
+        scenario=case.scenario,
+        verdict=_verdict(case),
+        divergences=case.findings,
+        findings=tuple(group(case.findings)),
+        folder=short(case.folder),
+        specimen=source.specimen(case.folder),
+        text_identical=None if case.reference is None else text_identical(case.engine, case.reference),
+        rounds=len(rounds),
+        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
+        seconds={},
+    )
+
+
+def _verdict(case: StoredScenario) -> Verdict:
+    """The stored one; a specimen keeps none, and was made because it failed."""
+    if case.verdict is not None:
+        return case.verdict.verdict()
+    found = group(case.findings)
+    return Verdict(
+        outcome=Outcome.FAIL if found else Outcome.UNKNOWN,
+        kinds=kinds(found),
+        root_kinds=kinds(found, roots_only=True),
+    )

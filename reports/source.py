@@ -1,0 +1,132 @@
+"""What a report is made from: a run folder, whole or cut off, or one scenario's or specimen's folder.
+
+It must not judge again: verdicts and findings are the ones the run ended with. `eaglecheck recheck` judges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.merge import merge
+from harness.records import RunManifest, ScenarioVerdict
+from harness.run_folders import MANIFEST, SCENARIO
+from harness.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.trace_io import trace_files
+from harness.types import Outcome, Verdict
+from harness.words import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One run. missing: why it is not a whole run, or empty; verdict is then UNKNOWN or what was found so far.
+
+    folders: the judged scenarios in it; engine: what the manifest, else the first handshake, says of the engine.
+    """
+
+    folder: Path
+    name: str
+    manifest: RunManifest | None
+    engine: dict[str, Any]
+    verdict: Verdict
+    folders: Sequence[Path]
+    missing: str = ""
+
+    @property
+    def release(self) -> str:
+        return str(self.engine.get("release") or "unknown")
+
+    @property
+    def device(self) -> str:
+        return str(self.engine.get("device") or "unknown")
+
+    def cases(self) -> Iterator[StoredScenario]:
+        """Every judged scenario, one at a time: traces can be large."""
+        return (read_case(folder) for folder in self.folders)
+
+    def specimen(self, folder: Path) -> Path | None:
+        """The specimen left for a scenario, as it would be typed from here; None if there is none (any more)."""
+        places = (folder, folder.parent / "specimens" / folder.name)
+        return next((short(place) for place in places if (place / MANIFEST).is_file()), None)
+
+
+def open_source(path: Path) -> Source:
+    """The run, scenario or specimen in `path`; StoreError where it is none."""
+    return _case(path) if (path / SCENARIO).is_file() else _run(path)
+
+
+def short(path: Path) -> Path:
+    """As it would be typed from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _run(path: Path) -> Source:
+    reader = RunReader.open(path, allow_incomplete=True)
+    folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict) is not None]
+    if not folders:
+        raise StoreError(
+            f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  eaglecheck run"
+        )
+    verdicts = [one.verdict() for folder in folders if (one := read_verdict(folder, ScenarioVerdict)) is not None]
+    missing = ""
+    if reader.verdict is None:
+        missing = f"the run is {reader.unfinished}; {counted(len(folders), 'scenario')} judged before that"
+    elif gone := {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios} - {f.name for f in folders}:
+        missing = f"the run is not whole: {min(gone)} was judged in it and is gone"
+    whole = reader.verdict is not None and not missing
+    return Source(
+        folder=short(reader.folder),
+        name=reader.folder.name,
+        manifest=reader.manifest,
+        engine=_described(reader.manifest.engine, folders),
+        verdict=reader.verdict.verdict() if whole and reader.verdict is not None else _merged(verdicts, missing),
+        folders=folders,
+        missing=missing,
+    )
+
+
+def _case(path: Path) -> Source:
+    folder = path.resolve()
+    found = read_verdict(folder, ScenarioVerdict)
+    inside = (folder.parent / MANIFEST).is_file()
+    manifest = RunReader.open(folder.parent, allow_incomplete=True).manifest if inside else None
+    case = read_case(folder)
+    missing = "" if found is not None else "a specimen keeps no verdict: the findings are those it was made from"
+    failed = Verdict(
+        outcome=Outcome.FAIL if case.findings else Outcome.UNKNOWN,
+        root_kinds=tuple(sorted({str(one.kind) for one in case.findings if not one.cause})),
+    )
+    return Source(
+        folder=short(folder),
+        name=folder.name,
+        manifest=manifest,
+        engine=_described({} if manifest is None else manifest.engine, [folder]),
+        verdict=failed if found is None else found.verdict(),
+        folders=[folder],
+        missing=missing,
+    )
+
+
+def _described(known: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
+    """The handshake of the first scenario that has one, then what the manifest says."""
+    headers = (_header(trace_files(folder, "engine")["json"]) for folder in folders)
+    return {**next((header for header in headers if header), {}), **{k: v for k, v in known.items() if v is not None}}
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Only the header: whether the rest of the trace is fit is seen when its scenario is read."""
+    try:
+        found = json.loads(path.read_bytes()).get("header")
+    except (OSError, ValueError, AttributeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _merged(verdicts: Sequence[Verdict], why: str) -> Verdict:
+    merged = merge(verdicts)
+    outcome = Verdict.merge([merged.outcome, Outcome.UNKNOWN])
+    fields = {name: getattr(merged, name) for name in Verdict.__slots__ if name not in ("outcome", "reasons")}
+    return Verdict(outcome=outcome, reasons=(*merged.reasons, why), **fields)

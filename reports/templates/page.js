@@ -1,0 +1,71 @@
+// Ties the parts together: the chosen scenario and round stand in the address, so that a place can be sent to somebody.
+const select = document.getElementById("scenario"), facts = document.getElementById("scenario-facts");
+let scenario = -1;
+const view = new RoundView(document.getElementById("round"), (round, request) => {
+  const place = map.find(round[0], round[1], request < 0 ? "" : read("head-" + scenario).requests[request][0]);
+  if (place) map.choose(place.line, place.column);
+});
+const map = new RoundMap(document.getElementById("map"), document.getElementById("overview"), (round, request) => {
+  view.show(scenario, round, request);
+  const head = read("head-" + scenario), rid = request < 0 ? "" : head.requests[request][0];
+  history.replaceState(null, "", "#s=" + scenario + "&d=" + round[0] + "&r=" + round[1] + "&q=" + encodeURIComponent(rid));
+});
+
+function choose(number) {
+  if (number === scenario) return;
+  scenario = number;
+  select.value = String(number);
+  const head = read("head-" + number), spec = head.spec;
+  const shape = spec.algorithm + ", " + spec.k + " steps" + (spec.t > 1 ? ", topk " + spec.t + ", " + spec.n + " nodes" : "");
+  const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1) : head.facts;
+  facts.textContent = [head.outcome, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
+  const placeless = head.findings.filter((one) => one.at[1] < 0);
+  document.getElementById("scenario-said").replaceChildren(...placeless.map((one) =>
+    make("li", { class: one.cause ? "follows" : null }, make("strong", {}, (one.cause ? "~ " : "✕ ") + one.kind), " " + one.text)));
+  view.clear();
+  map.show(head);
+  for (const id of ["next-wrong", "before-wrong"]) document.getElementById(id).disabled = !map.wrong.length;
+}
+
+function follow(scroll) {
+  const asked = new URLSearchParams(location.hash.slice(1));
+  if (!asked.has("s")) { if (scenario < 0) choose(0); return; }
+  const number = Number(asked.get("s"));
+  if (!document.getElementById("head-" + number)) { if (scenario < 0) choose(0); return; }
+  choose(number);
+  const place = asked.has("r") ? map.find(Number(asked.get("d")), Number(asked.get("r")), asked.get("q") || "") : null;
+  if (place) map.choose(place.line, place.column);
+  if (scroll) document.getElementById(place ? "round" : "map-title").scrollIntoView();
+}
+
+function wrong(step) {
+  if (map.toWrong(step)) map.choose(map.focus.line, map.focus.column);
+}
+
+async function copy(button) {
+  let done = true;
+  try {
+    await navigator.clipboard.writeText(button.dataset.copy);
+  } catch (refused) {
+    const area = make("textarea", { class: "unseen" });
+    area.value = button.dataset.copy;
+    document.body.append(area);
+    area.select();
+    done = document.execCommand("copy");
+    area.remove();
+  }
+  button.textContent = done ? "Copied" : "Select it by hand";
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+}
+
+select.addEventListener("change", () => { choose(Number(select.value)); history.replaceState(null, "", "#s=" + scenario); });
+document.getElementById("next-wrong").addEventListener("click", () => wrong(1));
+document.getElementById("before-wrong").addEventListener("click", () => wrong(-1));
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-copy]");
+  if (button) copy(button);
+  const link = event.target.closest('a[href^="#s="]');
+  if (link && link.getAttribute("href") === location.hash) { event.preventDefault(); follow(true); }
+});
+window.addEventListener("hashchange", () => follow(true));
+follow(location.hash.includes("s="));
