@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from harness.cli import environments, matrix, mutants, recheck, replay, run
+from harness.cli import environments, matrix, mutants, night, recheck, replay, run
 
 app = typer.Typer(
     name="eaglecheck",
@@ -21,6 +21,7 @@ app.command("recheck")(recheck.command)
 app.command("replay")(replay.command)
 app.command("matrix")(matrix.command)
 app.command("mutants")(mutants.command)
+app.command("night")(night.command)
 app.command("doctor")(environments.doctor)
 app.add_typer(environments.engines, name="engines")
 
