@@ -6,7 +6,7 @@ not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from harness.night.judge import Group, Judgement, Status
 from harness.types import Outcome
@@ -77,7 +77,7 @@ def _finding(group: Group, judged: Judgement) -> str:
     return "\n".join(lines)
 
 
-def _table(titles: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+def _table(titles: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> str:
     made = ["", f"| {' | '.join(titles)} |", f"|{' --- |' * len(titles)}"]
     return "\n".join([*made, *(f"| {' | '.join(map(cell, line))} |" for line in lines), ""])
 

@@ -127,7 +127,7 @@ def _sums(cells: Sequence[CellResult]) -> tuple[str, ...]:
     )
 
 
-COLUMNS = ("release", "kind", "cells", "scenarios", "failed", "unknown", "left out", "accepted", "ties")
+COLUMNS = ("release", "kind", "cells", "driven", "failed", "unknown", "left", "accept", "ties")
 
 
 def _table(console: Console, cells: Sequence[CellResult]) -> None:

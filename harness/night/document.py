@@ -75,7 +75,7 @@ def junit(judged: Judgement) -> str:
     """
     night = judged.night
     cases = [_cell(cell, judged) for cell in night.cells] + [_whole(judged)]
-    counts = {
+    counts: dict[str, Any] = {
         "tests": str(len(cases)),
         "failures": str(sum(case.find("failure") is not None for case in cases)),
         "errors": str(sum(case.find("error") is not None for case in cases)),
