@@ -214,11 +214,10 @@ def test_session_that_left_tests_unreported_says_how_many_and_leaves_with_its_ow
     assert done.returncode == INCOMPLETE
 
 
-#: Kills its worker once; loadgroup runs the test again on the replacement, and JUnit holds it twice.
+#: Kills its worker once; loadfile runs the test again on the replacement, and JUnit holds it twice.
 ONCE = """
 import os, pytest
 from pathlib import Path
-@pytest.mark.xdist_group("one")
 @pytest.mark.parametrize("number", range(6))
 def test_many(number):
     mark = Path("killed")
@@ -229,7 +228,7 @@ def test_many(number):
 
 
 def test_test_that_is_reported_as_error_and_then_as_passed_fails_the_session(session, tmp_path):
-    done = session(ONCE, "-n", "2", "--dist=loadgroup", f"--junitxml={tmp_path / 'out.xml'}")
+    done = session(ONCE, "-n", "2", "--dist=loadfile", f"--junitxml={tmp_path / 'out.xml'}")
     assert "incomplete: 1 test was reported more than once: test_inner.py::test_many[3]" in done.stdout, done.stdout
     assert done.returncode == INCOMPLETE
 
