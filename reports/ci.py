@@ -46,10 +46,10 @@ def _parts(judged: Judgement) -> Iterator[str]:
     yield f"{where}; baseline: {judged.baseline or 'none yet'}\n"
     for sentence in (*judged.wrong, *judged.incomplete):
         yield f"- **{cell(sentence)}**"
+    yield _table(COLUMNS, rows(night.cells))
     for status in (Status.NEW, Status.FLAKY):
         for group in judged.of(status):
             yield _finding(group, judged)
-    yield _table(COLUMNS, rows(night.cells))
     for status in (Status.FIXED, Status.KNOWN):
         for group in judged.of(status):
             yield f"- {status}: `{group.signature}` on {group.engine} in {cell(places(group))}; {cell(group.why)}"

@@ -15,7 +15,7 @@ from rich.table import Table
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
 from harness.types import Outcome
-from harness.words import counted
+from harness.words import brief, counted
 from reports.live import STYLE
 from reports.prose import heading, say
 
@@ -35,7 +35,7 @@ def render_cell(console: Console, cell: CellResult) -> None:
     left = f", {cell.left_out} left out" if cell.left_out else ""
     say(console, f"{cell.verdict:7} {cell.key}  {_scenarios(cell.scenarios)}{left}, {cell.seconds:.1f} s{found}")
     for reason in cell.reasons:
-        say(console, f"        no verdict: {reason.splitlines()[0]}")
+        say(console, f"        no verdict: {brief(reason)}")
 
 
 def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
@@ -131,7 +131,7 @@ COLUMNS = ("release", "kind", "cells", "driven", "failed", "unknown", "left", "a
 
 
 def _table(console: Console, cells: Sequence[CellResult]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     for name in COLUMNS:
         table.add_column(name, no_wrap=True, justify="left" if name in COLUMNS[:2] else "right")
     for row in rows(cells):

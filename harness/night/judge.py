@@ -16,6 +16,7 @@ from cases.known import Entry
 from harness.night.rates import Spread, interval, spread
 from harness.night.records import CellResult, Night, Seen, signatures
 from harness.types import Outcome
+from harness.words import brief
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
@@ -218,7 +219,7 @@ def _missing(night: Night) -> list[str]:
 def _unknown(night: Night) -> list[str]:
     found = []
     for cell in night.cells:
-        because = f": {cell.reasons[0].splitlines()[0]}" if cell.reasons else ""
+        because = f": {brief(cell.reasons[0])}" if cell.reasons else ""
         if not cell.scenarios:
             found.append(f"nothing was driven in {cell.key}")
         elif cell.unknown > (0 if cell.kind != "generated" else UNKNOWN_LIMIT * cell.scenarios):
