@@ -44,6 +44,8 @@ class Cell:
     foretold: tuple[str, ...] = ()
     #: ids of deviations (harness.deviations) of the family's boots, each used where it can show
     assumes: tuple[str, ...] = ()
+    #: scenarios of the family that this release is too old for, or refuses
+    refused: int = 0
 
     @property
     def key(self) -> str:
@@ -108,7 +110,14 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
         if not impossible(one.spec, one.engine, version=engine)
     ]
     if fixed:
-        yield Cell(engine=engine, kind="fixed", name=family.name, scenarios=tuple(fixed), assumes=assumes)
+        yield Cell(
+            engine=engine,
+            kind="fixed",
+            name=family.name,
+            scenarios=tuple(fixed),
+            assumes=assumes,
+            refused=len(family.scenarios) - len(fixed),
+        )
     if box.scenarios:
         for boot in boots:
             draw = Draw(

@@ -4,13 +4,17 @@ They run on the worker's live engine. What needs no engine is in cases/meta/test
 """
 
 import os
+import shutil
 import signal
+import zipfile
 
 import pytest
+from typer.testing import CliRunner
 
 from cases.cells import Cell
 from cases.meta import nights
 from cases.programs import DEFAULT
+from harness.cli import app
 from harness.faults import FAULTS
 from harness.mutants import with_fault
 from harness.night import store
@@ -74,6 +78,24 @@ def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, r
     accepted = night.cell(sound.key).accepted
     assert sum(accepted.values()) > 0
     assert night.cell(sound.key).mean_accepted > night.cell(broken.key).mean_accepted, "what a wrong chain costs"
+
+
+@pytest.mark.engine(boot=BOOT)
+def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_engine, release, tmp_path):
+    """Zipped without modes or links, unpacked elsewhere, the night itself gone: as an artifact store does it."""
+    broken = fixed(release, with_fault(SCENARIO, MUTANT), name="mutant")
+    folder, night = drive_night(Lent(commands_on_live_engine), tmp_path / "night", broken, repeats=0)
+    (seen,) = night.cells[0].findings
+    with zipfile.ZipFile(tmp_path / "artifact.zip", "w") as packed:
+        for path in folder.rglob("*"):
+            if path.is_file():
+                packed.writestr(str(path.relative_to(folder.parent)), path.read_bytes())
+    shutil.rmtree(tmp_path / "night")
+    with zipfile.ZipFile(tmp_path / "artifact.zip") as packed:
+        packed.extractall(tmp_path / "elsewhere")
+    specimen = tmp_path / "elsewhere" / folder.name / seen.specimen
+    done = CliRunner().invoke(app, ["replay", str(specimen), "--runs", str(tmp_path / "runs")])
+    assert (done.exit_code, "FAILED" in done.output) == (1, True), done.output
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)

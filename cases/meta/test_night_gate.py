@@ -231,6 +231,7 @@ BAD = {
     "no-seconds": ["matrix", "--nights", "n", "--families", "eagle", "--seconds", "0"],
     "two-reverts": ["matrix", "--nights", "n", *ONE, "--revert", "25015,26329"],
     "nothing-runs-there": ["matrix", "--nights", "n", "--engines", "0.5.11", "--families", "mtp"],
+    "page": ["matrix", "--nights", "n", "--families", "paged", "--page", "4"],
     "no-night": ["night", "--nights", "empty"],
     "no-shard": ["night", "empty"],
     "known-missing": ["night", "--known", "nowhere.toml"],
@@ -319,6 +320,23 @@ def test_a_release_gets_only_the_cells_it_is_new_enough_for():
     assert "fixed/mtp" not in names("0.5.13")
     assert "generated/tree/tree" not in names("0.5.12.post1")
     assert {f"generated/eagle/{boot}" for boot in BOOTS} <= names("0.5.11")
+
+
+def test_what_a_release_cannot_have_is_said(work):
+    done = call("matrix", "--nights", "nights", "--engines", "0.5.11", "--families", "paged,mtp", "--scenarios", "0")
+    assert "not planned: 4 scenarios of 0.5.11/fixed/paged, which this release is too old for" in done.stdout
+    assert "not planned: family mtp on 0.5.11, which is too old for it or refuses it" in done.stdout
+
+
+def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
+    cut_off = nights.night(nights.cell(), day=20).plan
+    store.begin(work / "nights", cut_off)
+    kept(work / "nights", nights.night(nights.cell(), day=28))
+    (work / "known.toml").write_text("schema = 1\n")
+    done = call("night", "--known", "known.toml")
+    assert done.exit_code == 0, done.output
+    assert f"an earlier night never finished, and counts for nothing: {cut_off.id}" in done.stdout
+    assert "compared with: nothing, since there is no green night yet" in done.stdout
 
 
 def test_a_case_brings_what_its_window_says():

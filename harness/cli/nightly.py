@@ -75,6 +75,8 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     }
     folder = store.begin(asked.nights, todo)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
+    for line in _not_planned(cells, asked):
+        say(console, line, style="dim")
 
     def engines(assumed: tuple[str, ...]) -> LiveEngines:
         return LiveEngines(
@@ -117,11 +119,11 @@ def conclude(
     also: Callable[[Judgement], None] = lambda _judged: None,
 ) -> Exit:
     """Judge a whole night, keep and print what was said. also: whatever else is written about it."""
-    past = [
-        kept.night
-        for kept in store.nights(root)
-        if kept.night is not None and kept.night.judged is not None and kept.plan.created < night.plan.created
-    ]
+    earlier = [kept for kept in store.nights(root) if kept.plan.created < night.plan.created]
+    past = [kept.night for kept in earlier if kept.night is not None and kept.night.judged is not None]
+    for kept in earlier:
+        if kept.night is None:
+            say(console, f"an earlier night never finished, and counts for nothing: {kept.plan.id}", style="dim")
     judged = judge(night, past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
     store.finish(folder, night.model_copy(update={"judged": said}))
@@ -142,6 +144,8 @@ def _cells(asked: Asked) -> list[Cell]:
             f"  allowed: --cases {ALL} or some of {', '.join(catalogue.names())}; "
             f"--families {ALL} or some of {', '.join(FAMILIES)}"
         )
+    if asked.wanted.page is not None:
+        raise UsageError("--page: scenarios of a night come with their own\n  allowed: --families paged")
     if asked.scenarios < 0 or asked.seconds <= 0:
         raise UsageError(
             f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
@@ -166,6 +170,21 @@ def _cells(asked: Asked) -> list[Cell]:
             "  allowed: another family, or a newer release"
         )
     return cells
+
+
+def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
+    """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
+    lines = [
+        f"not planned: {counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or refuses"
+        for cell in cells
+        if cell.refused
+    ]
+    planned = {(cell.engine, cell.name.partition("/")[0]) for cell in cells if cell.kind != "case"}
+    for engine in dict.fromkeys(cell.engine for cell in cells):
+        for family in _named(asked.families, list(FAMILIES), what="family"):
+            if (engine, family) not in planned:
+                lines.append(f"not planned: family {family} on {engine}, which is too old for it or refuses it")
+    return lines
 
 
 def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:

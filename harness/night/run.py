@@ -19,7 +19,7 @@ from harness.deviations import ASSUMED
 from harness.engine import EngineError
 from harness.live import LiveEngines, ScenarioOutcome
 from harness.night.records import CellResult, Seen
-from harness.night.store import disk
+from harness.night.store import FULL, disk
 from harness.store import WriteError
 from harness.tally import roots, size
 from harness.trace import Trace
@@ -99,9 +99,11 @@ class Driver:
         except EngineError as error:
             tally.dead[boot] = str(error)
             tally.unknown(str(error))
-        except (WriteError, OSError):
+        except WriteError:
             raise
         except Exception as error:  # one cell's fault must not cost the others their night, and is never a pass
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
             tally.unknown(f"a fault of eaglecheck's own in {scenario.name}: {type(error).__name__}: {error}")
 
     def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioOutcome:

@@ -22,6 +22,8 @@ from harness.night.records import SCHEMA, Night, NightPlan
 from harness.store import StoreError, WriteError
 from harness.validation import explain
 
+#: What a system says when a disk takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 PLAN, NIGHT = "plan.json", "night.json"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -108,7 +110,7 @@ def disk(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno not in FULL:
             raise WriteError(
                 f"cannot write to {folder}: {error.strerror}\n  {kept}\n  choose another place:  --nights FOLDER"
             ) from error
