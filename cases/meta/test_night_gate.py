@@ -222,6 +222,7 @@ BAD = {
     "no-cells": ["matrix", "--nights", "n"],
     "families-without-nights": ["matrix", "--families", "all"],
     "shard-without-nights": ["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--shard", "1/2"],
+    "box-without-nights": ["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--scenarios", "5"],
     "no-cases": ["matrix", "--engines", "0.5.13"],
     "family-unknown": ["matrix", "--nights", "n", "--families", "eagel"],
     "shard-zero": ["matrix", "--nights", "n", "--families", "eagle", "--seed", "1", "--shard", "0/2"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import io
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
@@ -134,6 +135,16 @@ def test_text_of_a_finding_cannot_end_its_annotation_or_begin_a_command():
 def test_junit_holds_what_xml_cannot():
     text = junit(judged(night(cell("eagle", seen(first="a\x00b\x1b[31m")))))
     assert "a?b?[31m" in text
+
+
+def test_junit_does_not_take_one_cell_for_another_whose_name_begins_like_it():
+    one = night(cell("eagle"), cell("eagle3", verdict=Outcome.UNKNOWN, unknown=10))
+    cases = ElementTree.fromstring(junit(judged(one))).iter("testcase")
+    assert {case.get("name"): case.find("error") is not None for case in cases} == {
+        "eagle": False,
+        "eagle3": True,
+        "gate": True,
+    }
 
 
 def test_json_says_what_is_printed():

@@ -12,7 +12,7 @@ from cases import catalogue
 from harness import envs
 from harness.cli import options, prepare
 from harness.cli.adapt import Wanted
-from harness.cli.nightly import Asked, run_night
+from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.documents import cell_document, check_target, matrix_document, write_json
 from harness.runner import Plan, run
@@ -33,10 +33,16 @@ def command(
         Path | None, typer.Option(help="Run a night: keep it in this store and compare it with the nights there.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
-    seconds: Annotated[float, typer.Option(help="Night: time for each family's generated scenarios.")] = 600.0,
-    scenarios: Annotated[int, typer.Option(help="Night: generated scenarios a family at most; 0 for none.")] = 120,
+    seconds: Annotated[
+        float | None, typer.Option(help="Night: time for each family's generated scenarios. Default: 600.")
+    ] = None,
+    scenarios: Annotated[
+        int | None, typer.Option(help="Night: generated scenarios a family at most; 0 for none. Default: 120.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Night: what is generated. Default: random.")] = None,
-    repeats: Annotated[int, typer.Option(min=0, help="Night: how often a failing scenario is driven again.")] = 2,
+    repeats: Annotated[
+        int | None, typer.Option(min=0, help="Night: how often a failing scenario is driven again. Default: 2.")
+    ] = None,
     known_file: options.Known = None,
     revert: Annotated[
         str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
@@ -66,10 +72,10 @@ def command(
             cases=cases,
             families=families,
             shard=shard,
-            seconds=seconds,
-            scenarios=scenarios,
+            seconds=SECONDS if seconds is None else seconds,
+            scenarios=SCENARIOS if scenarios is None else scenarios,
             seed=seed,
-            repeats=repeats,
+            repeats=REPEATS if repeats is None else repeats,
             known=known_file,
             device=device,
             revert=_one_revert(revert),
@@ -77,7 +83,9 @@ def command(
             wanted=wanted,
         )
         return run_night(asked, console=console, json=json)
-    engines, cases = _both(engines, cases, alone={"--families": families, "--shard": shard, "--known": known_file})
+    only_nights = {"--families": families, "--shard": shard, "--known": known_file, "--seed": seed}
+    only_nights |= {"--seconds": seconds, "--scenarios": scenarios, "--repeats": repeats}
+    engines, cases = _both(engines, cases, alone=only_nights)
     chosen = [catalogue.load(name) for name in prepare.split_list(cases, what="cases")]
     versions = [envs.resolve(name) for name in prepare.split_list(engines, what="engines")]
     reverts = _reverts(revert)

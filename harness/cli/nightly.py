@@ -33,6 +33,8 @@ from reports.night import render_cell, render_night
 from reports.prose import say
 
 ALL = "all"
+#: What is generated for a family on one release unless somebody says otherwise, and how often a failure is repeated.
+SECONDS, SCENARIOS, REPEATS = 600.0, 120, 2
 #: Seeds are short enough to be typed again.
 SEEDS = 10**8
 
@@ -46,10 +48,10 @@ class Asked:
     cases: str | None = None
     families: str | None = None
     shard: str | None = None
-    seconds: float = 600.0
-    scenarios: int = 120
+    seconds: float = SECONDS
+    scenarios: int = SCENARIOS
     seed: int | None = None
-    repeats: int = 2
+    repeats: int = REPEATS
     known: Path | None = None
     device: str = "cpu"
     revert: int | None = None

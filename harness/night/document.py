@@ -109,10 +109,15 @@ def _cell(cell: CellResult, judged: Judgement) -> ET.Element:
         signatures = ", ".join(f"{group.status} {group.signature}" for group in bad)
         text = "\n\n".join(group.first + _replay(group, judged) for group in bad)
         _said(case, "failure", signatures, text)
-    wrong = [said for said in (*judged.wrong, *judged.incomplete) if cell.key in said]
+    wrong = [said for said in (*judged.wrong, *judged.incomplete) if _names(said, cell.key)]
     if wrong and not bad:
         _said(case, "error", wrong[0], "\n".join(wrong))
     return case
+
+
+def _names(sentence: str, key: str) -> bool:
+    """Whether a sentence is about this cell, and not about one whose key only begins like it."""
+    return re.search(re.escape(key) + r"(?![\w/-])", sentence) is not None
 
 
 def _whole(judged: Judgement) -> ET.Element:
