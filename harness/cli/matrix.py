@@ -83,7 +83,7 @@ def command(
             wanted=wanted,
         )
         return run_night(asked, console=console, json=json)
-    only_nights = {"--families": families, "--shard": shard, "--known": known_file, "--seed": seed}
+    only_nights: dict[str, Any] = {"--families": families, "--shard": shard, "--known": known_file, "--seed": seed}
     only_nights |= {"--seconds": seconds, "--scenarios": scenarios, "--repeats": repeats}
     engines, cases = _both(engines, cases, alone=only_nights)
     chosen = [catalogue.load(name) for name in prepare.split_list(cases, what="cases")]
