@@ -140,7 +140,12 @@ def _table(console: Console, cells: Sequence[CellResult]) -> None:
 
 
 def _trends(console: Console, judged: Judgement) -> None:
-    moved = [trend for trend in judged.trends if trend.moved and trend.before is not None]
+    tracked = [trend for trend in judged.trends if trend.before is not None]
+    moved = [trend for trend in tracked if trend.moved]
+    if tracked:
+        nights = max(trend.before.nights for trend in tracked if trend.before is not None)
+        say(console)
+        say(console, f"accept lengths and tie rates: {tracking(len(tracked), nights, len(moved))}")
     if moved:
         heading(console, "moved: outside what the green nights showed (tells, and decides nothing)")
     for trend in moved:
@@ -151,6 +156,11 @@ def _trends(console: Console, judged: Judgement) -> None:
                 f"  {trend.what} of {trend.cell}: {trend.tonight:.4f}, before {before.mean:.4f} ± "
                 f"{before.deviation:.4f} over {counted(before.nights, 'night')}",
             )
+
+
+def tracking(values: int, nights: int, moved: int) -> str:
+    """'8 values tracked over 6 green nights, 1 moved'."""
+    return f"{counted(values, 'value')} tracked over {counted(nights, 'green night')}, {moved or 'none'} moved"
 
 
 def _scenarios(number: int) -> str:
