@@ -71,7 +71,7 @@ def test_scenarios_are_counted_and_the_engine_is_ended(tmp_path):
 def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
     engines = ByHand(results.one_ahead)
     found = drive(engines, fixed("a", "b"), tmp_path, repeats=2)
-    assert engines.driven == ["a", "b", "a", "a"]
+    assert engines.driven == ["a", "a", "a", "b"], "at once, while its engine is there"
     (seen,) = found.findings
     assert (seen.signature, seen.scenarios, seen.shown, seen.tried) == (AHEAD, 2, 3, 3)
     manifest, stored = read_specimen(tmp_path / seen.specimen)
@@ -81,6 +81,12 @@ def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
 def test_a_finding_that_does_not_come_back_is_counted_as_such(tmp_path):
     (seen,) = drive(ByHand(results.one_ahead, results.sound), fixed("a"), tmp_path, repeats=4).findings
     assert (seen.shown, seen.tried) == (1, 5)
+
+
+def test_an_engine_that_does_not_come_back_for_the_repeats_leaves_what_was_seen(tmp_path):
+    found = drive(ByHand(results.one_ahead, EngineError("gone")), fixed("a"), tmp_path)
+    assert (found.verdict, found.scenarios, found.unknown) == (Outcome.FAIL, 1, 0)
+    assert [(seen.shown, seen.tried) for seen in found.findings] == [(1, 1)]
 
 
 def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path):

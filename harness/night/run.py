@@ -75,8 +75,7 @@ class Driver:
                 break
             self._scenario(tally, scenario)
             booted = booted if number else time.monotonic()  # the box is for scenarios: a start takes what it takes
-        shown = self._again(tally)
-        return tally.result(shown=shown, folder=self.folder, seconds=time.monotonic() - start)
+        return tally.result(folder=self.folder, seconds=time.monotonic() - start)
 
     def _scenarios(self, cell: Cell) -> list[Scenario]:
         if cell.draw is None:
@@ -95,7 +94,8 @@ class Driver:
             tally.unknown(tally.dead[boot])
             return
         try:
-            tally.add(self._drive(tally.cell, scenario))
+            new = tally.add(self._drive(tally.cell, scenario))
+            self._again(tally, scenario, new)
         except EngineError as error:
             tally.dead[boot] = str(error)
             tally.unknown(str(error))
@@ -113,24 +113,20 @@ class Driver:
             self._live, self._assumed = self.make(assumed), assumed
         return self._live(scenario, engine=cell.engine, revert=self.revert, fresh=True)
 
-    def _again(self, tally: _Tally) -> dict[str, tuple[int, int]]:
-        """signature -> (shown, tried) of its smallest scenario. A hang is not tried again: each costs its deadline."""
-        counts = dict.fromkeys(tally.smallest, (1, 1))
-        by_scenario: dict[str, list[str]] = {}
-        for signature, outcome in tally.smallest.items():
-            if not signature.startswith(f"{Kind.HANG}:"):
-                by_scenario.setdefault(outcome.scenario.id, []).append(signature)
-        for signatures in by_scenario.values():
-            scenario = tally.smallest[signatures[0]].scenario
-            for _ in range(self.repeats):
-                try:
-                    seen = roots(self._drive(tally.cell, scenario).findings)
-                except EngineError:
-                    break
-                for signature in signatures:
-                    shown, tried = counts[signature]
-                    counts[signature] = (shown + (signature in seen), tried + 1)
-        return counts
+    def _again(self, tally: _Tally, scenario: Scenario, signatures: Sequence[str]) -> None:
+        """Drive a scenario again, at once and on the same engine, for what it was the first to show.
+
+        A hang is not tried again: each costs its whole deadline.
+        """
+        asked = [signature for signature in signatures if not signature.startswith(f"{Kind.HANG}:")]
+        for _ in range(self.repeats if asked else 0):
+            try:
+                seen = roots(self._drive(tally.cell, scenario).findings)
+            except EngineError:  # it was driven once and is counted; the next scenario says why there is no engine
+                break
+            for signature in asked:
+                shown, tried = tally.shown[signature]
+                tally.shown[signature] = (shown + (signature in seen), tried + 1)
 
 
 def _neighbours(cell: Cell) -> tuple[str, str, str]:
@@ -152,6 +148,8 @@ class _Tally:
     scenarios: Counter[str] = field(default_factory=Counter)
     divergences: Counter[str] = field(default_factory=Counter)
     smallest: dict[str, ScenarioOutcome] = field(default_factory=dict)
+    #: signature -> (shown, tried) of the first scenario with it
+    shown: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: boot keys whose engine did not start -> why
     dead: dict[str, str] = field(default_factory=dict)
 
@@ -159,7 +157,8 @@ class _Tally:
         self.outcomes.append(Outcome.UNKNOWN)
         self.reasons[why] += 1
 
-    def add(self, outcome: ScenarioOutcome) -> None:
+    def add(self, outcome: ScenarioOutcome) -> list[str]:
+        """Count one outcome; returns the signatures that were not seen in this cell before."""
         verdict = outcome.verdict
         self.outcomes.append(verdict.outcome)
         if verdict.outcome is Outcome.UNKNOWN:
@@ -167,16 +166,21 @@ class _Tally:
         self.accepted.update(accept_lengths(outcome.trace))
         self.ties += verdict.ties
         self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
+        new = []
         for finding in outcome.findings:
             if not finding.is_root:
                 continue
+            if finding.signature not in self.shown:
+                self.shown[finding.signature] = (1, 1)
+                new.append(finding.signature)
             self.scenarios[finding.signature] += 1
             self.divergences[finding.signature] += finding.count
             held = self.smallest.get(finding.signature)
             if held is None or size(outcome.scenario) < size(held.scenario):
                 self.smallest[finding.signature] = outcome
+        return new
 
-    def result(self, *, shown: dict[str, tuple[int, int]], folder: Path, seconds: float) -> CellResult:
+    def result(self, *, folder: Path, seconds: float) -> CellResult:
         return CellResult(
             key=self.cell.key,
             engine=self.cell.engine,
@@ -190,22 +194,22 @@ class _Tally:
             failed=self.outcomes.count(Outcome.FAIL),
             unknown=self.outcomes.count(Outcome.UNKNOWN),
             left_out=self.left_out,
-            findings=tuple(self._seen(shown, folder)),
+            findings=tuple(self._seen(folder)),
             accepted=dict(sorted(self.accepted.items())),
             ties=self.ties,
             choices=self.choices,
             seconds=round(seconds, 1),
         )
 
-    def _seen(self, shown: dict[str, tuple[int, int]], folder: Path) -> Iterator[Seen]:
+    def _seen(self, folder: Path) -> Iterator[Seen]:
         for signature, outcome in self.smallest.items():
             first = next(one.first for one in outcome.findings if one.signature == signature)
-            times, tried = shown[signature]
+            shown, tried = self.shown[signature]
             yield Seen(
                 signature=signature,
                 scenarios=self.scenarios[signature],
                 divergences=self.divergences[signature],
-                shown=times,
+                shown=shown,
                 tried=tried,
                 first=describe(first, outcome.scenario)[:MOST_WORDS],
                 specimen=str(outcome.save_specimen(folder).relative_to(folder)),
