@@ -23,8 +23,8 @@ class _Strict(BaseModel):
 class Seen(_Strict):
     """One finding that nothing earlier explains, in one cell.
 
-    scenarios: how many of the cell show it. shown, tried: how often the first of them did, of so many times driven. first:
-    the first divergence of the smallest in words. specimen: that one, relative to the night.
+    scenarios: how many of the cell show it. shown, tried: how often the first of them did, of so many times driven.
+    first: the first divergence of the smallest in words. specimen: that one, relative to the night.
     """
 
     signature: str
