@@ -1,12 +1,82 @@
-"""Findings that are written up in docs/findings.md, by signature and release: what generation need not report anew.
+"""Findings that are written up, by signature, release and cell: what need not be reported anew. Read from known.toml.
 
 An entry is made only for what was seen on that release, with a specimen; everything else is new. It must not judge.
 """
 
 from __future__ import annotations
 
+import datetime
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cases.catalogue import CaseError
+from harness.validation import explain
+
+FILE = Path(__file__).with_name("known.toml")
+
+
+class Entry(BaseModel):
+    """One [[known]] table; the file says what its keys mean."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    issue: Annotated[str, Field(min_length=1)]
+    what: Annotated[str, Field(min_length=1)]
+    signatures: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")], ...], Field(min_length=1)]
+    engines: Annotated[tuple[str, ...], Field(min_length=1)]
+    cells: Annotated[tuple[Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")], ...], Field(min_length=1)]
+    expires: datetime.date
+    rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+
+    def covers(self, signature: str, *, engine: str, place: str) -> bool:
+        """Whether a finding is this one. place: the cell as kind/name."""
+        return signature in self.signatures and self.asked(engine=engine, place=place)
+
+    def asked(self, *, engine: str, place: str) -> bool:
+        """Whether a cell could show it."""
+        return engine in self.engines and any(fnmatchcase(place, pattern) for pattern in self.cells)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    schema_version: Literal[1] = Field(alias="schema")
+    known: tuple[Entry, ...] = ()
+
+    @model_validator(mode="after")
+    def _once(self) -> _File:
+        named = [
+            (signature, engine, cell)
+            for one in self.known
+            for signature in one.signatures
+            for engine in one.engines
+            for cell in one.cells
+        ]
+        doubled = sorted({each for each in named if named.count(each) > 1})
+        if doubled:
+            raise ValueError(f"{doubled[0][0]} on {doubled[0][1]} in {doubled[0][2]} is named twice")
+        return self
+
+
+def read(path: Path = FILE) -> tuple[Entry, ...]:
+    """Every entry of a file; CaseError names the place and what is allowed there."""
+    try:
+        content = tomllib.loads(path.read_text())
+        return _File.model_validate(content).known
+    except OSError as error:
+        raise CaseError(
+            f"cannot read known findings from {path}: {error.strerror}\n  name a file:  --known FILE"
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CaseError(f"{path} is not TOML: {error}\n  a working one:  {FILE}") from error
+    except ValidationError as error:
+        raise CaseError(f"{path}: {explain(error, _File)}\n  a working one:  {FILE}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,21 +89,9 @@ class Known:
     releases: tuple[str, ...]
 
 
-KNOWN: tuple[Known, ...] = (
-    Known(
-        finding="F-002",
-        what="an aborted request that ran past its limit or its stop token",
-        signatures=frozenset(
-            {"TOKEN:finish:ACCEPT:aborted-ran-past-length", "TOKEN:finish:ACCEPT:aborted-ran-past-stop"}
-        ),
-        releases=("0.5.13", "0.5.17", "0.5.23"),
-    ),
-    Known(
-        finding="F-004",
-        what="a stop token that is ignored where the same verify reaches max_new_tokens",
-        signatures=frozenset({"TOKEN:finish:ACCEPT:ran-past-stop"}),
-        releases=("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17"),
-    ),
+KNOWN: tuple[Known, ...] = tuple(
+    Known(finding=one.issue, what=one.what, signatures=frozenset(one.signatures), releases=one.engines)
+    for one in read()
 )
 
 

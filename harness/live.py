@@ -64,6 +64,15 @@ class ScenarioOutcome:
     def passed(self) -> bool:
         return self.verdict.outcome is Outcome.PASS
 
+    def properties(self) -> list[tuple[str, object]]:
+        """What a JUnit file says of a test that drove this, beside passed or failed."""
+        found: list[tuple[str, object]] = [
+            ("eaglecheck.engine", self.release),
+            ("eaglecheck.scenario", f"{self.scenario.name}-{self.scenario.id}"),
+            ("eaglecheck.verdict", str(self.verdict.outcome)),
+        ]
+        return found + ([("eaglecheck.signature", self.first.signature)] if self.first is not None else [])
+
     def save_specimen(self, root: Path) -> Path:
         """A folder that `eaglecheck replay` runs again, where there is something to look at."""
         name = f"{self.scenario.name}-{self.scenario.id}-{self.release}" + (f"-r{self.revert}" if self.revert else "")

@@ -15,7 +15,7 @@ import pytest
 
 from cases.catalogue import Case
 from harness import envs, leases
-from harness.census import Census
+from harness.census import INCOMPLETE, Census
 from harness.checks.describe import describe
 from harness.cli import prepare
 from harness.cli.outcome import UsageError
@@ -228,8 +228,10 @@ def pytest_runtest_makereport(
     """A failing test that drove an engine says where it diverged first and what to type to see it again."""
     report = yield
     live = item.config.stash.get(ENGINES, None)
-    if report.when == "call" and report.failed and live is not None and live.latest is not None:
-        report.sections.append(("eaglecheck", _look_again(live.latest)))
+    if report.when == "call" and live is not None and live.latest is not None:
+        item.user_properties += live.latest.properties()  # what JUnit keeps is read from the item at its end
+        if report.failed:
+            report.sections.append(("eaglecheck", _look_again(live.latest)))
     return report
 
 
@@ -256,19 +258,30 @@ class _Counting:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._failed = 0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed += report.failed
         if report.when in ("teardown", "???"):  # xdist's word for a test whose worker died
             self._config.stash[CENSUS].report(report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._faults() and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        complete = not self._faults() or self._stopped_early()
+        if not complete and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            session.exitstatus = INCOMPLETE
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         for fault in self._faults():
             terminalreporter.write_line(fault, red=True, bold=True)
+        if self._faults():
+            why = "stopped early, as asked (--maxfail)" if self._stopped_early() else f"exit {INCOMPLETE}"
+            terminalreporter.write_line(f"this session proves nothing about those tests; {why}", red=True, bold=True)
+
+    def _stopped_early(self) -> bool:
+        """--maxfail and -x: tests are missing on purpose, and the failure that did it is the result."""
+        most = self._config.option.maxfail
+        return bool(most) and self._failed >= most
 
     def _faults(self) -> list[str]:
         return [] if self._config.option.collectonly else self._config.stash[CENSUS].faults()

@@ -315,9 +315,9 @@ def _cost(session: _Session, total: float) -> Cost:
 
 
 def _manifest(plan: Plan) -> dict[str, Any]:
-    head, dirty = _git()
+    head, dirty = git_state()
     return {
-        "eaglecheck": _own_version(),
+        "eaglecheck": own_version(),
         "argv": list(plan.argv),
         "git_head": head,
         "git_dirty": dirty,
@@ -335,7 +335,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _own_version() -> str:
+def own_version() -> str:
     from importlib.metadata import PackageNotFoundError, version
 
     try:
@@ -344,7 +344,7 @@ def _own_version() -> str:
         return "unknown"
 
 
-def _git() -> tuple[str, bool | None]:
+def git_state() -> tuple[str, bool | None]:
     """Head and dirtiness of our own checkout; empty where eaglecheck does not run from one."""
     here = os.path.dirname(os.path.abspath(__file__))
     try:

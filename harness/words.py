@@ -6,3 +6,9 @@ from __future__ import annotations
 def counted(number: int, noun: str) -> str:
     """'1 scenario', '2 scenarios': nouns whose plural is an s."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def brief(reason: str) -> str:
+    """One line of a reason of several: the first, and where that only announces the end of a log, its last line too."""
+    first, *more = reason.splitlines() or [""]
+    return f"{first} {more[-1].strip()}" if more and first.endswith(":") else first

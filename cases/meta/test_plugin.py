@@ -1,14 +1,17 @@
 """The pytest plugin, in sessions of their own: options, order, engines that end, skips that say why, the count."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import psutil
 import pytest
 
 from cases.processes import survivors
+from harness.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -200,10 +203,34 @@ def test_test_that_kills_its_worker_costs_one_failure_and_the_session_is_complet
     assert "incomplete" not in done.stdout
 
 
-def test_session_that_left_tests_unreported_says_how_many(session):
+def test_session_that_left_tests_unreported_says_how_many_and_leaves_with_its_own_exit(session):
     done = session(KILLER, "-n", "2", "--max-worker-restart=0")
-    assert done.returncode != 0
-    assert "tests were planned and not reported" in done.stdout
+    (said,) = [line for line in done.stdout.splitlines() if line.startswith("incomplete: ")]
+    missing, planned = map(int, re.findall(r"\d+", said)[:2])
+    counted = sum(map(int, re.findall(r"(\d+) (?:passed|failed)", done.stdout.splitlines()[-1])))
+    assert (missing > 0, planned, missing + counted) == (True, 60, 60), said
+    assert "tests were planned and not reported, of 60: test_inner.py::test_many[" in said
+    assert "this session proves nothing about those tests; exit 16" in done.stdout
+    assert done.returncode == INCOMPLETE
+
+
+#: Kills its worker once; loadfile runs the test again on the replacement, and JUnit holds it twice.
+ONCE = """
+import os, pytest
+from pathlib import Path
+@pytest.mark.parametrize("number", range(6))
+def test_many(number):
+    mark = Path("killed")
+    if number == 3 and not mark.exists():
+        mark.touch()
+        os._exit(1)
+"""
+
+
+def test_test_that_is_reported_as_error_and_then_as_passed_fails_the_session(session, tmp_path):
+    done = session(ONCE, "-n", "2", "--dist=loadfile", f"--junitxml={tmp_path / 'out.xml'}")
+    assert "incomplete: 1 test was reported more than once: test_inner.py::test_many[3]" in done.stdout, done.stdout
+    assert done.returncode == INCOMPLETE
 
 
 def test_session_that_lost_a_report_fails_although_every_reported_test_passed(session):
@@ -212,10 +239,58 @@ import pytest
 @pytest.fixture(autouse=True)
 def lost(request):
     from harness.plugin import CENSUS
-    request.config.stash[CENSUS].plan(["test_inner.py::test_gone"])
+    request.config.stash[CENSUS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
 def test_one(): pass
 """
     done = session(text)
-    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert done.returncode == INCOMPLETE
     assert "1 passed" in done.stdout
-    assert "incomplete: 1 test was planned and not reported: test_inner.py::test_gone" in done.stdout
+    assert "incomplete: 1 test was planned and not reported, of 2: test_inner.py::test_gone" in done.stdout
+
+
+@pytest.mark.parametrize("workers", [[], ["-n", "2"]], ids=["alone", "xdist"])
+def test_stopping_at_the_first_failure_is_said_and_stays_a_failure(session, workers):
+    text = "import pytest\n@pytest.mark.parametrize('n', range(200))\ndef test_one(n): assert n != 1\n"
+    done = session(text, "-x", *workers)
+    assert "planned and not reported, of 200" in done.stdout
+    assert "stopped early, as asked (--maxfail)" in done.stdout
+    assert done.returncode in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
+
+
+def test_same_id_planned_twice_may_be_reported_twice(session):
+    done = session("def test_one(): pass", "--keep-duplicates", "test_inner.py", "test_inner.py")
+    assert "2 passed" in done.stdout
+    assert (done.returncode, "incomplete" in done.stdout) == (0, False), done.stdout
+
+
+def test_report_that_nobody_planned_is_a_fault():
+    census = Census()
+    census.plan(["a", "b"])
+    for name in ("a", "b", "b", "c"):
+        census.report(name)
+    assert census.faults() == [
+        "incomplete: 1 test was reported more than once: b",
+        "incomplete: 1 test was reported and never planned: c",
+    ]
+
+
+def test_junit_says_which_engine_a_test_drove_and_what_it_found(session, tmp_path):
+    text = """
+from cases.meta import handmade
+from harness.checks import group, judge
+from harness.live import ScenarioOutcome
+def test_one(engines):
+    scenario = handmade.scenario()
+    trace, reference = handmade.build(scenario)
+    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
+    verdict, divergences = judge(scenario, trace, reference)
+    engines.latest = ScenarioOutcome(
+        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
+        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
+    )
+    assert engines.latest.passed
+"""
+    session(text, f"--junitxml={tmp_path / 'out.xml'}")
+    found = {one.get("name"): one.get("value") for one in ElementTree.parse(tmp_path / "out.xml").iter("property")}
+    assert (found["eaglecheck.engine"], found["eaglecheck.verdict"]) == ("0.5.13", "FAIL")
+    assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"

@@ -8,7 +8,7 @@ import pytest
 
 from cases.meta import results
 from cases.meta.test_terminal import printed
-from harness.words import counted
+from harness.words import brief, counted
 from reports.terminal import render_run
 
 
@@ -21,3 +21,16 @@ def test_one_is_singular(number, said):
 def test_a_run_of_one_scenario_speaks_of_one_scenario(break_it):
     text = printed(render_run, results.run_of(results.judged("single", break_it)))
     assert not re.search(r"\b1 (scenarios|cells|mutants|findings|engine boots|draft chains)\b", text), text
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("", ""),
+        ("no engine", "no engine"),
+        ("no engine\n  look", "no engine"),
+        ("it ends with:\n  Traceback\n  No module", "it ends with: No module"),
+    ],
+)
+def test_a_reason_in_one_line_names_the_end_of_the_log(reason, said):
+    assert brief(reason) == said

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import typer
 
-from harness.cli import bisect, diff, environments, matrix, mutants, recheck, replay, report, run
+from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
 
 app = typer.Typer(
     name="eaglecheck",
@@ -24,6 +24,7 @@ app.command("mutants")(mutants.command)
 app.command("bisect")(bisect.command)
 app.command("report")(report.command)
 app.command("diff")(diff.command)
+app.command("night")(night.command)
 app.command("doctor")(environments.doctor)
 app.add_typer(environments.engines, name="engines")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from cases import catalogue
 from harness import envs
 from harness.cli import options, prepare
 from harness.cli.adapt import Wanted
+from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.documents import cell_document, check_target, matrix_document, write_json
 from harness.runner import Plan, run
@@ -22,8 +24,26 @@ from reports.terminal import LiveLine, render_matrix
 
 @guarded
 def command(
-    engines: Annotated[str, typer.Option(help="Releases, comma-separated.")],
-    cases: Annotated[str, typer.Option(help="Corpus cases, comma-separated.")],
+    engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
+    cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,
+    families: Annotated[
+        str | None, typer.Option(help="Draft families, comma-separated, or 'all'; needs --nights.")
+    ] = None,
+    nights: Annotated[
+        Path | None, typer.Option(help="Run a night: keep it in this store and compare it with the nights there.")
+    ] = None,
+    shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="Night: time for each family's generated scenarios. Default: 600.")
+    ] = None,
+    scenarios: Annotated[
+        int | None, typer.Option(help="Night: generated scenarios a family at most; 0 for none. Default: 120.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Night: what is generated. Default: random.")] = None,
+    repeats: Annotated[
+        int | None, typer.Option(min=0, help="Night: how often a failing scenario is driven again. Default: 2.")
+    ] = None,
+    known_file: options.Known = None,
     revert: Annotated[
         str | None, typer.Option(help="Only with these pull requests reverted (0.5.13 and later), comma-separated.")
     ] = None,
@@ -40,9 +60,32 @@ def command(
     """Run every case on every release and print which cells diverge, and where first.
 
     With --revert only the reverted cells are run. Exits 1 if any cell diverges, 3 if one is unknown.
+    With --nights: cases and whole families, judged against what is known and the nights before (docs/nightly.md).
     """
     console = Console(stderr=json == "-")
     check_target(json)
+    wanted = Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page)
+    if nights is not None:
+        asked = Asked(
+            nights=nights,
+            engines=engines,
+            cases=cases,
+            families=families,
+            shard=shard,
+            seconds=SECONDS if seconds is None else seconds,
+            scenarios=SCENARIOS if scenarios is None else scenarios,
+            seed=seed,
+            repeats=REPEATS if repeats is None else repeats,
+            known=known_file,
+            device=device,
+            revert=_one_revert(revert),
+            gpu_share=gpu_share,
+            wanted=wanted,
+        )
+        return run_night(asked, console=console, json=json)
+    only_nights: dict[str, Any] = {"--families": families, "--shard": shard, "--known": known_file, "--seed": seed}
+    only_nights |= {"--seconds": seconds, "--scenarios": scenarios, "--repeats": repeats}
+    engines, cases = _both(engines, cases, alone=only_nights)
     chosen = [catalogue.load(name) for name in prepare.split_list(cases, what="cases")]
     versions = [envs.resolve(name) for name in prepare.split_list(engines, what="engines")]
     reverts = _reverts(revert)
@@ -57,7 +100,7 @@ def command(
             device=device,
             revert=one,
             gpu_share=gpu_share,
-            wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+            wanted=wanted,
             runs=runs,
         )
         for version in versions
@@ -67,6 +110,26 @@ def command(
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
+
+
+def _both(engines: str | None, cases: str | None, *, alone: dict[str, Any]) -> tuple[str, str]:
+    """--engines and --cases, without which there is no plain matrix; alone: options that only a night has."""
+    for option, value in alone.items():
+        if value is not None:
+            raise UsageError(f"{option} is for nights\n  name a store too:  --nights FOLDER")
+    if engines is None or cases is None:
+        missing = "--engines" if engines is None else "--cases"
+        allowed = envs.SUPPORTED if engines is None else catalogue.names()
+        raise UsageError(f"{missing} is missing\n  allowed, comma-separated: {', '.join(allowed)}")
+    return engines, cases
+
+
+def _one_revert(text: str | None) -> int | None:
+    """A night is of one engine build: at most one pull request is reverted in all of it."""
+    found = _reverts(text)
+    if len(found) > 1:
+        raise UsageError(f"--revert {text}: a night reverts one pull request in every cell\n  allowed: one number")
+    return found[0]
 
 
 def _reverts(text: str | None) -> list[int | None]:

@@ -1,0 +1,129 @@
+"""What a night is made of: cells of one release each, a corpus case, a family's fixed set, or generated scenarios.
+
+Pure data; it must not draw scenarios and must not import torch, Hypothesis or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from packaging.version import Version
+
+from cases.boots import Boot
+from cases.catalogue import Case
+from cases.families import Family
+from harness.cli.adapt import Wanted, adapted, impossible
+from harness.deviations import DEVIATIONS
+from harness.types import Scenario
+
+Kind = Literal["case", "fixed", "generated"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draw:
+    """How many scenarios of a boot configuration are generated at most, from which seed, in how many seconds."""
+
+    boot: Boot
+    count: int
+    seconds: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell. scenarios: fixed ones; draw: how others are generated. foretold: kinds a corpus case shows here."""
+
+    engine: str
+    kind: Kind
+    name: str
+    scenarios: tuple[Scenario, ...] = ()
+    draw: Draw | None = None
+    expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
+    foretold: tuple[str, ...] = ()
+    #: ids of deviations (harness.deviations) of the family's boots, each used where it can show
+    assumes: tuple[str, ...] = ()
+    #: scenarios of the family that this release is too old for, or refuses
+    refused: int = 0
+
+    @property
+    def key(self) -> str:
+        return f"{self.engine}/{self.kind}/{self.name}"
+
+    def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
+        """What the reference takes for granted in one scenario."""
+        return tuple(name for name in self.assumes if DEVIATIONS[name].shows_in(scenario.spec, dp=scenario.engine.dp))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Box:
+    """What one family's generated scenarios may cost on one release, shared by its boot configurations."""
+
+    scenarios: int
+    seconds: float
+    seed: int
+
+
+def plan(
+    *,
+    engines: Sequence[str],
+    cases: Sequence[Case],
+    families: Sequence[Family],
+    box: Box,
+    device: str = "cpu",
+    wanted: Wanted | None = None,
+) -> list[Cell]:
+    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it."""
+    wanted = wanted or Wanted()
+    return [
+        cell
+        for engine in engines
+        for cell in (
+            *(_case(case, engine, device=device, wanted=wanted) for case in cases),
+            *(cell for family in families for cell in _family(family, engine, box, device=device, wanted=wanted)),
+        )
+    ]
+
+
+def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
+    expected = case.expected(release=engine, revert=None)
+    return Cell(
+        engine=engine,
+        kind="case",
+        name=case.id,
+        scenarios=tuple(adapted([case.scenario], wanted, device=device)),
+        expected=expected,
+        foretold=() if expected == "PASS" else case.kinds,
+    )
+
+
+def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted) -> Iterator[Cell]:
+    boots = [boot for boot in family.boots if boot.works_on(engine)]
+    since = {boot.boot_key(): boot.since for boot in family.boots}
+    oldest = min((boot.since for boot in family.boots), key=Version)
+    assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
+    old_enough = [one for one in family.scenarios if Version(engine) >= Version(since.get(one.boot_key(), oldest))]
+    fixed = [
+        one
+        for one in adapted(old_enough, wanted, device=device)
+        if not impossible(one.spec, one.engine, version=engine)
+    ]
+    if fixed:
+        yield Cell(
+            engine=engine,
+            kind="fixed",
+            name=family.name,
+            scenarios=tuple(fixed),
+            assumes=assumes,
+            refused=len(family.scenarios) - len(fixed),
+        )
+    if box.scenarios:
+        for boot in boots:
+            draw = Draw(
+                boot=boot,
+                count=-(-box.scenarios // len(boots)),
+                seconds=box.seconds / len(boots),
+                seed=box.seed,
+            )
+            yield Cell(engine=engine, kind="generated", name=f"{family.name}/{boot.name}", draw=draw, assumes=assumes)

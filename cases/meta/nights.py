@@ -1,0 +1,92 @@
+"""Hand-made nights, for tests of everything that is judged, printed or written about one. No engine, no clock."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Sequence
+from typing import Any
+
+from cases.known import Entry
+from harness.night.judge import judge
+from harness.night.records import CellResult, Judged, Night, NightPlan, Seen
+from harness.types import Outcome
+
+TODAY = datetime.date(2026, 11, 28)
+AHEAD = "POSITION:positions:DRAFT:one-ahead"
+STOP = "TOKEN:finish:ACCEPT:ran-past-stop"
+PLACE = (
+    "draft position differs: request a on DP rank 0, committed length 7, round 1, draft step 0 of 2\n"
+    "  engine 8, expected 7 (one ahead)"
+)
+
+
+def seen(signature: str = AHEAD, *, shown: int = 3, tried: int = 3, **changes: Any) -> Seen:
+    values = {"scenarios": 1, "divergences": 8, "first": PLACE, "specimen": "specimens/pr25015-0123456789ab-0.5.13"}
+    return Seen(signature=signature, shown=shown, tried=tried, **{**values, **changes})
+
+
+def cell(
+    name: str = "eagle", *findings: Seen, engine: str = "0.5.13", kind: str = "fixed", **changes: Any
+) -> CellResult:
+    """A cell that passes, or fails with these findings."""
+    values: dict[str, Any] = {
+        "key": f"{engine}/{kind}/{name}",
+        "engine": engine,
+        "kind": kind,
+        "name": name,
+        "expected": "PASS",
+        "foretold": (),
+        "verdict": Outcome.FAIL if findings else Outcome.PASS,
+        "reasons": (),
+        "scenarios": 10,
+        "failed": len(findings),
+        "unknown": 0,
+        "left_out": 0,
+        "findings": findings,
+        "accepted": {1: 10, 2: 6, 4: 4},
+        "ties": 1,
+        "choices": 2000,
+        "seconds": 12.3,
+    }
+    return CellResult.model_validate({**values, **changes})
+
+
+def night(
+    *cells: CellResult, day: int = 28, planned: Sequence[str] | None = None, faults: Sequence[str] = (), **plan: Any
+) -> Night:
+    """A finished night of that day, not judged yet."""
+    values: dict[str, Any] = {
+        "id": f"202611{day:02}-020000-ab{day:02}",
+        "created": f"2026-11-{day:02}T02:00:00+00:00",
+        "device": "cpu",
+        "revert": None,
+        "seed": 7,
+        "seconds": 600.0,
+        "scenarios": 120,
+        "repeats": 2,
+        "shard": (1, 1),
+        "planned": tuple(planned if planned is not None else [one.key for one in cells]),
+        "eaglecheck": "0.1.0",
+        "git_head": "0" * 40,
+        "host": "runner-3",
+    }
+    made = NightPlan.model_validate({**values, **plan})
+    return Night(plan=made, finished=f"2026-11-{day:02}T03:00:00+00:00", cells=cells, faults=tuple(faults))
+
+
+def over(one: Night, *past: Night, known: Sequence[Entry] = ()) -> Night:
+    """The night with its judgement in it, as a store keeps it."""
+    found = judge(one, past=past, known=known, today=TODAY)
+    return one.model_copy(update={"judged": Judged(outcome=found.outcome, reasons=found.reasons)})
+
+
+def entry(*signatures: str, **changes: Any) -> Entry:
+    values: dict[str, Any] = {
+        "issue": "F-004",
+        "what": "a stop token that is ignored",
+        "signatures": signatures or (STOP,),
+        "engines": ("0.5.13",),
+        "cells": ("fixed/*",),
+        "expires": datetime.date(2027, 5, 31),
+    }
+    return Entry.model_validate({**values, **changes})

@@ -1,0 +1,397 @@
+"""The gate from the command line: shards lost, killed or doubled, engines that do not start, a full disk, no GPU.
+
+No SGLang takes part; what a real engine shows is in cases/test_night_gate.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import zipfile
+from pathlib import Path
+from xml.etree import ElementTree
+
+import psutil
+import pytest
+
+from cases import cells as night_cells
+from cases import known
+from cases.boots import BOOTS
+from cases.catalogue import CaseError, load
+from cases.families import FAMILIES
+from cases.meta import nights, pretended_engine
+from cases.meta.pretended_card import app as card_user
+from cases.meta.pretended_card import used
+from cases.meta.test_cli_bad_input import call
+from cases.processes import survivors, tree
+from harness import envs
+from harness.census import INCOMPLETE
+from harness.cli import nightly
+from harness.night import store
+from harness.store import StoreError
+
+ROOT = Path(__file__).resolve().parents[2]
+NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases", "pr25015,pr26329", "--seed", "5")
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.setattr(nightly, "today", lambda: nights.TODAY)
+    pretended_engine.furnish(tmp_path / "home")
+    return tmp_path
+
+
+def kept(root, *made):
+    """Nights put into a store as a run would have."""
+    for one in made:
+        store.finish(store.begin(root, one.plan), one)
+
+
+def shards(root, *numbers, of=3, **changes):
+    """Shards of one night, each in a folder of its own, as artifacts unpack."""
+    cells = [nights.cell(name, kind="case") for name in ("a", "b", "c", "d", "e", "f", "g")]
+    planned = [one.key for one in cells]
+    for place, number in enumerate(numbers):
+        mine = cells[number - 1 :: of]
+        one = nights.night(*mine, planned=planned, shard=(number, of), id=f"shard-{number}-{place}", **changes)
+        kept(root / f"artifact-{place}", one)
+    return [str(root / f"artifact-{place}") for place in range(len(numbers))]
+
+
+# What is missing makes it red
+
+
+def test_shards_that_are_all_there_make_one_green_night(work):
+    done = call("night", *shards(work, 1, 2, 3), "--known", "none.toml", "--json", "out.json")
+    assert done.exit_code == 2, "the file that was named must be there"
+    (work / "none.toml").write_text("schema = 1\n")
+    done = call("night", *shards(work / "again", 1, 2, 3), "--known", "none.toml", "--json", "out.json")
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "night GREEN: 7 cells, no findings"), done.output
+    document = json.loads((work / "out.json").read_text())
+    assert (document["planned"], document["reported"], document["green"]) == (7, 7, True)
+    assert [cell["name"] for cell in document["cells"]] == list("abcdefg"), "in the order they were planned"
+
+
+@pytest.mark.parametrize(
+    ("there", "said"),
+    [
+        ((1, 3), "shard 2 of 3 is missing, and 2 cells with it: did its job run?"),
+        ((1, 2, 3, 3), "shard 3 of 3 is there 2 times"),
+        ((1, 2, 3, 3), "2 cells were reported more than once: 0.5.13/case/c, 0.5.13/case/f"),
+    ],
+)
+def test_a_missing_or_doubled_shard_is_red_and_unknown(work, there, said):
+    done = call("night", *shards(work, *there))
+    assert done.exit_code == 3, done.output
+    assert said in done.stdout
+    assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
+
+
+def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
+    """A real process, killed while its engine starts."""
+    pretended = work / "home"
+    shutil.rmtree(pretended)
+    pretended_engine.furnish(pretended, body=pretended_engine.SLEEPS)
+    command = (*NIGHT[:2], "killed", *NIGHT[3:], "--shard", "2/2")
+    process = pretended_engine.start(*command, cwd=work, home=pretended, PYTHONPATH=str(ROOT))
+    deadline = time.monotonic() + 60
+    while not list(work.glob("killed/*/logs/*.log")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    processes = tree(process.pid)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    for left in processes[1:]:  # a shell that sleeps does not look at its connection, as an engine does
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
+    assert survivors(processes) == []
+    (folder,) = (work / "killed").iterdir()
+    assert not (folder / store.NIGHT).exists()
+    done = call("night", "killed")
+    assert done.exit_code == 3, done.output
+    assert "never finished: it was killed, or could not write; 2 cells not reported" in done.stdout
+    assert "shard 1 of 2 is missing" in done.stdout
+    (merged,) = store.nights(work / "nights")
+    assert merged.night is not None
+    assert not merged.night.green
+
+
+def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
+    store.begin(work / "nights", nights.night(nights.cell()).plan)
+    done = call("night")
+    assert done.exit_code == 3
+    assert "never finished" in done.stdout
+    assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
+
+
+def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(work):
+    done = call(*NIGHT, "--json", "out.json")
+    assert done.exit_code == 3, done.output
+    document = json.loads((work / "out.json").read_text())
+    assert (document["outcome"], document["reported"]) == ("UNKNOWN", 4)
+    assert "1 of 1 scenarios of 0.5.13/case/pr25015 have no verdict: the engine ended with code 1" in done.stdout
+    assert "No module named 'sglang'" in document["cells"][0]["reasons"][0]
+
+
+# A full disk
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 64 KiB; needs the right to mount one."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", folder], capture_output=True, check=False)
+    if made.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_disk_that_fills_up_ends_a_night_as_unknown_and_leaves_no_verdict(work, small_disk):
+    (small_disk / "ballast").write_bytes(bytes(64 * 1024 - 4 * 4096))
+    done = call(*NIGHT[:2], str(small_disk), *NIGHT[3:])
+    assert done.exit_code == 3, done.output
+    assert "the disk is full: cannot write to" in done.stderr
+    assert "the night has no night.json: it is incomplete, red, and no baseline" in done.stderr
+    assert not list(small_disk.glob(f"*/{store.NIGHT}"))
+
+
+# A missing GPU
+
+
+def test_a_night_without_the_gpu_it_asks_for_is_refused_at_once(work, monkeypatch):
+    monkeypatch.setattr("harness.cli.prepare.has_gpu", lambda: False)
+    done = call(*NIGHT, "--device", "cuda")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "--device cuda: this machine has no NVIDIA GPU" in done.stderr
+    assert not (work / "nights").exists()
+
+
+def test_a_night_whose_gpu_is_taken_is_red_and_says_who_has_it(work, machine, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_GPU_WAIT", "0")
+    machine.say(cards=[used(70000)], apps=[card_user(os.getpid(), name="train.py", mib=70000)])
+    done = call(*NIGHT, "--device", "cuda")
+    assert done.exit_code == 3, done.output
+    assert "have no verdict: " in done.stdout
+    assert "night RED (UNKNOWN): 4 cells" in done.stdout.splitlines()[-1]
+
+
+# Shards of other nights, damaged files, wrong options
+
+
+@pytest.mark.parametrize("change", [{"seed": 8}, {"device": "cuda"}, {"git_head": "1" * 40}, {"of": 4}])
+def test_shards_of_different_nights_are_not_put_together(work, change):
+    done = call("night", *shards(work / "one", 1), *shards(work / "other", 2, **change))
+    assert done.exit_code == 2
+    assert "allowed: shards of one night" in done.stderr
+
+
+def test_a_damaged_night_is_never_passed_over(work):
+    kept(work / "nights", nights.over(nights.night(nights.cell(), day=20)))
+    (path,) = work.glob("nights/*/night.json")
+    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
+    with pytest.raises(StoreError, match="not of schema 1"):
+        store.nights(work / "nights")
+    done = call("night")
+    assert done.exit_code == 2
+    assert "is damaged, or not of schema 1" in done.stderr
+
+
+def test_a_red_night_in_the_store_is_not_what_the_next_one_is_compared_with(work):
+    green = nights.over(nights.night(nights.cell(), day=20))
+    red = nights.over(nights.night(nights.cell("eagle", nights.seen()), day=21))
+    kept(work / "nights", green, red, nights.night(nights.cell(), day=28))
+    (work / "known.toml").write_text("schema = 1\n")
+    done = call("night", "--known", "known.toml")
+    assert done.exit_code == 0, done.output
+    assert f"compared with: {green.plan.id}" in done.stdout
+    assert "fixed: gone since the last night that ran these cells" in done.stdout
+
+
+ONE = ("--engines", "0.5.13", "--cases", "pr25015")
+BAD = {
+    "no-cells": ["matrix", "--nights", "n"],
+    "families-without-nights": ["matrix", "--families", "all"],
+    "shard-without-nights": ["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--shard", "1/2"],
+    "box-without-nights": ["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--scenarios", "5"],
+    "no-cases": ["matrix", "--engines", "0.5.13"],
+    "family-unknown": ["matrix", "--nights", "n", "--families", "eagel"],
+    "shard-zero": ["matrix", "--nights", "n", "--families", "eagle", "--seed", "1", "--shard", "0/2"],
+    "shard-words": ["matrix", "--nights", "n", "--families", "eagle", "--seed", "1", "--shard", "first"],
+    "shard-without-seed": ["matrix", "--nights", "n", "--families", "eagle", "--shard", "1/2"],
+    "more-shards-than-cells": ["matrix", "--nights", "n", *ONE, "--seed", "1", "--shard", "1/9"],
+    "no-seconds": ["matrix", "--nights", "n", "--families", "eagle", "--seconds", "0"],
+    "two-reverts": ["matrix", "--nights", "n", *ONE, "--revert", "25015,26329"],
+    "nothing-runs-there": ["matrix", "--nights", "n", "--engines", "0.5.11", "--families", "mtp"],
+    "page": ["matrix", "--nights", "n", "--families", "paged", "--page", "4"],
+    "no-night": ["night", "--nights", "empty"],
+    "no-shard": ["night", "empty"],
+    "known-missing": ["night", "--known", "nowhere.toml"],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_cannot_be_is_refused_before_anything_slow(work, name, snapshot, monkeypatch):
+    monkeypatch.setattr("harness.engine.Engine.boot", lambda *_, **__: pytest.fail("an engine was booted"))
+    monkeypatch.setattr("cases.catalogue.names", lambda: ["pr25015", "pr26329"])
+    (work / "empty").mkdir()
+    done = call(*BAD[name])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr == snapshot
+    assert not (work / "n").exists()
+
+
+KNOWN = """schema = 1
+[[known]]
+issue = "F-004"
+what = "x"
+signatures = ["TOKEN:finish:ACCEPT:ran-past-stop"]
+engines = ["0.5.13"]
+cells = ["generated/*"]
+expires = 2027-05-31
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (KNOWN.replace("expires = 2027-05-31\n", ""), "expires: is missing"),
+        (KNOWN + "expire = 2027-05-31\n", "unknown key 'expire'; did you mean 'expires'?"),
+        (KNOWN.replace("TOKEN:finish", "TOKEN"), "signatures.0"),
+        (KNOWN.replace("generated/*", "anything"), "cells.0"),
+        (KNOWN + "rate = 0.0\n", "rate"),
+        (KNOWN + KNOWN.partition("\n")[2], "is named twice"),
+        (KNOWN.replace("schema = 1", "schema = 2"), "schema"),
+        ("schema = ", "is not TOML"),
+    ],
+)
+def test_a_known_file_with_a_fault_is_refused_with_its_place(tmp_path, text, said):
+    path = tmp_path / "known.toml"
+    path.write_text(text)
+    with pytest.raises(CaseError) as caught:
+        known.read(path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_known_file_is_read_as_it_stands(tmp_path):
+    (tmp_path / "known.toml").write_text(KNOWN)
+    (entry,) = known.read(tmp_path / "known.toml")
+    assert (entry.issue, entry.expires, entry.rate) == ("F-004", datetime.date(2027, 5, 31), 1.0)
+
+
+def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
+    planned = night_cells.plan(
+        engines=envs.SUPPORTED,
+        cases=[],
+        families=list(FAMILIES.values()),
+        box=night_cells.Box(scenarios=1, seconds=1.0, seed=1),
+    )
+    for entry in known.read():
+        for engine in entry.engines:
+            assert any(entry.asked(engine=engine, place=f"{one.kind}/{one.name}") for one in planned), entry.issue
+
+
+# The plan
+
+
+def test_every_cell_is_in_exactly_one_shard():
+    plan = nights.night(*(nights.cell(str(number)) for number in range(11))).plan
+    dealt = [key for number in (1, 2, 3) for key in plan.model_copy(update={"shard": (number, 3)}).mine]
+    assert sorted(dealt) == sorted(plan.planned)
+
+
+def test_a_release_gets_only_the_cells_it_is_new_enough_for():
+    box = night_cells.Box(scenarios=12, seconds=60.0, seed=1)
+
+    def names(engine):
+        made = night_cells.plan(engines=[engine], cases=[], families=list(FAMILIES.values()), box=box)
+        return {f"{cell.kind}/{cell.name}" for cell in made}
+
+    assert "fixed/mtp" in names("0.5.17")
+    assert "fixed/mtp" not in names("0.5.13")
+    assert "generated/tree/tree" not in names("0.5.12.post1")
+    assert {f"generated/eagle/{boot}" for boot in BOOTS} <= names("0.5.11")
+
+
+def test_what_a_release_cannot_have_is_said(work):
+    done = call("matrix", "--nights", "nights", "--engines", "0.5.11", "--families", "paged,mtp", "--scenarios", "0")
+    assert "not planned: 4 scenarios of 0.5.11/fixed/paged, which this release is too old for" in done.stdout
+    assert "not planned: family mtp on 0.5.11, which is too old for it or refuses it" in done.stdout
+
+
+def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
+    cut_off = nights.night(nights.cell(), day=20).plan
+    store.begin(work / "nights", cut_off)
+    kept(work / "nights", nights.night(nights.cell(), day=28))
+    (work / "known.toml").write_text("schema = 1\n")
+    done = call("night", "--known", "known.toml")
+    assert done.exit_code == 0, done.output
+    assert f"an earlier night never finished, and counts for nothing: {cut_off.id}" in done.stdout
+    assert "compared with: nothing, since there is no green night yet" in done.stdout
+
+
+def test_a_case_brings_what_its_window_says():
+    box = night_cells.Box(scenarios=0, seconds=1.0, seed=1)
+    made = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], box=box)
+    assert [(cell.expected, cell.foretold) for cell in made] == [("FAIL", ("POSITION",)), ("PASS", ())]
+
+
+# What CI reads
+
+
+def test_artifacts_of_a_night_are_what_replay_takes_wherever_they_are_unpacked(work, monkeypatch):
+    """Zipped and unpacked elsewhere without modes or links, as an artifact store does it."""
+    from cases.meta import results
+
+    run = results.store(work / "runs", ("pr25015", results.one_ahead))
+    (specimen,) = (run / "specimens").iterdir()
+    one = nights.night(nights.cell("eagle", nights.seen(specimen=f"specimens/{specimen.name}")), shard=(1, 1))
+    folder = store.begin(work / "part", one.plan)
+    shutil.copytree(specimen, folder / "specimens" / specimen.name)
+    store.finish(folder, one)
+    with zipfile.ZipFile(work / "artifact.zip", "w") as file:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                assert not set(path.name) & set('":<>|*?\r\n'), "an artifact store refuses such a name"
+                file.writestr(str(path.relative_to(work / "part")), path.read_bytes())
+    with zipfile.ZipFile(work / "artifact.zip") as file:
+        file.extractall(work / "elsewhere")
+    shutil.rmtree(work / "part")
+    shutil.rmtree(work / "runs")
+    done = call("night", "elsewhere", "--nights", "nights", "--json", "out.json")
+    assert done.exit_code == 1, done.output
+    (group,) = json.loads((work / "out.json").read_text())["findings"]
+    (merged,) = (work / "nights").iterdir()
+    replayed = call("replay", str(merged / group["specimen"]))
+    assert "the engine ended with code 1 while booting" in replayed.output, "it got as far as starting the engine"
+    assert replayed.exit_code == 3
+
+
+def test_junit_counts_cells_and_fails_those_with_something_new(work):
+    one = nights.night(nights.cell("eagle", nights.seen()), nights.cell("tree", nights.seen(nights.STOP)))
+    kept(work / "nights", one)
+    (work / "known.toml").write_text(KNOWN.replace("generated/*", "fixed/*"))
+    done = call("night", "--junit", "out.xml", "--known", "known.toml")
+    assert done.exit_code == 1
+    root = ElementTree.parse(work / "out.xml").getroot()
+    assert (root.get("tests"), root.get("failures"), root.get("errors")) == ("3", "1", "0")
+    failed = {case.get("name"): case.find("failure") is not None for case in root.iter("testcase")}
+    assert failed == {"eagle": True, "tree": False, "gate": False}
+    tree = next(case for case in root.iter("testcase") if case.get("name") == "tree")
+    properties = {each.get("name"): each.get("value") for each in tree.iter("property")}
+    assert properties[f"known:{nights.STOP}"] == "3/3"
+    assert properties["accept_length"] == "1.9000"
+
+
+def test_a_session_exit_is_none_of_pytests_own():
+    assert INCOMPLETE not in set(pytest.ExitCode)

@@ -1,0 +1,147 @@
+"""How cells are driven and counted, on engines that answer by hand: boxes, repeats, no engine, faults of our own."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from cases import cells
+from cases.boots import BOOTS
+from cases.meta import results
+from cases.meta.nights import AHEAD
+from harness.checks import group, judge
+from harness.engine import EngineError
+from harness.live import ScenarioOutcome
+from harness.night.run import Driver, accept_lengths
+from harness.store import WriteError, read_specimen
+from harness.types import Outcome
+
+
+class ByHand:
+    """Answers in the order given, the last one again and again: a way to break a trace, or an error to raise."""
+
+    def __init__(self, *answers):
+        self.answers, self.driven, self.closed = list(answers), [], 0
+
+    def __call__(self, scenario, *, engine, revert, fresh):
+        assert fresh, "a remembered run would make every repeat agree"
+        self.driven.append(scenario.name)
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        trace, reference = results.traces(scenario, answer)
+        verdict, divergences = judge(scenario, trace, reference)
+        return ScenarioOutcome(
+            scenario=scenario,
+            release=engine,
+            revert=revert,
+            trace=trace,
+            reference=reference,
+            verdict=verdict,
+            divergences=tuple(divergences),
+            findings=tuple(group(divergences)),
+            text_identical=True,
+        )
+
+    def close(self):
+        self.closed += 1
+
+
+def fixed(*names, **changes):
+    return cells.Cell(
+        engine="0.5.13", kind="fixed", name="eagle", scenarios=tuple(results.named(one) for one in names), **changes
+    )
+
+
+def drive(engines, cell, folder, **options):
+    (result,) = Driver(make=lambda _assumed: engines, folder=folder, **options).run([cell])
+    return result
+
+
+def test_scenarios_are_counted_and_the_engine_is_ended(tmp_path):
+    engines = ByHand(results.sound)
+    found = drive(engines, fixed("a", "b"), tmp_path)
+    assert (found.verdict, found.scenarios, found.failed, found.findings) == (Outcome.PASS, 2, 0, ())
+    assert engines.driven == ["a", "b"]
+    assert engines.closed == 1
+    assert found.choices > 0
+
+
+def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
+    engines = ByHand(results.one_ahead)
+    found = drive(engines, fixed("a", "b"), tmp_path, repeats=2)
+    assert engines.driven == ["a", "a", "a", "b"], "at once, while its engine is there"
+    (seen,) = found.findings
+    assert (seen.signature, seen.scenarios, seen.shown, seen.tried) == (AHEAD, 2, 3, 3)
+    manifest, stored = read_specimen(tmp_path / seen.specimen)
+    assert (manifest.signature, stored.scenario.name) == (AHEAD, "a")
+
+
+def test_a_finding_that_does_not_come_back_is_counted_as_such(tmp_path):
+    (seen,) = drive(ByHand(results.one_ahead, results.sound), fixed("a"), tmp_path, repeats=4).findings
+    assert (seen.shown, seen.tried) == (1, 5)
+
+
+def test_an_engine_that_does_not_come_back_for_the_repeats_leaves_what_was_seen(tmp_path):
+    found = drive(ByHand(results.one_ahead, EngineError("gone")), fixed("a"), tmp_path)
+    assert (found.verdict, found.scenarios, found.unknown) == (Outcome.FAIL, 1, 0)
+    assert [(seen.shown, seen.tried) for seen in found.findings] == [(1, 1)]
+
+
+def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path):
+    engines = ByHand(EngineError("no engine; it ends with:\n  why"))
+    found = drive(engines, fixed("a", "b", "c"), tmp_path)
+    assert (found.verdict, found.unknown, found.scenarios) == (Outcome.UNKNOWN, 3, 3)
+    assert engines.driven == ["a"]
+    assert found.reasons == ("no engine; it ends with:\n  why (in 3 scenarios)",)
+
+
+def test_a_fault_of_our_own_is_unknown_and_costs_one_scenario(tmp_path):
+    found = drive(ByHand(ValueError("oh"), results.sound), fixed("a", "b"), tmp_path)
+    assert (found.verdict, found.unknown, found.scenarios) == (Outcome.UNKNOWN, 1, 2)
+    assert found.reasons == ("a fault of eaglecheck's own in a: ValueError: oh",)
+
+
+def test_a_full_disk_ends_the_night(tmp_path):
+    engines = ByHand(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(WriteError, match="the disk is full"):
+        drive(engines, fixed("a"), tmp_path)
+    assert engines.closed == 1
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """A generated cell of three scenarios that were not drawn."""
+    monkeypatch.setattr("cases.hunt.greedy_text", lambda _boot: None)
+    monkeypatch.setattr("cases.strategies.programs", lambda _boot, **_o: [results.named(one) for one in "abc"])
+
+    def cell(seconds):
+        draw = cells.Draw(boot=BOOTS["plain"], count=3, seconds=seconds, seed=1)
+        return cells.Cell(engine="0.5.13", kind="generated", name="eagle/plain", draw=draw)
+
+    return cell
+
+
+def test_a_box_holds_at_least_one_scenario_and_says_how_many_it_left_out(drawn, tmp_path):
+    found = drive(ByHand(results.sound), drawn(0.0), tmp_path)
+    assert (found.scenarios, found.left_out) == (1, 2)
+    assert drive(ByHand(results.sound), drawn(600.0), tmp_path).left_out == 0
+
+
+def test_cells_are_driven_by_their_engines_and_reported_in_the_order_of_the_plan(tmp_path):
+    made = [cells.Cell(engine=one, kind="fixed", name="x", scenarios=(results.named("a"),)) for one in ("2", "1", "2b")]
+    told = []
+    found = Driver(make=lambda _a: ByHand(results.sound), folder=tmp_path, told=lambda one: told.append(one.key)).run(
+        made
+    )
+    assert [one.key for one in found] == [one.key for one in made]
+    assert told == sorted(one.key for one in made)
+
+
+def test_accept_lengths_are_counted_by_verify():
+    trace, _ = results.traces(results.named("a"))
+    counts = accept_lengths(trace)
+    rows = trace.rows.strings["phase"] == "ACCEPT"
+    assert sum(length * count for length, count in counts.items()) == rows.sum()
+    assert len(counts) > 1

@@ -1,0 +1,132 @@
+"""The workflow files: they parse, what they run exists with these options, nothing is unbounded, nothing is lost."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+
+from cases.families import FAMILIES
+from harness.cli import app
+
+ROOT = Path(__file__).parents[2]
+FILES = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
+EXPRESSION = re.compile(r"\$\{\{.*?\}\}")
+
+
+def load(name):
+    return yaml.safe_load(FILES[name].read_text())
+
+
+def jobs():
+    return [(name, job, each) for name in FILES for job, each in load(name)["jobs"].items()]
+
+
+def steps():
+    return [(name, job, step) for name, job, each in jobs() for step in each["steps"]]
+
+
+def commands():
+    """Every command line of every run step, its expressions and variables filled in with 1."""
+    for name, job, step in steps():
+        for line in step.get("run", "").splitlines():
+            words = shlex.split(re.sub(r"\$\w+", "1", EXPRESSION.sub("1", line)))
+            if words:
+                yield pytest.param(words, id=f"{name}-{job}-{words[0]}-{step['name']}")
+
+
+def test_both_workflows_are_there_and_parse():
+    assert set(FILES) == {"nightly", "pull-request"}
+    for name in FILES:
+        assert {"name", True, "permissions", "jobs"} <= set(load(name)), "YAML reads the key `on` as true"
+        assert load(name)["permissions"] == {"contents": "read"}
+
+
+@pytest.fixture(scope="module")
+def pytest_options():
+    command = [sys.executable, "-m", "pytest", "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    return set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", done.stdout))
+
+
+@pytest.mark.parametrize("words", list(commands()))
+def test_what_is_run_exists_with_these_options(words, pytest_options):
+    program, *arguments = words
+    if program == "eaglecheck":
+        group = typer.main.get_command(app)
+        command = group.commands[arguments[0]]
+        command.make_context(arguments[0], arguments[1:])  # parses, and refuses what it does not know; runs nothing
+    elif program == "pytest":
+        options = [word.partition("=")[0] for word in arguments if word.startswith("-")]
+        assert options
+        assert [option for option in options if option not in pytest_options] == []
+    else:
+        assert program in ("python", "mkdir")
+
+
+def test_a_misspelt_option_would_be_seen(pytest_options):
+    command = typer.main.get_command(app).commands["matrix"]
+    with pytest.raises(Exception, match=r"No such option"):
+        command.make_context("matrix", ["--night", "x"])
+    assert "--junit-xlm" not in pytest_options
+
+
+@pytest.mark.parametrize("words", [each for each in commands() if "--families" in each.values[0]])
+def test_families_that_are_named_exist(words):
+    named = words[words.index("--families") + 1]
+    assert set(named.split(",")) <= set(FAMILIES)
+
+
+def test_every_job_ends_by_itself_and_needs_a_runner_that_was_named():
+    for name, job, each in jobs():
+        assert 0 < each["timeout-minutes"] <= 240, (name, job)
+        assert "vars.EAGLECHECK_RUNNER != ''" in each["if"], (name, job)
+
+
+def test_a_pull_request_draws_nothing_at_random_and_a_strangers_does_not_run_here():
+    text = FILES["pull-request"].read_text()
+    assert "--profile nightly" not in text
+    assert "--scenarios 0" in text
+    assert "head.repo.full_name == github.repository" in text
+
+
+def test_shards_are_as_many_as_each_of_them_says_and_draw_from_one_seed():
+    job = load("nightly")["jobs"]["shard"]
+    (run,) = [step["run"] for step in job["steps"] if "--shard" in step.get("run", "")]
+    of = int(re.search(r"--shard \$\{\{ matrix\.shard \}\}/(\d+)", run)[1])
+    assert job["strategy"]["matrix"]["shard"] == list(range(1, of + 1))
+    assert job["strategy"]["fail-fast"] is False
+    assert '--seed "$GITHUB_RUN_ID"' in run
+
+
+def test_the_gate_runs_where_a_shard_failed_and_a_red_night_is_kept_too():
+    gate = load("nightly")["jobs"]["gate"]
+    assert gate["needs"] == ["shard"]
+    assert "!cancelled()" in gate["if"]
+    kept = [step for step in gate["steps"] if step.get("uses", "").startswith(("actions/cache/save", "actions/upload"))]
+    assert [step["if"] for step in kept] == ["${{ always() }}"] * 2
+
+
+def test_what_the_gate_fetches_is_what_the_shards_keep():
+    night = load("nightly")["jobs"]
+
+    def uses(job, action):
+        return [step["with"] for step in night[job]["steps"] if step.get("uses", "").startswith(action)]
+
+    (kept,), (fetched,) = uses("shard", "actions/upload-artifact"), uses("gate", "actions/download-artifact")
+    assert fetched["pattern"] == EXPRESSION.sub("*", kept["name"])
+    (before,), (after,) = uses("gate", "actions/cache/restore"), uses("gate", "actions/cache/save")
+    assert (before["path"], before["key"]) == (after["path"], after["key"])
+    assert after["key"].startswith(before["restore-keys"])
+
+
+def test_every_artifact_is_kept_whatever_happened():
+    for name, job, step in steps():
+        if step.get("uses", "").startswith("actions/upload-artifact"):
+            assert step["if"] == "${{ always() }}", (name, job)

@@ -1,0 +1,103 @@
+"""`eaglecheck night`: shards put together and judged, or the newest night of a store judged again."""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cases import known
+from harness.cli import options
+from harness.cli.nightly import conclude
+from harness.cli.outcome import Exit, UsageError, guarded
+from harness.documents import check_target
+from harness.night import store
+from harness.night.document import junit
+from harness.night.judge import Judgement
+from harness.night.merge import merge
+from harness.night.records import Night
+from harness.night.store import Kept
+from reports.ci import BUDGET, summary, workflow_commands
+
+
+@guarded
+def command(
+    shards: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Folders of shards, or folders they lie in. None: the newest night of the store."),
+    ] = None,
+    nights: Annotated[Path, typer.Option(help="The store: a folder of past nights.")] = Path("nights"),
+    known_file: options.Known = None,
+    junit_file: Annotated[Path | None, typer.Option("--junit", help="Write JUnit XML to this file.")] = None,
+    summary_file: Annotated[
+        Path | None, typer.Option("--summary", help="Add Markdown to this file, for example $GITHUB_STEP_SUMMARY.")
+    ] = None,
+    annotate: Annotated[bool, typer.Option("--annotate", help="Print GitHub's annotation commands too.")] = False,
+    json: options.Json = None,
+) -> Exit:
+    """Judge a night: what is new, known, fixed or flaky, and whether all of it was seen.
+
+    Exits 0 for a green night, 1 for a red one with something wrong, 3 for a red one that is incomplete.
+    """
+    console = Console(stderr=json == "-")
+    check_target(json)
+    entries = known.read(known_file or known.FILE)
+    if shards:
+        folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
+    else:
+        folder, night = _newest(nights)
+
+    def also(judged: Judgement) -> None:
+        if junit_file is not None:
+            _write(junit_file, junit(judged))
+        if summary_file is not None:
+            _add_summary(summary_file, judged)
+        for line in workflow_commands(judged) if annotate else []:
+            sys.stdout.write(f"{line}\n")
+
+    return conclude(folder, night, root=nights, entries=entries, console=console, json=json, also=also)
+
+
+def _found(shards: list[Path]) -> list[Kept]:
+    """Every shard in the folders that were named; one that holds none is an error."""
+    found = []
+    for folder in shards:
+        inside = store.parts(folder)
+        if not inside:
+            raise UsageError(
+                f"{folder} holds no shard of a night\n  make one:  eaglecheck matrix --nights {folder} --shard 1/2 …"
+            )
+        found += [store.read(path) for path in inside]
+    return found
+
+
+def _newest(root: Path) -> tuple[Path, Night]:
+    """The newest night of a store; one that never finished is judged as what it is."""
+    found = store.nights(root)
+    if not found:
+        raise UsageError(
+            f"there is no night in {root}\n  make one:  eaglecheck matrix --nights {root} --families all --cases all"
+        )
+    last = found[-1]
+    if last.plan.shard[1] > 1:
+        raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
+    if last.night is not None:
+        return last.folder, last.night
+    why = f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write"
+    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,))
+
+
+def _add_summary(path: Path, judged: Judgement) -> None:
+    """After what is there already, inside the budget of them together."""
+    there = path.stat().st_size if path.exists() else 0
+    with store.disk(path.parent), path.open("a") as file:
+        file.write(summary(judged, budget=max(BUDGET - there, 0)))
+
+
+def _write(path: Path, text: str) -> None:
+    with store.disk(path.parent):
+        path.write_text(text)

@@ -1,0 +1,254 @@
+"""`eaglecheck matrix --nights`: plans a night or one shard of it, drives it, keeps it, and judges a whole one.
+
+It must not start an engine before everything that can be refused was refused.
+"""
+
+from __future__ import annotations
+
+import platform
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from cases import catalogue, known
+from cases.cells import Box, Cell, plan
+from cases.families import FAMILIES
+from harness import envs
+from harness.cli import prepare
+from harness.cli.adapt import Wanted
+from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, unknown
+from harness.documents import write_json
+from harness.live import LiveEngines
+from harness.night import document, store
+from harness.night.judge import Judgement, judge
+from harness.night.records import Judged, Night, NightPlan
+from harness.night.run import Driver
+from harness.runner import git_state, own_version
+from harness.words import counted
+from reports.night import render_cell, render_night
+from reports.prose import say
+
+ALL = "all"
+#: What is generated for a family on one release unless somebody says otherwise, and how often a failure is repeated.
+SECONDS, SCENARIOS, REPEATS = 600.0, 120, 2
+#: Seeds are short enough to be typed again.
+SEEDS = 10**8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What was typed. shard None: the whole night. seconds, scenarios: each family's box on one release."""
+
+    nights: Path
+    engines: str | None = None
+    cases: str | None = None
+    families: str | None = None
+    shard: str | None = None
+    seconds: float = SECONDS
+    scenarios: int = SCENARIOS
+    seed: int | None = None
+    repeats: int = REPEATS
+    known: Path | None = None
+    device: str = "cpu"
+    revert: int | None = None
+    gpu_share: float | None = None
+    wanted: Wanted = field(default_factory=Wanted)
+
+
+def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
+    """The whole of it. Exits 0 for a green night, 1 or 3 for a red one; a shard is not judged and exits 0."""
+    entries = known.read(asked.known or known.FILE)
+    shard = _shard(asked.shard)
+    prepare.check_device(asked.device)
+    lease = prepare.gpu_lease(asked.device, asked.gpu_share)
+    cells = _cells(asked)
+    for cell in cells:
+        prepare.check_revert(asked.revert, cell.engine)
+        prepare.check_scenarios(cell.scenarios, device=asked.device)
+    todo = _plan(asked, cells, shard)
+    prepare.writable(asked.nights)
+    environments = {
+        version: prepare.engine_environment(version, lambda text: say(console, text))
+        for version in dict.fromkeys(cell.engine for cell in cells)
+    }
+    folder = store.begin(asked.nights, todo)
+    say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
+    for line in _not_planned(cells, asked):
+        say(console, line, style="dim")
+
+    def engines(assumed: tuple[str, ...]) -> LiveEngines:
+        return LiveEngines(
+            environment=environments.__getitem__,
+            default=cells[0].engine,
+            device=asked.device,
+            logs=folder / "logs",
+            lease=lease,
+            assumed=assumed,
+        )
+
+    driver = Driver(
+        make=engines,
+        folder=folder,
+        device=asked.device,
+        revert=asked.revert,
+        repeats=asked.repeats,
+        wanted=asked.wanted,
+        told=lambda result: render_cell(console, result),
+    )
+    mine = set(todo.mine)
+    results = driver.run([cell for cell in cells if cell.key in mine])
+    night = Night(plan=todo, finished=_now(), cells=tuple(results))
+    store.finish(folder, night)
+    if todo.shard[1] > 1:
+        say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
+        say(console, f"judge the whole night:  eaglecheck night SHARD... --nights {asked.nights}")
+        return Exit.PASS
+    return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
+
+
+def conclude(
+    folder: Path,
+    night: Night,
+    *,
+    root: Path,
+    entries: Sequence[known.Entry],
+    console: Console,
+    json: str | None,
+    also: Callable[[Judgement], None] = lambda _judged: None,
+) -> Exit:
+    """Judge a whole night, keep and print what was said. also: whatever else is written about it."""
+    earlier = [kept for kept in store.nights(root) if kept.plan.created < night.plan.created]
+    past = [kept.night for kept in earlier if kept.night is not None and kept.night.judged is not None]
+    for kept in earlier:
+        if kept.night is None:
+            say(console, f"an earlier night never finished, and counts for nothing: {kept.plan.id}", style="dim")
+    judged = judge(night, past=past, known=entries, today=today())
+    said = Judged(outcome=judged.outcome, reasons=judged.reasons)
+    store.finish(folder, night.model_copy(update={"judged": said}))
+    render_night(console, judged, folder=folder)
+    write_json(document.document(judged), json)
+    also(judged)
+    return BY_OUTCOME[judged.outcome]
+
+
+def today() -> date:
+    return datetime.now(UTC).date()
+
+
+def _cells(asked: Asked) -> list[Cell]:
+    if asked.cases is None and asked.families is None:
+        raise UsageError(
+            "--nights: neither --cases nor --families says what to run\n"
+            f"  allowed: --cases {ALL} or some of {', '.join(catalogue.names())}; "
+            f"--families {ALL} or some of {', '.join(FAMILIES)}"
+        )
+    if asked.wanted.page is not None:
+        raise UsageError("--page: scenarios of a night come with their own\n  allowed: --families paged")
+    if asked.scenarios < 0 or asked.seconds <= 0:
+        raise UsageError(
+            f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
+            "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"
+        )
+    versions = (
+        [envs.resolve(None)]
+        if asked.engines is None
+        else [envs.resolve(name) for name in prepare.split_list(asked.engines, what="engines")]
+    )
+    cells = plan(
+        engines=versions,
+        cases=[catalogue.load(name) for name in _named(asked.cases, catalogue.names(), what="case")],
+        families=[FAMILIES[name] for name in _named(asked.families, list(FAMILIES), what="family")],
+        box=Box(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
+        device=asked.device,
+        wanted=asked.wanted,
+    )
+    if not cells:
+        raise UsageError(
+            f"--engines {', '.join(versions)}: nothing of --families {asked.families} runs there\n"
+            "  allowed: another family, or a newer release"
+        )
+    return cells
+
+
+def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
+    """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
+    lines = [
+        f"not planned: {counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or refuses"
+        for cell in cells
+        if cell.refused
+    ]
+    planned = {(cell.engine, cell.name.partition("/")[0]) for cell in cells if cell.kind != "case"}
+    for engine in dict.fromkeys(cell.engine for cell in cells):
+        for family in _named(asked.families, list(FAMILIES), what="family"):
+            if (engine, family) not in planned:
+                lines.append(f"not planned: family {family} on {engine}, which is too old for it or refuses it")
+    return lines
+
+
+def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
+    if text is None:
+        return []
+    if text == ALL:
+        return list(allowed)
+    names = prepare.split_list(text, what="cases" if what == "case" else "families")
+    for name in names:
+        if name not in allowed:
+            raise UsageError(unknown(what, name, [*allowed, ALL]))
+    return names
+
+
+def _shard(text: str | None) -> tuple[int, int]:
+    if text is None:
+        return (1, 1)
+    number, _, of = text.partition("/")
+    if not (number.isdecimal() and of.isdecimal() and 1 <= int(number) <= int(of)):
+        raise UsageError(f"--shard {text!r} is not a shard\n  allowed: I/N with I from 1 to N, for example 2/3")
+    return (int(number), int(of))
+
+
+def _seed(asked: Asked) -> int:
+    if asked.seed is not None:
+        return asked.seed
+    if asked.shard is not None:
+        raise UsageError(
+            "--shard needs --seed: every shard of a night must draw the same scenarios\n"
+            "  for example:  --seed $GITHUB_RUN_ID"
+        )
+    return secrets.randbelow(SEEDS)
+
+
+def _plan(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightPlan:
+    if shard[1] > len(cells):
+        raise UsageError(
+            f"--shard {asked.shard}: the night has {counted(len(cells), 'cell')}\n  allowed: at most that many shards"
+        )
+    drawn = [cell.draw.seed for cell in cells if cell.draw is not None]
+    return NightPlan(
+        id=store.new_id(),
+        created=_now(),
+        device=asked.device,
+        revert=asked.revert,
+        seed=drawn[0] if drawn else asked.seed or 0,
+        seconds=asked.seconds,
+        scenarios=asked.scenarios,
+        repeats=asked.repeats,
+        shard=shard,
+        planned=tuple(cell.key for cell in cells),
+        eaglecheck=own_version(),
+        git_head=git_state()[0],
+        host=platform.node(),
+    )
+
+
+def _share(todo: NightPlan) -> str:
+    whole = counted(len(todo.planned), "cell")
+    number, of = todo.shard
+    return whole if of == 1 else f"shard {number} of {of}, {len(todo.mine)} of {whole}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat()

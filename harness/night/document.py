@@ -1,0 +1,146 @@
+"""A judged night for machines: the JSON of `eaglecheck night --json`, and JUnit with properties.
+
+It must not judge: every value comes from a judgement.
+"""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from typing import Any
+
+from harness.night.judge import Group, Judgement, Status
+from harness.night.records import CellResult
+from harness.types import Outcome
+
+NIGHT_SCHEMA = 1
+#: What XML 1.0 cannot hold, not even escaped.
+UNWRITABLE = re.compile(r"[^\t\n\r\x20-\uD7FF\uE000-\uFFFD\U00010000-\U0010FFFF]")
+
+
+def document(judged: Judgement) -> dict[str, Any]:
+    """JSON-ready; described in docs/nightly.md."""
+    night = judged.night
+    return {
+        "schema": NIGHT_SCHEMA,
+        "night": night.plan.id,
+        "outcome": str(judged.outcome),
+        "green": judged.outcome is Outcome.PASS,
+        "baseline": judged.baseline,
+        "device": night.plan.device,
+        "seed": night.plan.seed,
+        "planned": len(night.plan.planned),
+        "reported": len(night.cells),
+        "wrong": list(judged.wrong),
+        "incomplete": list(judged.incomplete),
+        "findings": [_group(group) for group in judged.groups],
+        "trends": [
+            {
+                "cell": trend.cell,
+                "what": trend.what,
+                "tonight": trend.tonight,
+                "mean": None if trend.before is None else trend.before.mean,
+                "deviation": None if trend.before is None else trend.before.deviation,
+                "nights": 0 if trend.before is None else trend.before.nights,
+                "moved": trend.moved,
+            }
+            for trend in judged.trends
+        ],
+        "cells": [cell.model_dump(mode="json") for cell in night.cells],
+    }
+
+
+def _group(group: Group) -> dict[str, Any]:
+    rate, low, high = group.rate
+    return {
+        "signature": group.signature,
+        "engine": group.engine,
+        "status": str(group.status),
+        "cells": list(group.cells),
+        "shown": group.shown,
+        "tried": group.tried,
+        "rate": rate,
+        "interval": [low, high],
+        "since": group.since,
+        "why": group.why,
+        "first": group.first,
+        "specimen": group.specimen,
+    }
+
+
+def junit(judged: Judgement) -> str:
+    """One test case a cell, and one for the night itself: its count, its known entries.
+
+    A cell fails only with what is new or flaky in it, so that the file says what the gate says.
+    """
+    night = judged.night
+    cases = [_cell(cell, judged) for cell in night.cells] + [_whole(judged)]
+    counts: dict[str, Any] = {
+        "tests": str(len(cases)),
+        "failures": str(sum(case.find("failure") is not None for case in cases)),
+        "errors": str(sum(case.find("error") is not None for case in cases)),
+    }
+    suite = ET.Element("testsuite", name=f"night {night.plan.id}", timestamp=night.plan.created, **counts)
+    _properties(suite, {name: getattr(night.plan, name) for name in ("device", "seed", "git_head", "host")})
+    suite.extend(cases)
+    root = ET.Element("testsuites", **counts)
+    root.append(suite)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _cell(cell: CellResult, judged: Judgement) -> ET.Element:
+    case = ET.Element("testcase", classname=f"{cell.engine}.{cell.kind}", name=cell.name, time=f"{cell.seconds:.1f}")
+    groups = [group for group in judged.groups if cell.key in group.cells]
+    _properties(
+        case,
+        {
+            "verdict": cell.verdict,
+            "scenarios": cell.scenarios,
+            "unknown": cell.unknown,
+            "left_out": cell.left_out,
+            "accept_length": "" if cell.mean_accepted is None else f"{cell.mean_accepted:.4f}",
+            "tie_rate": "" if cell.tie_rate is None else f"{cell.tie_rate:.6f}",
+            **{f"{group.status}:{group.signature}": f"{group.shown}/{group.tried}" for group in groups},
+        },
+    )
+    bad = [group for group in groups if group.status in (Status.NEW, Status.FLAKY)]
+    if bad:
+        signatures = ", ".join(f"{group.status} {group.signature}" for group in bad)
+        text = "\n\n".join(group.first + _replay(group, judged) for group in bad)
+        _said(case, "failure", signatures, text)
+    wrong = [said for said in (*judged.wrong, *judged.incomplete) if _names(said, cell.key)]
+    if wrong and not bad:
+        _said(case, "error", wrong[0], "\n".join(wrong))
+    return case
+
+
+def _names(sentence: str, key: str) -> bool:
+    """Whether a sentence is about this cell, and not about one whose key only begins like it."""
+    return re.search(re.escape(key) + r"(?![\w/-])", sentence) is not None
+
+
+def _whole(judged: Judgement) -> ET.Element:
+    case = ET.Element("testcase", classname="night", name="gate", time="0")
+    said = [*judged.wrong, *judged.incomplete]
+    if said:
+        _said(case, "failure" if judged.wrong else "error", said[0], "\n".join(said))
+    return case
+
+
+def _replay(group: Group, judged: Judgement) -> str:
+    return f"\nrun it again:  eaglecheck replay {judged.night.plan.id}/{group.specimen}" if group.specimen else ""
+
+
+def _said(case: ET.Element, tag: str, message: str, text: str) -> None:
+    ET.SubElement(case, tag, message=_clean(message.splitlines()[0])).text = _clean(text)
+
+
+def _properties(parent: ET.Element, values: dict[str, Any]) -> None:
+    box = ET.SubElement(parent, "properties")
+    for name, value in values.items():
+        ET.SubElement(box, "property", name=name, value=_clean(str(value)))
+
+
+def _clean(text: str) -> str:
+    return UNWRITABLE.sub("?", text)

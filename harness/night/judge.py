@@ -1,0 +1,296 @@
+"""Judges a night against the nights before it and against what is known. Pure: no clock, no disk, no engine.
+
+Red means FAIL (something new, unsteady, or wrongly foretold, or an entry of the known file that is over) or UNKNOWN
+(not all of it was seen). Only a green night is ever a baseline.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cases.known import Entry
+from harness.night.rates import Spread, interval, spread
+from harness.night.records import CellResult, Night, Seen, signatures
+from harness.types import Outcome
+from harness.words import brief
+
+#: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
+UNKNOWN_LIMIT = 0.05
+#: A known finding that stays away for so many nights that this is how likely it is by chance counts as gone.
+GONE = 0.01
+#: Nights that a value must have been seen in before a change of it is pointed out, and the change in deviations.
+TREND_NIGHTS, TREND_DEVIATIONS = 5, 3.0
+
+
+class Status(StrEnum):
+    """What a finding is, seen from the nights before."""
+
+    NEW = "new"
+    FLAKY = "flaky"
+    KNOWN = "known"
+    FIXED = "fixed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One signature on one release. cells: where it was seen tonight, or last where it is fixed.
+
+    shown, tried: the same scenario driven again, or, where that never varies, nights of fixed cells from the first one
+    with it on. since: that night. why: what makes it known, or where it was last.
+    """
+
+    signature: str
+    engine: str
+    status: Status
+    cells: tuple[str, ...]
+    shown: int
+    tried: int
+    since: str
+    why: str = ""
+    first: str = ""
+    specimen: str | None = None
+
+    @property
+    def rate(self) -> tuple[float, float, float]:
+        """(share, lower end, upper end): exact interval, see `rates`."""
+        return (self.shown / self.tried, *interval(self.shown, self.tried))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trend:
+    """One value of one cell over green nights. moved: tonight lies outside what they showed."""
+
+    cell: str
+    what: str
+    tonight: float
+    before: Spread | None
+    moved: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """All there is to say. incomplete: sentences that make it UNKNOWN; wrong: sentences that make it FAIL."""
+
+    night: Night
+    outcome: Outcome
+    groups: tuple[Group, ...]
+    incomplete: tuple[str, ...]
+    wrong: tuple[str, ...]
+    trends: tuple[Trend, ...]
+    baseline: str | None
+
+    def of(self, status: Status) -> list[Group]:
+        return [group for group in self.groups if group.status is status]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        found = [
+            f"{group.status}: {group.signature} on {group.engine}"
+            for status in (Status.NEW, Status.FLAKY)
+            for group in self.of(status)
+        ]
+        return (*found, *self.wrong, *self.incomplete)
+
+
+def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today: datetime.date) -> Judgement:
+    """past: finished nights before this one, oldest first; those of another device or revert are left out."""
+    past = [one for one in past if (one.plan.device, one.plan.revert) == (night.plan.device, night.plan.revert)]
+    green = [one for one in past if one.green]
+    groups = [*_tonight(night, past, known), *_fixed(night, past)]
+    incomplete = [*night.faults, *_missing(night), *_unknown(night)]
+    wrong = [*_surprises(night), *_expired(known, today), *_gone(night, past, known)]
+    bad = wrong or any(group.status in (Status.NEW, Status.FLAKY) for group in groups)
+    return Judgement(
+        night=night,
+        outcome=Outcome.FAIL if bad else Outcome.UNKNOWN if incomplete else Outcome.PASS,
+        groups=tuple(sorted(groups, key=lambda group: list(Status).index(group.status))),
+        incomplete=tuple(incomplete),
+        wrong=tuple(wrong),
+        trends=tuple(trend for cell in night.cells for trend in _trends(cell, green)),
+        baseline=green[-1].plan.id if green else None,
+    )
+
+
+def _place(cell: CellResult) -> str:
+    return f"{cell.kind}/{cell.name}"
+
+
+def _tonight(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[Group]:
+    """One group for what is known of a signature on a release, and one for the rest of it."""
+    groups = []
+    for (signature, engine), members in signatures(night.cells).items():
+        told = {cell.key: _known_by(cell, seen, known) for cell, seen in members}
+        for why in dict.fromkeys(told.values()):
+            here = [(cell, seen) for cell, seen in members if told[cell.key] == why]
+            groups.append(_group(signature, engine, here, night, past, why))
+    return groups
+
+
+def _known_by(cell: CellResult, seen: Seen, known: Sequence[Entry]) -> str:
+    if seen.kind in cell.foretold:
+        return f"corpus case {cell.name}, {'open' if cell.expected == 'unknown' else 'bad'} on {cell.engine}"
+    entry = next((one for one in known if one.covers(seen.signature, engine=cell.engine, place=_place(cell))), None)
+    return "" if entry is None else f"{entry.issue}, {entry.what}; expires {entry.expires}"
+
+
+def _group(
+    signature: str,
+    engine: str,
+    members: Sequence[tuple[CellResult, Seen]],
+    night: Night,
+    past: Sequence[Night],
+    why: str,
+) -> Group:
+    keys = tuple(cell.key for cell, _ in members)
+    shown, tried = sum(seen.shown for _, seen in members), sum(seen.tried for _, seen in members)
+    nights = [had for one in past if (had := _had(one, signature, keys)) is not None]
+    came = nights[nights.index(True) :] if True in nights else []
+    if shown == tried and False in came and all(cell.kind != "generated" for cell, _ in members):
+        shown, tried = 1 + sum(came), 1 + len(came)
+    status = Status.KNOWN if why else Status.FLAKY if shown < tried else Status.NEW
+    since = next((one.plan.id for one in past if _had(one, signature, keys)), night.plan.id)
+    smallest = members[0][1]
+    return Group(
+        signature=signature,
+        engine=engine,
+        status=status,
+        cells=keys,
+        shown=shown,
+        tried=tried,
+        since=since,
+        why=why,
+        first=smallest.first,
+        specimen=smallest.specimen,
+    )
+
+
+def _had(night: Night, signature: str, keys: Sequence[str]) -> bool | None:
+    """Whether a night showed a signature in one of these cells; None if it judged none of them."""
+    cells = [cell for key in keys if (cell := night.cell(key)) is not None and cell.unknown < cell.scenarios]
+    if not cells:
+        return None
+    return any(seen.signature == signature for cell in cells for seen in cell.findings)
+
+
+def _fixed(night: Night, past: Sequence[Night]) -> list[Group]:
+    """What the last night that ran the same fixed cells had and this one has not. Absence proves nothing elsewhere."""
+    found = []
+    for cell in night.cells:
+        if cell.kind == "generated" or cell.unknown or not cell.scenarios:
+            continue
+        before = next((one for one in reversed(past) if one.cell(cell.key) is not None), None)
+        if before is None:
+            continue
+        now = {seen.signature for seen in cell.findings}
+        had = before.cell(cell.key)
+        for seen in had.findings if had is not None else ():
+            if seen.signature not in now:
+                found.append(
+                    Group(
+                        signature=seen.signature,
+                        engine=cell.engine,
+                        status=Status.FIXED,
+                        cells=(cell.key,),
+                        shown=0,
+                        tried=1,
+                        since=before.plan.id,
+                        why=f"last seen in {before.plan.id}",
+                    )
+                )
+    return found
+
+
+def _missing(night: Night) -> list[str]:
+    """Cells that were planned and not reported, and the other way round; nothing where the merge said so already."""
+    if night.faults:
+        return []
+    reported = [cell.key for cell in night.cells]
+    lost = [key for key in night.plan.planned if key not in reported]
+    doubled = sorted({key for key in reported if reported.count(key) > 1})
+    return [f"{key} was planned and not reported" for key in lost] + [
+        f"{key} was reported more than once" for key in doubled
+    ]
+
+
+def _unknown(night: Night) -> list[str]:
+    found = []
+    for cell in night.cells:
+        because = f": {brief(cell.reasons[0])}" if cell.reasons else ""
+        if not cell.scenarios:
+            found.append(f"nothing was driven in {cell.key}")
+        elif cell.unknown > (0 if cell.kind != "generated" else UNKNOWN_LIMIT * cell.scenarios):
+            found.append(f"{cell.unknown} of {cell.scenarios} scenarios of {cell.key} have no verdict{because}")
+    return found
+
+
+def _surprises(night: Night) -> list[str]:
+    """A case that no longer fails where it must means that the release window is wrong, or that we have gone blind."""
+    blind = [
+        f"{cell.key} passes, and its release window says FAIL: is the gate still able to see it?"
+        for cell in night.cells
+        if cell.expected == "FAIL" and cell.verdict is Outcome.PASS
+    ]
+    nameless = [
+        f"{cell.key} fails and names no finding"
+        for cell in night.cells
+        if cell.verdict is Outcome.FAIL and not cell.findings
+    ]
+    return blind + nameless
+
+
+def _expired(known: Sequence[Entry], today: datetime.date) -> list[str]:
+    return [
+        f"known entry {one.issue} expired on {one.expires}: look again, then renew or remove it"
+        for one in known
+        if one.expires <= today
+    ]
+
+
+def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[str]:
+    """Entries whose cells ran tonight and before, for too many nights in a row without the finding."""
+    found = []
+    for entry in known:
+        away = 0
+        for one in (night, *reversed(past)):
+            asked = [
+                cell
+                for cell in one.cells
+                if entry.asked(engine=cell.engine, place=_place(cell)) and cell.scenarios > cell.unknown
+            ]
+            if any(seen.signature in entry.signatures for cell in asked for seen in cell.findings):
+                break
+            away += bool(asked)
+            if one is night and not asked:
+                break
+        if away >= nights_until_gone(entry.rate):
+            nights = "tonight" if away == 1 else f"in the last {away} nights"
+            found.append(f"known entry {entry.issue} matches nothing {nights}: if it is fixed, remove it")
+    return found
+
+
+def nights_until_gone(rate: float) -> int:
+    """So many nights without it, at this rate a night, are as unlikely as GONE."""
+    return 1 if rate >= 1.0 else math.ceil(math.log(GONE) / math.log(1.0 - rate))
+
+
+def _trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
+    found = []
+    for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
+        if value is None:
+            continue
+        cells = [before for one in green if (before := one.cell(cell.key)) is not None]
+        values = [one.mean_accepted if what == "accept length" else one.tie_rate for one in cells]
+        earlier = spread([one for one in values if one is not None])
+        found.append(Trend(cell=cell.key, what=what, tonight=value, before=earlier, moved=_moved(value, earlier)))
+    return found
+
+
+def _moved(value: float, before: Spread | None) -> bool:
+    """Fixed cells repeat exactly, so that any change counts; the margin is for the last bits of a mean."""
+    if before is None or before.nights < TREND_NIGHTS:
+        return False
+    return abs(value - before.mean) > TREND_DEVIATIONS * before.deviation + 1e-9

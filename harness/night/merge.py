@@ -1,0 +1,107 @@
+"""Shards of one night put together again, with every planned shard and cell counted against what came back.
+
+It must not repair anything: what is missing or there twice is said, and makes the night red.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.night.records import CellResult, Night, NightPlan
+from harness.night.store import Kept, begin, disk, finish, new_id
+from harness.store import StoreError
+from harness.words import counted
+
+#: What shards of one night have in common.
+SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "eaglecheck", "git_head")
+SHOWN = 5
+
+
+def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]:
+    """(folder in the store, the night with its faults). Raises StoreError for shards of different nights."""
+    first = shards[0].plan
+    for shard in shards[1:]:
+        _same(first, shard.plan, shard.folder)
+    plan = first.model_copy(
+        update={"id": new_id(), "created": min(one.plan.created for one in shards), "shard": (1, 1)}
+    )
+    folder = begin(root, plan)
+    cells: list[CellResult] = []
+    for shard in shards:
+        if shard.night is not None:
+            cells += [_taken_over(cell, shard, folder) for cell in shard.night.cells]
+    order = {key: number for number, key in enumerate(plan.planned)}
+    cells.sort(key=lambda cell: order.get(cell.key, len(order)))
+    night = Night(plan=plan, finished=now, cells=tuple(cells), faults=tuple(faults(shards)))
+    finish(folder, night)
+    return folder, night
+
+
+def faults(shards: Sequence[Kept]) -> list[str]:
+    """What is missing or doubled, in whole sentences."""
+    plan = shards[0].plan
+    of = max(shard.plan.shard[1] for shard in shards)
+    found = []
+    numbers = Counter(shard.plan.shard[0] for shard in shards)
+    for number in range(1, of + 1):
+        if not numbers[number]:
+            lost = len(plan.planned[number - 1 :: of])
+            found.append(f"shard {number} of {of} is missing, and {counted(lost, 'cell')} with it: did its job run?")
+        elif numbers[number] > 1:
+            found.append(f"shard {number} of {of} is there {numbers[number]} times")
+    for shard in shards:
+        if shard.night is None:
+            number, of = shard.plan.shard
+            found.append(
+                f"shard {number} of {of} ({shard.plan.id} on {shard.plan.host}) never finished: it was killed, "
+                f"or could not write; {counted(len(shard.plan.mine), 'cell')} not reported"
+            )
+    reported = Counter(cell.key for shard in shards if shard.night is not None for cell in shard.night.cells)
+    accounted = {key for shard in shards if shard.night is None for key in shard.plan.mine} | {
+        key for number in range(1, of + 1) if not numbers[number] for key in plan.planned[number - 1 :: of]
+    }
+    lost_cells = [key for key in plan.planned if not reported[key] and key not in accounted]
+    doubled = [key for key, count in reported.items() if count > 1]
+    strange = [key for key in reported if key not in plan.planned]
+    for what, keys in (
+        ("planned and not reported", lost_cells),
+        ("reported more than once", doubled),
+        ("reported and not planned", strange),
+    ):
+        if keys:
+            were = "cell was" if len(keys) == 1 else "cells were"
+            more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+            found.append(f"{len(keys)} {were} {what}: {', '.join(keys[:SHOWN])}{more}")
+    return found
+
+
+def _same(first: NightPlan, other: NightPlan, folder: Path) -> None:
+    for name in SHARED:
+        if getattr(first, name) != getattr(other, name):
+            was, now = getattr(first, name), getattr(other, name)
+            said = f": {now!r}, not {was!r}" if name != "planned" else ": other cells"
+            raise StoreError(
+                f"{folder} is a shard of another night: its {name} differs{said}\n"
+                "  allowed: shards of one night, run with the same options and --seed"
+            )
+    if first.shard[1] != other.shard[1]:
+        raise StoreError(
+            f"{folder} is shard {other.shard[0]} of {other.shard[1]}, and others are of {first.shard[1]}\n"
+            "  allowed: shards of one night"
+        )
+
+
+def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
+    """The cell with its specimens copied into the merged night."""
+    seen = []
+    for one in cell.findings:
+        if one.specimen is not None and (shard.folder / one.specimen).is_dir():
+            with disk(folder):
+                shutil.copytree(shard.folder / one.specimen, folder / one.specimen, dirs_exist_ok=True)
+            seen.append(one)
+        else:
+            seen.append(one.model_copy(update={"specimen": None}))
+    return cell.model_copy(update={"findings": tuple(seen)})

@@ -1,0 +1,59 @@
+"""How often something happens, and how sure that is: exact binomial intervals, mean and spread of a few nights.
+
+scipy would bring 100 MB for one function; tries here are few, so the binomial sums are exact and short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+#: Two-sided error probability of every interval that is printed.
+ALPHA = 0.05
+
+
+def at_least(shown: int, tried: int, rate: float) -> float:
+    """P(at least `shown` of `tried`) at this rate."""
+    return sum(math.comb(tried, k) * rate**k * (1 - rate) ** (tried - k) for k in range(shown, tried + 1))
+
+
+def interval(shown: int, tried: int, *, alpha: float = ALPHA) -> tuple[float, float]:
+    """Clopper and Pearson's exact interval (Biometrika 26, 1934) for a rate; it holds with at least 1 - alpha.
+
+    Raises ValueError unless 0 <= shown <= tried and 0 < tried.
+    """
+    if not 0 <= shown <= tried or tried < 1:
+        raise ValueError(f"{shown} of {tried} is no share")
+    low = 0.0 if shown == 0 else _root(lambda rate: at_least(shown, tried, rate) - alpha / 2)
+    high = 1.0 if shown == tried else _root(lambda rate: at_least(shown + 1, tried, rate) - (1 - alpha / 2))
+    return low, high
+
+
+def _root(rising: Callable[[float], float]) -> float:
+    """Where a rising function on [0, 1] passes zero."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if rising(middle) > 0 else (middle, high)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and sample standard deviation of a value over nights."""
+
+    mean: float
+    deviation: float
+    nights: int
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without values; deviation 0 for a single one."""
+    if not values:
+        return None
+    mean = math.fsum(values) / len(values)
+    squares = math.fsum((value - mean) ** 2 for value in values)
+    return Spread(
+        mean=mean, deviation=math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0, nights=len(values)
+    )

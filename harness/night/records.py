@@ -1,0 +1,140 @@
+"""What one night is on disk: plan.json (first), specimens, night.json (last). Extra keys are refused.
+
+Records only. This module must not read files and must not judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.types import Outcome
+
+SCHEMA: Literal[1] = 1
+Count = Annotated[int, Field(ge=0)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Seen(_Strict):
+    """One finding that nothing earlier explains, in one cell.
+
+    scenarios: how many of the cell show it. shown, tried: how often the first of them did, of so many times driven.
+    first: the first divergence of the smallest in words. specimen: that one, relative to the night.
+    """
+
+    signature: str
+    scenarios: Annotated[int, Field(ge=1)]
+    divergences: Annotated[int, Field(ge=1)]
+    shown: Annotated[int, Field(ge=1)]
+    tried: Annotated[int, Field(ge=1)]
+    first: str
+    specimen: str | None
+
+    @property
+    def kind(self) -> str:
+        return self.signature.partition(":")[0]
+
+
+class CellResult(_Strict):
+    """One cell that ran.
+
+    expected: PASS, or what a corpus case's release window says; foretold: kinds its corpus case is known to show here.
+    unknown: scenarios without a verdict; left_out: those the time box had no room for. accepted: accept length
+    (bonus included) -> verifies. choices: tokens and proposals that were compared; ties: those within the margin.
+    """
+
+    key: str
+    engine: str
+    kind: Literal["case", "fixed", "generated"]
+    name: str
+    expected: Literal["PASS", "FAIL", "unknown"]
+    foretold: tuple[str, ...]
+    verdict: Outcome
+    reasons: tuple[str, ...]
+    scenarios: Count
+    failed: Count
+    unknown: Count
+    left_out: Count
+    findings: tuple[Seen, ...]
+    accepted: dict[int, Count]
+    ties: Count
+    choices: Count
+    seconds: Annotated[float, Field(ge=0.0)]
+
+    @property
+    def mean_accepted(self) -> float | None:
+        """Mean accept length, None without a verify."""
+        total = sum(self.accepted.values())
+        return sum(length * count for length, count in self.accepted.items()) / total if total else None
+
+    @property
+    def tie_rate(self) -> float | None:
+        return self.ties / self.choices if self.choices else None
+
+
+class NightPlan(_Strict):
+    """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
+
+    seconds, scenarios: the box of each family's generated scenarios. shard: (number, of how many).
+    """
+
+    schema_version: Literal[1] = SCHEMA
+    id: str
+    created: str
+    device: str
+    revert: int | None
+    seed: int
+    seconds: float
+    scenarios: int
+    repeats: int
+    shard: tuple[int, int]
+    planned: Annotated[tuple[str, ...], Field(min_length=1)]
+    eaglecheck: str
+    git_head: str
+    host: str
+
+    @property
+    def mine(self) -> tuple[str, ...]:
+        """The cells of this shard: every n-th, so that shards are about as long as each other."""
+        number, of = self.shard
+        return self.planned[number - 1 :: of]
+
+
+class Judged(_Strict):
+    """What was said of a night when it was over; a shard alone is not judged."""
+
+    outcome: Outcome
+    reasons: tuple[str, ...]
+
+
+class Night(_Strict):
+    """A whole night. faults: why it is not all that was planned."""
+
+    schema_version: Literal[1] = SCHEMA
+    plan: NightPlan
+    finished: str
+    cells: tuple[CellResult, ...]
+    faults: tuple[str, ...] = ()
+    judged: Judged | None = None
+
+    @property
+    def green(self) -> bool:
+        """Only a green night is ever compared with."""
+        return self.judged is not None and self.judged.outcome is Outcome.PASS and not self.faults
+
+    def cell(self, key: str) -> CellResult | None:
+        return next((one for one in self.cells if one.key == key), None)
+
+
+def signatures(cells: Iterable[CellResult]) -> dict[tuple[str, str], list[tuple[CellResult, Seen]]]:
+    """(signature, engine) -> where it was seen, in order of first sight."""
+    found: dict[tuple[str, str], list[tuple[CellResult, Seen]]] = {}
+    for cell in cells:
+        for seen in cell.findings:
+            found.setdefault((seen.signature, cell.engine), []).append((cell, seen))
+    return found

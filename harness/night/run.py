@@ -1,0 +1,230 @@
+"""Drives the cells of a night on live engines and writes down what each showed.
+
+It must not judge a night: it only counts. An engine that does not start, or a fault of our own, makes its scenarios
+UNKNOWN; a full disk ends the night.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cases.cells import Cell
+from harness.checks.describe import describe
+from harness.cli.adapt import Wanted, adapted
+from harness.deviations import ASSUMED
+from harness.engine import EngineError
+from harness.live import LiveEngines, ScenarioOutcome
+from harness.night.records import CellResult, Seen
+from harness.night.store import FULL, disk
+from harness.store import WriteError
+from harness.tally import roots, size
+from harness.trace import Trace
+from harness.types import Kind, Outcome, Phase, Scenario, Verdict
+
+#: Reasons that say what was not looked at, without making a verdict unknown.
+NOT_A_CAUSE = ("not exercised", ASSUMED)
+#: Words and reasons kept of one cell.
+MOST_REASONS, MOST_WORDS = 5, 2000
+
+#: ids of deviations -> the engines to use
+MakeEngines = Callable[[tuple[str, ...]], LiveEngines]
+
+
+@dataclass(slots=True, kw_only=True)
+class Driver:
+    """One shard of a night. folder: the night's own; repeats: how often a failing scenario is driven again."""
+
+    make: MakeEngines
+    folder: Path
+    device: str = "cpu"
+    revert: int | None = None
+    repeats: int = 2
+    wanted: Wanted = field(default_factory=Wanted)
+    told: Callable[[CellResult], None] = lambda _result: None
+    _live: LiveEngines | None = None
+    _assumed: tuple[str, ...] = ()
+
+    def run(self, cells: Sequence[Cell]) -> list[CellResult]:
+        """Results in the order of the cells; driven release by release, so that engines are used again."""
+        results: dict[str, CellResult] = {}
+        try:
+            for cell in sorted(cells, key=_neighbours):
+                with disk(self.folder):
+                    results[cell.key] = self._cell(cell)
+                self.told(results[cell.key])
+        finally:
+            self.close()
+        return [results[cell.key] for cell in cells]
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.close()
+            self._live = None
+
+    def _cell(self, cell: Cell) -> CellResult:
+        start = booted = time.monotonic()
+        tally = _Tally(cell=cell)
+        scenarios = self._scenarios(cell)
+        for number, scenario in enumerate(scenarios):
+            if cell.draw is not None and number and time.monotonic() - booted > cell.draw.seconds:
+                tally.left_out = len(scenarios) - number
+                break
+            self._scenario(tally, scenario)
+            booted = booted if number else time.monotonic()  # the box is for scenarios: a start takes what it takes
+        return tally.result(folder=self.folder, seconds=time.monotonic() - start)
+
+    def _scenarios(self, cell: Cell) -> list[Scenario]:
+        if cell.draw is None:
+            return list(cell.scenarios)
+        from cases.hunt import greedy_text  # Hypothesis and torch
+        from cases.strategies import programs
+
+        drawn = programs(
+            cell.draw.boot, count=cell.draw.count, seed_value=cell.draw.seed, greedy=greedy_text(cell.draw.boot)
+        )
+        return adapted(drawn, self.wanted, device=self.device)
+
+    def _scenario(self, tally: _Tally, scenario: Scenario) -> None:
+        boot = scenario.boot_key()
+        if boot in tally.dead:
+            tally.unknown(tally.dead[boot])
+            return
+        try:
+            new = tally.add(self._drive(tally.cell, scenario))
+            self._again(tally, scenario, new)
+        except EngineError as error:
+            tally.dead[boot] = str(error)
+            tally.unknown(str(error))
+        except WriteError:
+            raise
+        except Exception as error:  # one cell's fault must not cost the others their night, and is never a pass
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise
+            tally.unknown(f"a fault of eaglecheck's own in {scenario.name}: {type(error).__name__}: {error}")
+
+    def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioOutcome:
+        assumed = cell.assumed_for(scenario)
+        if self._live is None or assumed != self._assumed:
+            self.close()
+            self._live, self._assumed = self.make(assumed), assumed
+        return self._live(scenario, engine=cell.engine, revert=self.revert, fresh=True)
+
+    def _again(self, tally: _Tally, scenario: Scenario, signatures: Sequence[str]) -> None:
+        """Drive a scenario again, at once and on the same engine, for what it was the first to show.
+
+        A hang is not tried again: each costs its whole deadline.
+        """
+        asked = [signature for signature in signatures if not signature.startswith(f"{Kind.HANG}:")]
+        for _ in range(self.repeats if asked else 0):
+            try:
+                seen = roots(self._drive(tally.cell, scenario).findings)
+            except EngineError:  # it was driven once and is counted; the next scenario says why there is no engine
+                break
+            for signature in asked:
+                shown, tried = tally.shown[signature]
+                tally.shown[signature] = (shown + (signature in seen), tried + 1)
+
+
+def _neighbours(cell: Cell) -> tuple[str, str, str]:
+    boot = cell.draw.boot.boot_key() if cell.draw is not None else cell.scenarios[0].boot_key()
+    return (cell.engine, ",".join(cell.assumes), boot)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tally:
+    """What one cell has shown so far."""
+
+    cell: Cell
+    left_out: int = 0
+    outcomes: list[Outcome] = field(default_factory=list)
+    reasons: Counter[str] = field(default_factory=Counter)
+    accepted: Counter[int] = field(default_factory=Counter)
+    ties: int = 0
+    choices: int = 0
+    scenarios: Counter[str] = field(default_factory=Counter)
+    divergences: Counter[str] = field(default_factory=Counter)
+    smallest: dict[str, ScenarioOutcome] = field(default_factory=dict)
+    #: signature -> (shown, tried) of the first scenario with it
+    shown: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: boot keys whose engine did not start -> why
+    dead: dict[str, str] = field(default_factory=dict)
+
+    def unknown(self, why: str) -> None:
+        self.outcomes.append(Outcome.UNKNOWN)
+        self.reasons[why] += 1
+
+    def add(self, outcome: ScenarioOutcome) -> list[str]:
+        """Count one outcome; returns the signatures that were not seen in this cell before."""
+        verdict = outcome.verdict
+        self.outcomes.append(verdict.outcome)
+        if verdict.outcome is Outcome.UNKNOWN:
+            self.reasons.update(reason for reason in verdict.reasons if not reason.startswith(NOT_A_CAUSE))
+        self.accepted.update(accept_lengths(outcome.trace))
+        self.ties += verdict.ties
+        self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
+        new = []
+        for finding in outcome.findings:
+            if not finding.is_root:
+                continue
+            if finding.signature not in self.shown:
+                self.shown[finding.signature] = (1, 1)
+                new.append(finding.signature)
+            self.scenarios[finding.signature] += 1
+            self.divergences[finding.signature] += finding.count
+            held = self.smallest.get(finding.signature)
+            if held is None or size(outcome.scenario) < size(held.scenario):
+                self.smallest[finding.signature] = outcome
+        return new
+
+    def result(self, *, folder: Path, seconds: float) -> CellResult:
+        return CellResult(
+            key=self.cell.key,
+            engine=self.cell.engine,
+            kind=self.cell.kind,
+            name=self.cell.name,
+            expected=self.cell.expected,
+            foretold=self.cell.foretold,
+            verdict=Verdict.merge(self.outcomes),
+            reasons=tuple(_times(reason, count) for reason, count in self.reasons.most_common(MOST_REASONS)),
+            scenarios=len(self.outcomes),
+            failed=self.outcomes.count(Outcome.FAIL),
+            unknown=self.outcomes.count(Outcome.UNKNOWN),
+            left_out=self.left_out,
+            findings=tuple(self._seen(folder)),
+            accepted=dict(sorted(self.accepted.items())),
+            ties=self.ties,
+            choices=self.choices,
+            seconds=round(seconds, 1),
+        )
+
+    def _seen(self, folder: Path) -> Iterator[Seen]:
+        for signature, outcome in self.smallest.items():
+            first = next(one.first for one in outcome.findings if one.signature == signature)
+            shown, tried = self.shown[signature]
+            yield Seen(
+                signature=signature,
+                scenarios=self.scenarios[signature],
+                divergences=self.divergences[signature],
+                shown=shown,
+                tried=tried,
+                first=describe(first, outcome.scenario)[:MOST_WORDS],
+                specimen=str(outcome.save_specimen(folder).relative_to(folder)),
+            )
+
+
+def accept_lengths(trace: Trace) -> Counter[int]:
+    """Accept length, the bonus included -> verifies of that length."""
+    rows = trace.rows
+    rounds = Counter(
+        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["epoch"][at], rows.ints["committed"][at])
+        for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
+    )
+    return Counter(rounds.values())
+
+
+def _times(reason: str, count: int) -> str:
+    return reason if count == 1 else f"{reason} (in {count} scenarios)"

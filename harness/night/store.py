@@ -1,0 +1,121 @@
+"""Nights on disk: NIGHTS/<utc>-<short id>/ with plan.json first and night.json last, whole or not at all.
+
+A folder without night.json is a night that never finished. This module must not judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from harness.night.records import SCHEMA, Night, NightPlan
+from harness.store import StoreError, WriteError
+from harness.validation import explain
+
+#: What a system says when a disk takes no more.
+FULL = (errno.ENOSPC, errno.EDQUOT)
+PLAN, NIGHT = "plan.json", "night.json"
+Model = TypeVar("Model", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One folder of a store. night is None where it never finished."""
+
+    folder: Path
+    plan: NightPlan
+    night: Night | None
+
+
+def new_id(now: datetime | None = None) -> str:
+    """A name that sorts by time."""
+    return f"{now or datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def begin(root: Path, plan: NightPlan) -> Path:
+    """The folder of a night that starts now, its plan in it. Raises WriteError."""
+    folder = root / plan.id
+    with disk(folder):
+        folder.mkdir(parents=True)
+    _write(folder / PLAN, plan)
+    return folder
+
+
+def finish(folder: Path, night: Night) -> Path:
+    """Write night.json, whole or not at all; again, once it is judged. Raises WriteError."""
+    _write(folder / NIGHT, night)
+    return folder / NIGHT
+
+
+def read(folder: Path) -> Kept:
+    """One night or shard. StoreError for a folder that is none, is damaged, or was written by another version."""
+    if not (folder / PLAN).is_file():
+        raise StoreError(
+            f"{folder} is not a night: it has no {PLAN}\n  make one:  eaglecheck matrix --nights {folder.parent}"
+        )
+    plan = _read(folder / PLAN, NightPlan)
+    return Kept(folder=folder, plan=plan, night=_read(folder / NIGHT, Night) if (folder / NIGHT).is_file() else None)
+
+
+def nights(root: Path) -> list[Kept]:
+    """Every night in a store, oldest first."""
+    return sorted((read(path.parent) for path in root.glob(f"*/{PLAN}")), key=lambda kept: kept.plan.created)
+
+
+def parts(folder: Path) -> list[Path]:
+    """The nights at or below a folder, as artifacts unpack: PART itself, PART/<id>, or one level more."""
+    if (folder / PLAN).is_file():
+        return [folder]
+    found = [*folder.glob(f"*/{PLAN}"), *folder.glob(f"*/*/{PLAN}")]
+    return sorted(path.parent for path in found)
+
+
+def _write(path: Path, model: BaseModel) -> None:
+    draft = path.with_name(f"{path.name}.part")
+    with disk(path.parent):
+        with draft.open("wb") as file:
+            file.write((model.model_dump_json(indent=1) + "\n").encode())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+
+
+def _read(path: Path, model: type[Model]) -> Model:
+    try:
+        content = path.read_bytes()
+        return model.model_validate_json(content)
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}\n  allowed: a night of `eaglecheck matrix`") from error
+    except ValidationError as error:
+        raise StoreError(
+            f"{path} is damaged, or not of schema {SCHEMA}: {explain(error, model)}\n"
+            "  it counts for nothing until it is mended; move it away to go on without it"
+        ) from error
+
+
+@contextlib.contextmanager
+def disk(folder: Path) -> Iterator[None]:
+    """Turn a disk that takes no more into text that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
+        if error.errno not in FULL:
+            raise WriteError(
+                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  choose another place:  --nights FOLDER"
+            ) from error
+        place = next(path for path in (folder, *folder.parents) if path.exists())
+        raise WriteError(
+            f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
+            f"  {kept}\n  see what is large:  du -sh {folder.parent}/* | sort -h"
+        ) from error

@@ -1,0 +1,167 @@
+"""A night for people: what is new, flaky, known and fixed, what moved, what is missing; the verdict comes last.
+
+It must not judge, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from harness.night.judge import Group, Judgement, Status
+from harness.night.records import CellResult, Night
+from harness.types import Outcome
+from harness.words import brief, counted
+from reports.live import STYLE
+from reports.prose import heading, say
+
+#: Cells named in one line before "and N more".
+SHOWN = 3
+WHAT = {
+    Status.NEW: "new findings",
+    Status.FLAKY: "flaky findings: the same scenario does not always show them",
+    Status.KNOWN: "known findings",
+    Status.FIXED: "fixed: gone since the last night that ran these cells",
+}
+
+
+def render_cell(console: Console, cell: CellResult) -> None:
+    """One line when a cell is done."""
+    found = f"; {', '.join(seen.signature for seen in cell.findings)}" if cell.findings else ""
+    left = f", {cell.left_out} left out" if cell.left_out else ""
+    say(console, f"{cell.verdict:7} {cell.key}  {_scenarios(cell.scenarios)}{left}, {cell.seconds:.1f} s{found}")
+    for reason in cell.reasons:
+        say(console, f"        no verdict: {brief(reason)}")
+
+
+def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
+    """Everything; folder: where the night lies."""
+    night = judged.night
+    heading(console, f"night {night.plan.id} on {night.plan.device}, seed {night.plan.seed}")
+    _table(console, night.cells)
+    say(console, f"compared with: {judged.baseline or 'nothing, since there is no green night yet'}")
+    for status, title in WHAT.items():
+        groups = judged.of(status)
+        if groups:
+            heading(console, title)
+        for group in groups:
+            render_group(console, group, night=night, folder=folder)
+    _trends(console, judged)
+    for title, sentences in (("wrong", judged.wrong), ("incomplete", judged.incomplete)):
+        if sentences:
+            heading(console, title)
+        for sentence in sentences:
+            say(console, f"  {sentence}")
+    say(console)
+    say(console, f"kept in {folder}")
+    say(console, verdict_line(judged), style=STYLE[judged.outcome])
+
+
+def render_group(console: Console, group: Group, *, night: Night, folder: Path) -> None:
+    """Signature, places, how often, since when; for what is not known also the first place and the command."""
+    say(console, f"  {group.signature} on {group.engine}", style="bold")
+    say(console, f"    in {places(group)}")
+    if group.why:
+        say(console, f"    {group.why}")
+    if group.status in (Status.NEW, Status.FLAKY):
+        say(console, f"    {how_often(group)}; {since(group, night)}")
+        for line in group.first.splitlines():
+            say(console, f"    {line}")
+        if group.specimen is not None:
+            say(console, f"    run it again:  eaglecheck replay {folder / group.specimen}")
+
+
+def places(group: Group) -> str:
+    """The cells without the release, the first few."""
+    names = [cell.partition("/")[2] for cell in group.cells]
+    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def how_often(group: Group) -> str:
+    """'shown 2 of 3 times: 67 %, with 95 % confidence 9 to 99 %'."""
+    rate, low, high = group.rate
+    text = f"shown {group.shown} of {counted(group.tried, 'time')}"
+    return f"{text}: {100 * rate:.0f} %, with 95 % confidence {100 * low:.0f} to {100 * high:.0f} %"
+
+
+def since(group: Group, night: Night) -> str:
+    return "first seen tonight" if group.since == night.plan.id else f"first seen in {group.since}"
+
+
+def verdict_line(judged: Judgement) -> str:
+    """One sentence that begins with GREEN or RED."""
+    counts = {status: len(judged.of(status)) for status in Status}
+    found = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status]) or "no findings"
+    cells = counted(len(judged.night.cells), "cell")
+    if judged.outcome is Outcome.PASS:
+        return f"night GREEN: {cells}, {found}"
+    why = [f"{len(judged.wrong)} wrong"] if judged.wrong else []
+    why += [f"{len(judged.incomplete)} incomplete"] if judged.incomplete else []
+    return f"night RED ({judged.outcome}): {', '.join([cells, found, *why])}"
+
+
+def rows(cells: Sequence[CellResult]) -> list[tuple[str, ...]]:
+    """One row a release and kind of cell: cells, scenarios, failed, unknown, left out, accept length, ties."""
+    found: dict[tuple[str, str], list[CellResult]] = {}
+    for cell in cells:
+        found.setdefault((cell.engine, cell.kind), []).append(cell)
+    return [(engine, kind, *_sums(members)) for (engine, kind), members in found.items()]
+
+
+def _sums(cells: Sequence[CellResult]) -> tuple[str, ...]:
+    verifies = sum(count for cell in cells for count in cell.accepted.values())
+    accepted = sum(length * count for cell in cells for length, count in cell.accepted.items())
+    choices, ties = sum(cell.choices for cell in cells), sum(cell.ties for cell in cells)
+    return (
+        str(len(cells)),
+        str(sum(cell.scenarios for cell in cells)),
+        str(sum(cell.failed for cell in cells)),
+        str(sum(cell.unknown for cell in cells)),
+        str(sum(cell.left_out for cell in cells)),
+        f"{accepted / verifies:.2f}" if verifies else "-",
+        f"{100 * ties / choices:.2f} %" if choices else "-",
+    )
+
+
+COLUMNS = ("release", "kind", "cells", "driven", "failed", "unknown", "left", "accept", "ties")
+
+
+def _table(console: Console, cells: Sequence[CellResult]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    for name in COLUMNS:
+        table.add_column(name, no_wrap=True, justify="left" if name in COLUMNS[:2] else "right")
+    for row in rows(cells):
+        table.add_row(*row)
+    console.print(table)
+
+
+def _trends(console: Console, judged: Judgement) -> None:
+    tracked = [trend for trend in judged.trends if trend.before is not None]
+    moved = [trend for trend in tracked if trend.moved]
+    if tracked:
+        nights = max(trend.before.nights for trend in tracked if trend.before is not None)
+        say(console)
+        say(console, f"accept lengths and tie rates: {tracking(len(tracked), nights, len(moved))}")
+    if moved:
+        heading(console, "moved: outside what the green nights showed (tells, and decides nothing)")
+    for trend in moved:
+        if trend.before is not None:
+            before = trend.before
+            say(
+                console,
+                f"  {trend.what} of {trend.cell}: {trend.tonight:.4f}, before {before.mean:.4f} ± "
+                f"{before.deviation:.4f} over {counted(before.nights, 'night')}",
+            )
+
+
+def tracking(values: int, nights: int, moved: int) -> str:
+    """'8 values tracked over 6 green nights, 1 moved'."""
+    return f"{counted(values, 'value')} tracked over {counted(nights, 'green night')}, {moved or 'none'} moved"
+
+
+def _scenarios(number: int) -> str:
+    return counted(number, "scenario")
