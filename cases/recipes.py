@@ -84,6 +84,18 @@ class MtpRecipe(Recipe):
     hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRecipe(Recipe):
+    """A pair whose next token depends on the position alone (see cases.table_weights).
+
+    flatter: the draft's logits are the target's times this.
+    """
+
+    vocab: int = 32
+    layers: int = 2
+    flatter: float = 0.5
+
+
 class Noise:
     """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
 

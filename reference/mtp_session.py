@@ -11,13 +11,14 @@ from typing import Any
 
 import torch
 
-from harness.trace import RequestEnd, RoundRecord, Trace
+from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, SpecConfig
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, read_depths
-from reference.session import ReferenceSession, Story, ended, record_of, where_of
+from reference.session import ReferenceSession, Story, ended, record_of, sampled, where_of
 from reference.tree import Tree, with_depths
-from reference.turns import Conditions, Where, Writer, verified_rows, verify
+from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
+from reference.verify import Walk
 
 
 class MtpSession(ReferenceSession):
@@ -30,7 +31,7 @@ class MtpSession(ReferenceSession):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
         self.target, self.layers, self.spec = head.target, head, spec
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
+    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
         windows = [
@@ -45,7 +46,8 @@ class MtpSession(ReferenceSession):
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             phase = Phase.EXTEND
             if turn.record.mode == "PREFILL":
-                self._prompt_rows(writer, where, story.tokens, hidden, turn.length)
+                chosen = view.target_choice(turn) if temperature > 0 else ()
+                self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
                 phase = Phase.DRAFT_PREFILL
             elif len(chain) == self.spec.k:
                 rounds.append((where, _chain(story.tokens[turn.start], chain), view.conditions(turn, before)))
@@ -53,7 +55,8 @@ class MtpSession(ReferenceSession):
             if window and (not view.is_last(turn) or view.has(turn, phase)):
                 self._layer_rows(writer, where, phase, depths, window)
             chain, before = window.proposals if window else (), turn
-        self._verify(writer, story.tokens, rounds)
+        walks = self._verify(writer, story.tokens, rounds, temperature=temperature)
+        return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -62,12 +65,21 @@ class MtpSession(ReferenceSession):
             return [], []
         return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
 
-    def _prompt_rows(self, writer: Writer, where: Where, tokens: list[int], hidden: torch.Tensor, length: int) -> None:
-        """Target rows of one chunk; the last one also says what comes next."""
+    def _prompt_rows(
+        self,
+        writer: Writer,
+        where: Where,
+        tokens: list[int],
+        hidden: torch.Tensor,
+        length: int,
+        *,
+        chosen: Sequence[int] = (),
+    ) -> None:
+        """Target rows of one chunk; the last one also says what comes next. chosen: what was drawn there, if it was."""
         for j, row in enumerate(range(where.committed, where.committed + length)):
             values: dict[str, Any] = {}
             if j == length - 1:
-                values = {"logits": self.target.logits(hidden[row]), "choose": 1}
+                values = {"logits": self.target.logits(hidden[row]), "choose": 1, "drawn": chosen}
             writer.add(where, Phase.PREFILL, j, input_id=tokens[row], position=row, hidden_out=hidden[row], **values)
 
     def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
@@ -83,16 +95,22 @@ class MtpSession(ReferenceSession):
                 writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
 
     def _verify(
-        self, writer: Writer, tokens: list[int], rounds: Sequence[tuple[Where, Tree, Conditions]]
-    ) -> list[tuple[int, ...]]:
-        """VERIFY and ACCEPT rows of all rounds, each answering the chain that was really verified; what they commit."""
+        self,
+        writer: Writer,
+        tokens: list[int],
+        rounds: Sequence[tuple[Where, Tree, Conditions]],
+        *,
+        temperature: float = 0.0,
+    ) -> list[Walk]:
+        """VERIFY and ACCEPT rows of all rounds, each answering the chain that was really verified; their walks."""
         trees = [conditions.tree or expected for _, expected, conditions in rounds]
         starts = [where.committed for where, _, _ in rounds]
         answers = verify(self.layers, torch.tensor(tokens), list(zip(starts, trees, strict=True)))
         walks = []
         for (where, expected, conditions), tree, (hidden, logits) in zip(rounds, trees, answers, strict=True):
-            walk = verified_rows(writer, where, expected, tree, hidden, logits, conditions.choices)
-            walks.append(walk.tokens)
+            walk = walk_of(tree, logits, conditions, most=self.spec.k, temperature=temperature)
+            verified_rows(writer, where, expected, walk, hidden, logits)
+            walks.append(walk)
         return walks
 
     @torch.inference_mode()
@@ -114,9 +132,8 @@ class MtpSession(ReferenceSession):
             windows = self._depths(tokens, hidden, windows)[1]
             c = len(tokens) - 1
             where = where_of(record_of(request, len(records), "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (committed,) = self._verify(
-                writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())]
-            )
+            (walk,) = self._verify(writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())])
+            committed = walk.tokens
             tokens += committed
             hidden = self.target.forward(torch.tensor(tokens))
             stop = c + len(committed)

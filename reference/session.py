@@ -20,6 +20,7 @@ from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target
 from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
+from reference.verify import Walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request in scenario.requests:
             for story in _stories(request, view):
-                self._replay(story, view, writer)
+                events += self._replay(story, view, writer, temperature=request.temperature)
                 if story.why:
                     events.append(_stopped(*story.why))
                     break
@@ -109,14 +110,16 @@ class ReferenceSession:
             tensors=tensors,
         )
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
+    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
+        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`)."""
         reading = Reading.of(self.head, story.tokens)
         rounds: list[tuple[Where, Conditions]] = []
         before: Turn | None = None
         for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             if turn.record.mode == "PREFILL":
-                prefill_rows(writer, where, self.head, reading, turn.length)
+                chosen = view.target_choice(turn) if temperature > 0 else ()
+                prefill_rows(writer, where, self.head, reading, turn.length, chosen=chosen)
                 phase, length = Phase.DRAFT_PREFILL, turn.length
             else:
                 rounds.append((where, view.conditions(turn, before)))
@@ -124,7 +127,8 @@ class ReferenceSession:
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
                 rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
             before = turn
-        decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight)
+        walks = decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature)
+        return sampled(rounds, walks) if temperature > 0 else []
 
     @torch.inference_mode()
     def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
@@ -217,6 +221,20 @@ def _impossible(turn: Turn, known: int) -> str | None:
     if mode == "DECODE":
         return None if turn.start == known - 1 else f"committed length {turn.start}, but it has {known} tokens"
     return f"rounds of mode {mode} cannot be replayed"
+
+
+def sampled(rounds: Sequence[tuple[Where, Conditions]], walks: Sequence[Walk]) -> list[Event]:
+    """Event('sampled') for each round that coins decided: rid, round, and the walk's margin."""
+    decided = [(where, walk) for (where, known), walk in zip(rounds, walks, strict=True) if known.coins is not None]
+    return [
+        Event(
+            name="sampled",
+            tick=where.tick,
+            dp_rank=where.dp_rank,
+            data={"rid": where.rid, "epoch": where.epoch, "committed": where.committed, "margin": walk.margin},
+        )
+        for where, walk in decided
+    ]
 
 
 def _stopped(turn: Turn, why: str) -> Event:

@@ -16,6 +16,7 @@ from harness.checks import (
     positions,
     ranks,
     rounds,
+    sampled,
     slots,
     verify,
 )
@@ -29,7 +30,7 @@ from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.trace import Event, Trace
 from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
-FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness)
+FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness, sampled)
 
 
 @register(
