@@ -59,12 +59,16 @@ RECIPES: dict[str, Recipe] = {
         Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 4), state_gain=0.28),
         # The law of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
+        TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
     )
 }
 
 
 #: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
-STAND_INS: dict[tuple[str, str], str] = {("eagle-tiny", "cuda"): "eagle-head64"}
+STAND_INS: dict[tuple[str, str], str] = {
+    ("eagle-tiny", "cuda"): "eagle-head64",
+    ("table-tiny", "cuda"): "table-head64",
+}
 
 
 def on_device(name: str, device: str) -> str:
