@@ -24,18 +24,25 @@ from reference.verify import Walk
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
-    def __init__(self, head: MtpHead, spec: SpecConfig) -> None:
+    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False) -> None:
+        """guesses: predict an engine that reads guesses where a chunk ends inside a prompt (F-010)."""
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
-        self.target, self.layers, self.spec = head.target, head, spec
+        self.target, self.layers, self.spec, self.guesses = head.target, head, spec, guesses
 
     def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
         windows = [
-            _window(turn, committed, known=known, proposals=view.layer_proposals(turn))
+            _window(
+                turn,
+                committed,
+                known=known,
+                proposals=view.layer_proposals(turn),
+                guess=self._guess(turn, view, hidden),
+            )
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
         depths, filled = self._depths(story.tokens, hidden, windows)
@@ -57,6 +64,13 @@ class MtpSession(ReferenceSession):
             chain, before = window.proposals if window else (), turn
         walks = self._verify(writer, story.tokens, rounds, temperature=temperature)
         return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
+
+    def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
+        """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
+        if not self.guesses or not _is_early_chunk(turn):
+            return None
+        chosen = view.target_choice(turn)
+        return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -126,7 +140,8 @@ class MtpSession(ReferenceSession):
             record = record_of(request, len(records), "PREFILL", start, length, final=final, layers=self.spec.k)
             where = where_of(record, rid=request.rid, epoch=0, committed=start)
             self._prompt_rows(writer, where, tokens, hidden, length)
-            windows.append(Window(start=start, stop=start + length, known=prompt + final))
+            guess = None if final or not self.guesses else int(self.target.logits(hidden[start + length - 1]).argmax())
+            windows.append(Window(start=start, stop=start + length, known=prompt + final, guess=guess))
             records.append(record)
         while (output := ended(request, tokens[prompt:])) is None:
             windows = self._depths(tokens, hidden, windows)[1]
@@ -171,10 +186,12 @@ def _known(story: Story) -> list[int]:
     return known[::-1]
 
 
-def _window(turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...]) -> Window:
+def _window(
+    turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...], guess: int | None
+) -> Window:
     """The rows a turn ran the layers over, and how much text there was when it did."""
     length = turn.length if turn.record.mode == "PREFILL" else len(committed)
-    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals)
+    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals, guess=guess)
 
 
 def _chain(root: int, proposals: Sequence[int | None]) -> Tree:
