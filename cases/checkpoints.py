@@ -25,7 +25,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cases import eagle3_weights, mtp_weights, table_weights
-from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Qwen3Recipe, Recipe, TableRecipe, Weights
+from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, NormedRecipe, Qwen3Recipe, Recipe, TableRecipe, Weights
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -52,6 +52,8 @@ RECIPES: dict[str, Recipe] = {
         ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
+        # Its residual starts behind a norm, as the config of some published heads says.
+        NormedRecipe(name="eagle3-normed", seed=20250307),
         MtpRecipe(name="mtp-tiny", seed=20241226),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.

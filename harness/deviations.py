@@ -95,3 +95,8 @@ def notes(header: dict[str, object], spec: SpecConfig, *, dp: int) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
     return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]
+
+
+def told_in(reasons: Iterable[str]) -> list[str]:
+    """The ids that a verdict's reasons say were assumed, in order."""
+    return sorted({reason[len(ASSUMED) :].split(",")[0] for reason in reasons if reason.startswith(ASSUMED)})
