@@ -6,7 +6,8 @@ the next round's chain. This module must not judge, and must see an engine's tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ class MtpSession(ReferenceSession):
         rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
         before: Turn | None = None
         ran = {id(turn): window for (turn, _), window in zip(turns, filled, strict=True)}
-        for turn, _ in story.turns:
+        for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             phase = Phase.EXTEND
             if turn.record.mode == "PREFILL":
@@ -57,7 +58,9 @@ class MtpSession(ReferenceSession):
                 self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
                 phase = Phase.DRAFT_PREFILL
             elif len(chain) == self.spec.k:
-                rounds.append((where, _chain(story.tokens[turn.start], chain), view.conditions(turn, before)))
+                known = view.conditions(turn, before)
+                known = replace(known, committed=committed) if temperature > 0 else known
+                rounds.append((where, _chain(story.tokens[turn.start], chain), known))
             window = ran.get(id(turn))
             if window and (not view.is_last(turn) or view.has(turn, phase)):
                 self._layer_rows(writer, where, phase, depths, window)
@@ -128,8 +131,20 @@ class MtpSession(ReferenceSession):
         return walks
 
     @torch.inference_mode()
-    def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
-        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends."""
+    def speculate(
+        self,
+        request: RequestSpec,
+        *,
+        chunk: int | None = None,
+        scenario_id: str = "",
+        uniform: Callable[[], float] | None = None,
+    ) -> Trace:
+        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
+
+        Greedily only: ValueError if there is something to draw coins from.
+        """
+        if uniform is not None:
+            raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         writer, records, windows = Writer(), list[RoundRecord](), list[Window]()
         tokens, prompt = list(request.prompt), len(request.prompt)
         tokens.append(int(self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()))

@@ -61,13 +61,15 @@ class Reading:
 class Conditions:
     """What another side did in a decode round: its proposals, its tree and its target choices [n] (None: unknown).
 
-    coins: what its sampled verify was decided by, None where it was not sampled.
+    coins: what its sampled verify was decided by, None where it was not sampled. committed: what it committed, for a
+    request that samples: without coins there is nothing that decides it.
     """
 
     forced: Forced = field(default_factory=Forced)
     tree: Tree | None = None
     choices: tuple[int, ...] | None = None
     coins: Coins | None = None
+    committed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,8 @@ def walk_of(tree: Tree, logits: Tensor, conditions: Conditions, *, most: int, te
     if temperature > 0 and conditions.coins is not None:
         law = (logits.double() / temperature).softmax(-1).tolist()
         return sampled_walk(tree.tokens, tree.parents, law, conditions.coins, most=most)
+    if temperature > 0 and conditions.committed:
+        return Walk(nodes=(-1,) * len(conditions.committed), tokens=conditions.committed)
     choices = conditions.choices or [best(row, 1)[0] for row in logits]
     return greedy_walk(tree.tokens, tree.parents, choices)
 

@@ -9,7 +9,7 @@ token is drawn from what the target's law has left. This module must not run a m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -38,6 +38,11 @@ class Coins:
     final: float
     single: float = 1.0
     together: float = 1.0
+
+    @staticmethod
+    def drawn(uniform: Callable[[], float], n: int) -> Coins:
+        """Fresh coins for a tree of n nodes."""
+        return Coins(nodes=tuple(uniform() for _ in range(n)), final=uniform())
 
 
 def greedy_walk(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Walk:
