@@ -8,6 +8,7 @@ Eight requests a scenario. Every round is also held against its own coins. Exit 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -36,6 +37,7 @@ def main() -> int:
     )
     outcomes, tallies = Counter[str](), dict[str, Tally]()
     start = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         for draft in options.drafts.split(","):
             tally = tallies[draft] = Tally(temperature=options.temperature)
@@ -45,8 +47,11 @@ def main() -> int:
                 tally.add(scenario, outcome.trace)
                 if not outcome.passed:
                     print(f"{scenario.name}: {outcome.verdict.reasons}", outcome.save_specimen(options.out))
+    except KeyboardInterrupt:
+        print("interrupted: what follows is what was drawn so far", file=sys.stderr)
     finally:
         engines.close()
+    tallies = {draft: tally for draft, tally in tallies.items() if tally.cells}
     cells = sum(len(tally.cells) for tally in tallies.values())
     print(f"SGLang {options.engine}: {dict(outcomes)} under their own coins; {time.monotonic() - start:.0f} s")
     print(f"{cells} exact multinomial tests; each fails below p = {FALSE_ALARM / max(1, cells):.1e}")
