@@ -138,3 +138,14 @@ def test_a_coin_on_the_border_decides_either_way(pair, sampled):
         rows.ints["input_id"][last] = before
     assert [found for found in divergences if found.check == "sampled"] == []
     assert verdict.ties == 1
+
+
+def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pair, sampled):
+    scenario, trace = sampled
+    kernel = "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only"
+    ours = [{"operation": kernel, "by": "stand-in when sampling", "subject": "sampled", "reason": "no CPU build"}]
+    verdict, divergences = judged(pair, scenario, replace(trace, header={**trace.header, "replaced": ours}))
+    assert divergences == []
+    assert "accepts" not in verdict.compared
+    assert f"not exercised: sampled verify ({kernel} replaced by stand-in)" in verdict.reasons
+    assert "nothing compared: accepts" not in verdict.reasons
