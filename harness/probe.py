@@ -16,6 +16,7 @@ from .compat import Release
 from .graph_probe import Copy, GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
 from .hooks import Ledger
 from .recorder import Arrays, Recorder, floats, ints, plain_rid
+from .tail_probe import holes, wrong_copies
 
 Original = Callable[..., Any]
 
@@ -51,6 +52,9 @@ class Probe:
         for name in SAMPLED_WALKS:
             if getattr(sampler, name, None) is not None:
                 wrap(sampler, name, self._coins)
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if pages is not None and hasattr(pages, TAIL_COPIER):
+            wrap(pages, TAIL_COPIER, self._tails)
         wrap(runner, "ModelRunner.forward", self._forward)
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
@@ -198,6 +202,21 @@ class Probe:
             return result
 
         return sample
+
+    def _tails(self, original: Original) -> Original:
+        """What branches of a paged tree begin with, once it was copied."""
+        recorder = self.recorder
+
+        def duplicate(
+            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
+            if recorder.round is not None and recorder.round.rids:
+                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
+                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+            return result
+
+        return duplicate
 
     def _coins(self, original: Original) -> Original:
         """The random numbers of a sampled verify, before the kernel gets them."""
@@ -366,6 +385,9 @@ CHAIN_CHOOSER = "draft_topk1_postprocess"
 
 #: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+
+#: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
+TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
 
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
