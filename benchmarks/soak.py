@@ -1,7 +1,7 @@
 """Generated scenarios against one release for as long as you like; never stops at a failure.
 
     .venv/bin/python -m benchmarks.soak [--engine 0.5.23] [--scenarios 200] [--minutes 20] [--seed N]
-        [--family tree] [--boots A,B]
+        [--family tree] [--boots A,B] [--device cuda [--graphs]]
 
 Prints verdicts, findings by signature and the situation table; writes them as JSON and failing scenarios as specimens
 under --out. Exit code 1 if anything failed, 3 if something could not be judged.
@@ -42,6 +42,16 @@ def plan(boots: list[Boot], *, count: int, seed_value: int) -> Iterator[Scenario
         block = min(BLOCK, -(-count // len(boots)), count - done)
         yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
         done, turn = done + block, turn + 1
+
+
+def chosen_boots(family: str, names: str | None, *, release: str) -> list[Boot]:
+    """The boot configurations named, on whatever release; without names, those that work on it."""
+    known = {boot.name: boot for boot in FAMILIES[family].boots}
+    return [known[name] for name in names.split(",")] if names else [b for b in known.values() if b.works_on(release)]
+
+
+def in_graphs(scenario: Scenario) -> Scenario:
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"graphs": True})})
 
 
 def soak(hunt: Hunt, scenarios: Iterator[Scenario], *, minutes: float, write: Path) -> None:
@@ -92,17 +102,18 @@ def main() -> int:
     parser.add_argument("--family", choices=sorted(FAMILIES), default="eagle")
     parser.add_argument("--boots", help="only these boot configurations of the family, comma-separated")
     parser.add_argument("--assume", action="append", default=[], help="a deviation to predict beside what boots name")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in float16")
+    parser.add_argument("--graphs", action="store_true", help="inside CUDA graphs; needs --device cuda")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     options = parser.parse_args()
     seed_value = options.seed if options.seed is not None else secrets.randbelow(10**6)
-    known = {boot.name: boot for boot in FAMILIES[options.family].boots if boot.works_on(options.engine)}
-    boots = [known[name] for name in (options.boots.split(",") if options.boots else known)]
+    boots = chosen_boots(options.family, options.boots, release=options.engine)
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"seed {seed_value}", file=sys.stderr)
     engines = LiveEngines(
         environment=lambda version: envs.ensure(version, lambda text: print(text, file=sys.stderr)),
         default=options.engine,
-        device="cpu",
+        device=options.device,
         logs=options.out / "logs",
         assumed=checked([*options.assume, *(one for boot in boots for one in boot.assumes)]),
     )
@@ -110,6 +121,8 @@ def main() -> int:
     start = time.monotonic()
     try:
         scenarios = plan(boots, count=options.scenarios, seed_value=seed_value)
+        if options.graphs:
+            scenarios = (in_graphs(scenario) for scenario in scenarios)
         soak(hunt, scenarios, minutes=options.minutes, write=options.out / f"soak-{options.engine}-{seed_value}.json")
     finally:
         engines.close()

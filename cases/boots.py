@@ -74,6 +74,7 @@ LAYERED = {
             spec=MTP,
             engine=EngineConfig(prefix_cache=False),
             since="0.5.17",
+            assumes=("F-010",),
         ),
         Boot(
             name="layers-cache",
@@ -81,6 +82,7 @@ LAYERED = {
             checkpoint="mtp-tiny",
             spec=MTP,
             since="0.5.17",
+            assumes=("F-010",),
         ),
         Boot(
             name="layers-pages",
@@ -89,6 +91,7 @@ LAYERED = {
             spec=SpecConfig(algorithm="MTP", k=2, n=3),
             engine=EngineConfig(page=4, prefix_cache=False),
             since="0.5.17",
+            assumes=("F-010",),
         ),
     )
 }

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights, mtp_weights
-from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, Qwen3Recipe, Recipe, Weights
+from cases import eagle3_weights, mtp_weights, table_weights
+from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, NormedRecipe, Qwen3Recipe, Recipe, TableRecipe, Weights
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -52,17 +52,25 @@ RECIPES: dict[str, Recipe] = {
         ),
         # One feature as wide as the draft: the one shape at which widths do not tell features from states.
         Eagle3Recipe(name="eagle3-one", seed=20250306, aux_layers=(4,)),
+        # Its residual starts behind a norm, as the config of some published heads says.
+        NormedRecipe(name="eagle3-normed", seed=20250307),
         MtpRecipe(name="mtp-tiny", seed=20241226),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
         Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 4), state_gain=0.28),
+        # The law of every token is known, so that sampling can be held against it.
+        TableRecipe(name="table-tiny", seed=20221130),
+        TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
     )
 }
 
 
 #: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
-STAND_INS: dict[tuple[str, str], str] = {("eagle-tiny", "cuda"): "eagle-head64"}
+STAND_INS: dict[tuple[str, str], str] = {
+    ("eagle-tiny", "cuda"): "eagle-head64",
+    ("table-tiny", "cuda"): "table-head64",
+}
 
 
 def on_device(name: str, device: str) -> str:
@@ -221,6 +229,8 @@ def _sums(root: Path) -> dict[str, str]:
 def _build(recipe: Recipe, root: Path) -> None:
     noise = Noise(recipe.seed)
     target = _target_weights(noise, recipe)
+    if isinstance(recipe, TableRecipe):
+        target = table_weights.target(recipe, target)
     if isinstance(recipe, MtpRecipe):
         _write_mtp(noise, recipe, root, target)
     else:
@@ -237,6 +247,8 @@ def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> No
         draft = eagle3_weights.weights(noise, recipe, _norms_folded(recipe, target))
     else:
         draft = _draft_weights(noise, recipe, target)
+    if isinstance(recipe, TableRecipe):
+        draft = table_weights.draft(recipe, draft)
     kind = {"model_type": recipe.target_type}
     config = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
     _write_model(root / "target", config, target)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from cases.recipes import Eagle3Recipe, Noise, Weights
+from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Weights
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
@@ -43,6 +43,8 @@ def config(recipe: Eagle3Recipe) -> dict[str, Any]:
     }
     if recipe.draft_hidden != recipe.hidden:
         own["target_hidden_size"] = recipe.hidden
+    if isinstance(recipe, NormedRecipe):
+        own["norm_before_residual"] = True
     if recipe.aux_layers is not None:
         own["eagle_config"] = {
             "use_aux_hidden_state": True,

@@ -112,6 +112,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
+    "paged-tree": (_together("together-paged-tree", spec=TREE, page=4),),
     "dp": (_IDLE_BESIDE,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -33,12 +33,13 @@ def greedy_text(boot: Boot) -> Greedy:
     torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
     made = checkpoints.make(boot.checkpoint, envs.home() / "checkpoints")
     session = session_of(*load_pair(made.target, made.draft), boot.spec)
-    known: dict[tuple[tuple[int, ...], int], tuple[int, ...]] = {}
+    known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
-        if (prompt, new) not in known:
-            known[prompt, new] = tuple(session.generate(prompt, new))
-        return known[prompt, new]
+        text = known.get(prompt, ())
+        if len(text) < new:  # greedy text goes on as it began
+            text = known[prompt] = (*text, *session.generate((*prompt, *text), new - len(text)))
+        return text[:new]
 
     return greedy
 

@@ -116,6 +116,7 @@ def _multiple(kit: Kit) -> int:
 @_lead(fits=_roomy)
 def split_by_shared_budget(kit: Kit) -> Led:
     """The second request fits a chunk of its own, but not what the first one leaves of it (at least a page)."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
     first = kit.integer(1, kit.chunk - kit.page, "first length")
     used = -(-first // kit.page) * kit.page
     second = kit.integer(kit.chunk - used + 1, kit.chunk, "second length")
@@ -140,20 +141,25 @@ def prefix_hit(kit: Kit) -> Led:
 
 @_lead(fits=_paged)
 def prefix_ends_at_page_border(kit: Kit) -> Led:
-    _shared(kit, shared=kit.page * kit.integer(2, 10, "pages"))
+    _shared(kit, shared=kit.page * kit.integer(2, _pages(kit), "pages"))
     return Led(events=False)
 
 
 @_lead(fits=_paged)
 def prefix_ends_before_page_border(kit: Kit) -> Led:
-    _shared(kit, shared=kit.page * kit.integer(3, 10, "pages") - 1)
+    _shared(kit, shared=kit.page * kit.integer(3, _pages(kit), "pages") - 1)
     return Led(events=False)
 
 
 @_lead(fits=_paged)
 def prefix_ends_after_page_border(kit: Kit) -> Led:
-    _shared(kit, shared=kit.page * kit.integer(2, 10, "pages") + 1)
+    _shared(kit, shared=kit.page * kit.integer(2, _pages(kit), "pages") + 1)
     return Led(events=False)
+
+
+def _pages(kit: Kit) -> int:
+    """The most pages that two prompts share: three, or ten short ones; far below the context window."""
+    return max(3, min(10, 160 // kit.page))
 
 
 def _shared(kit: Kit, *, shared: int) -> None:
@@ -187,6 +193,7 @@ def all_finished_with_arrival(kit: Kit) -> Led:
 @_lead(fits=_roomy)
 def some_finished(kit: Kit) -> Led:
     """One of two requests has two tokens to generate."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
     half = kit.chunk // 2
     for new in (2, kit.long_run()):
         kit.timeline.arrive(0, kit.request(kit.prompt(kit.integer(1, half - kit.page + 1, "length")), new=new))
@@ -248,8 +255,11 @@ def stop_inside_accepted_run(kit: Kit) -> Led:
 
 @_lead(fits=_paged)
 def page_border_in_draft(kit: Kit) -> Led:
-    kit.timeline.arrive(0, kit.request(kit.prompt(kit.length()), new=kit.long_run()))
-    return Led(calm=DECODING, protected=("r0",))
+    """The prompt ends so close to the end of a page that the first verify goes on behind it."""
+    pages = kit.integer(1, max(1, LONGEST_PROMPT // kit.page), "pages")
+    length = kit.page * pages - kit.integer(1, min(kit.k, kit.page - 1), "short of the border")
+    kit.timeline.arrive(0, kit.request(kit.prompt(length), new=kit.long_run()))
+    return Led(calm=kit.chunks(length) + DECODING, protected=("r0",))
 
 
 @_lead(fits=lambda boot: boot.engine.pool_tokens > CONTEXT)
@@ -293,7 +303,7 @@ def abort_before_prefill(kit: Kit) -> Led:
 def abort_in_chunk(kit: Kit) -> Led:
     kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(2 * kit.chunk + 1)), new=kit.new_tokens()))
     kit.timeline.at(1, "abort", "r0")
-    return Led(calm=kit.integer(0, 3, "calm"))
+    return Led(calm=kit.integer(2, 4, "calm"))  # a pause before the abort would hold the prompt back behind it
 
 
 @_lead()

@@ -61,6 +61,16 @@ class Eagle3Recipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NormedRecipe(Eagle3Recipe):
+    """As heads whose config says norm_before_residual: the layer's residual starts at the normed state.
+
+    Then the state is of size one wherever it goes, whatever the layer's output is in size.
+    """
+
+    state_rms: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Qwen3Recipe(Eagle3Recipe):
     """A pair whose target can run under DP attention: a Qwen3, which is a Llama with normed query and key heads.
 
@@ -82,6 +92,18 @@ class MtpRecipe(Recipe):
     algorithm: ClassVar[str] = "MTP"
 
     hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRecipe(Recipe):
+    """A pair whose next token depends on the position alone (see cases.table_weights).
+
+    flatter: the draft's logits are the target's times this.
+    """
+
+    vocab: int = 32
+    layers: int = 2
+    flatter: float = 0.5
 
 
 class Noise:

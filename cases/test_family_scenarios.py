@@ -21,7 +21,10 @@ SOME = [
     for scenario in FAMILIES[family].scenarios
     if scenario.name in names
 ]
-SPECIMEN = read_scenario(Path(__file__).parent / "scenarios" / "tree-slot-cache.json")
+FOLDER = Path(__file__).parent / "scenarios"
+SPECIMEN = read_scenario(FOLDER / "tree-slot-cache.json")
+#: F-006 and F-014: heads that load without a word and run otherwise than their config says.
+MISREAD = [read_scenario(FOLDER / f"eagle3-{name}.json") for name in ("one-feature", "normed-residual")]
 
 
 @pytest.mark.parametrize("scenario", SOME)
@@ -45,3 +48,15 @@ def test_beams_attend_their_slots_and_assuming_it_explains_everything(drive_scen
     verdict, divergences = judge(SPECIMEN, outcome.trace, reference)
     assert divergences == []
     assert verdict.outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    "scenario", [pytest.param(one, id=one.name, marks=pytest.mark.engine(boot=one.boot_key())) for one in MISREAD]
+)
+def test_heads_that_are_run_otherwise_than_their_config_says_are_found(drive_scenario, release, scenario):
+    if Version(release) < Version("0.5.13"):
+        pytest.skip("before 0.5.13 the release's own bugs come first")
+    outcome = drive_scenario(scenario, engine=release)
+    assert outcome.verdict.outcome is Outcome.FAIL
+    assert outcome.first.signature == "NUMERIC:extend:DRAFT_PREFILL:hidden_out-off"
+    assert outcome.text_identical is True

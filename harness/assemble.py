@@ -37,6 +37,8 @@ class Assembler:
             "accept": self._accept,
             "round": self._round,
             "state": self._state,
+            "coins": self._coins,
+            "tails": self._tails,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -123,6 +125,19 @@ class Assembler:
         name = "idle_state" if message["idle"] else "busy_state"
         data = {key: value for key, value in message.items() if key not in ("ev", "idle")} | {"tp_rank": tp_rank}
         self.events.append(Event(name=name, tick=tick, dp_rank=dp_rank, data=data))
+
+    def _tails(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        data = {name: value for name, value in message.items() if name != "ev"} | {"tp_rank": tp_rank}
+        self.events.append(Event(name="tails", tick=tick, dp_rank=dp_rank, data=data))
+
+    def _coins(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        coins = {
+            rid: {"nodes": nodes.tolist(), "final": float(final)}
+            for rid, nodes, final in zip(message["rids"], arrays["nodes"], arrays["final"], strict=True)
+        }
+        told = {name: message[name] for name in ("round", "rule", "thresholds")}
+        data = {**told, "coins": coins, "tp_rank": tp_rank}
+        self.events.append(Event(name="coins", tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(

@@ -82,6 +82,7 @@ _SEAMS_0_5_11 = (
     *_ATTENTION_OLD,
     *_OWN_TREE,
     (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
+    (f"{_SPEC}.eagle_info_v2", "sampling", ""),
 )
 
 _ROPE = ("sglang.srt.layers.rotary_embedding.base", "empty_rope", "")
@@ -146,6 +147,7 @@ RELEASES: tuple[Release, ...] = (
             _LLAMA,
             *_ATTENTION_NEW,
             (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
+            (f"{_SPEC}.eagle_utils", "sampling", ""),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
         ),
     ),
@@ -158,6 +160,7 @@ RELEASES: tuple[Release, ...] = (
             _LLAMA,
             *_ATTENTION_NEW,
             (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
+            ("sgl_kernel", "sampling", ""),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
         ),
     ),
@@ -193,6 +196,7 @@ RELEASES: tuple[Release, ...] = (
             *_ATTENTION_OLD,
             *_OWN_TREE,
             (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
+            (f"{_SPEC}.eagle_info_v2", "sampling", ""),
         ),
     ),
     _V2,

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from .cpu_attention import decode_attention, extend_attention
+from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from .cpu_tree import build_tree, verify_greedy
 from .hooks import ImportHooks
 
@@ -32,8 +33,10 @@ STUB_PACKAGES = ("torchvision", "vllm", "sgl_kernel")
 class Replacement:
     """One operation that is not the release's own on this device.
 
-    subject: what a check would have to be about to be affected ('tree', 'verify', 'attention', 'cache_locs', 'none').
-    by: 'stand-in' (our code computes it), 'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
+    subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
+    'none').
+    by: 'stand-in' (our code computes it), 'stand-in when sampling' (the same, and greedy batches never ask),
+    'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
     """
 
@@ -223,6 +226,16 @@ class CpuOps:
     def _seam_verify(self, module: types.ModuleType, argument: str) -> None:
         module.verify_tree_greedy_func = verify_greedy  # type: ignore[attr-defined]
         self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
+
+    def _seam_sampling(self, module: types.ModuleType, argument: str) -> None:
+        ours = {
+            "tree_speculative_sampling_target_only": verify_sampled,
+            "top_k_renorm_prob": renorm_top_k,
+            "top_p_renorm_prob": renorm_top_p,
+        }
+        for name, stand_in in ours.items():
+            setattr(module, name, stand_in)
+            self._note(f"{module.__name__}.{name}", "stand-in when sampling", "sampled", "no CPU build")
 
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
         decode = partial(decode_attention, padded=self._padded)

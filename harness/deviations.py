@@ -23,7 +23,8 @@ ASSUMED = "assumed: "
 class Deviation:
     """One finding of docs/findings.md that the reference can predict, or that a stand-in in the engine lets pass.
 
-    least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks.
+    least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
+    layers draft (MTP).
     """
 
     id: str
@@ -31,8 +32,11 @@ class Deviation:
     least_k: int
     least_t: int
     least_dp: int = 1
+    layered: bool = False
 
     def shows_in(self, spec: SpecConfig, *, dp: int = 1) -> bool:
+        if self.layered and spec.algorithm != "MTP":
+            return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
 
 
@@ -56,7 +60,14 @@ PADDED_DRAFT = Deviation(
     least_t=1,
     least_dp=2,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT)}
+GUESSED_TAIL = Deviation(
+    id="F-010",
+    what="MTP layers read the target's guess and each other's proposals at the end of a non-final chunk",
+    least_k=1,
+    least_t=1,
+    layered=True,
+)
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL)}
 
 
 class UnknownDeviation(ValueError):
@@ -84,3 +95,8 @@ def notes(header: dict[str, object], spec: SpecConfig, *, dp: int) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
     return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]
+
+
+def told_in(reasons: Iterable[str]) -> list[str]:
+    """The ids that a verdict's reasons say were assumed, in order."""
+    return sorted({reason[len(ASSUMED) :].split(",")[0] for reason in reasons if reason.startswith(ASSUMED)})

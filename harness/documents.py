@@ -13,6 +13,7 @@ from typing import Any
 
 from cases.situations import reach_of
 from harness.checks.findings import Finding
+from harness.deviations import told_in
 from harness.progress import RunResult, ScenarioResult
 from harness.store import WriteError
 from harness.trace_io import plain
@@ -103,6 +104,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "worker": result.header.get("worker"),
         "overlap": result.header.get("overlap"),
         "replaced": result.header.get("replaced", []),
+        "assumed": told_in(result.verdict.reasons),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "findings": [

@@ -145,3 +145,9 @@ def bonus_of_neighbour(scene: Scene, values: Values) -> Values:
     for node, other in zip(nodes, nodes[1:] + nodes[:1], strict=True):
         predict[node] = values["predict"][other]
     return {"predict": predict}
+
+
+@act
+def lose_tail(scene: Scene, values: Values) -> Values:
+    """The prefix's last page is taken for finished, so nothing is copied. last_page [b]: how much of it there is."""
+    return {"last_page": torch.zeros_like(values["last_page"])}

@@ -15,6 +15,7 @@ import torch
 
 from .fault_acts import Share, Values
 from .fault_acts_idle import SKIPS, Memory, changed
+from .probe import TAIL_COPIER
 from .recorder import plain_rid
 
 if TYPE_CHECKING:
@@ -56,6 +57,9 @@ class Sites:
             (sys.modules[pool.__module__], f"{pool.__name__}.alloc", self._alloc),
             (sys.modules[pool.__module__], f"{pool.__name__}.free", self._free),
         ]
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
+            inside.append((pages, TAIL_COPIER, self._tails))
         for module, dotted, make in inside:
             ledger.wrap(module, dotted, make, innermost=True)
         return ledger.missing[known:]
@@ -179,6 +183,13 @@ class Sites:
             return verify_input
 
         return draft
+
+    def _tails(self, original: Original) -> Original:
+        def duplicate(pool: Any, rows: Any, base: Any, tail: Any, *args: Any, **kwargs: Any) -> Any:
+            changed = self._faults.apply("tails", {"last_page": tail}, phase="DRAFT")
+            return original(pool, rows, base, changed.get("last_page", tail), *args, **kwargs)
+
+        return duplicate
 
     def _accept(self, original: Original) -> Original:
         def verify_tree_greedy_func(*args: Any, **kwargs: Any) -> Any:

@@ -19,6 +19,7 @@ SITES = {
     "proposals": "what a draft over a prompt or over committed tokens hands to the next round: ids, probs, hidden",
     "vocabulary": "the map from draft ids to target ids that a round's draft steps use: map",
     "candidates": "the nodes kept for the tree: parents, selected, tokens",
+    "tails": "copies of a prefix's last page at the beginning of branches: last_page",
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "forward": "whether a forward runs, and how often",
@@ -39,6 +40,7 @@ NEEDS = {
     "retraction": "a retraction while requests run",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
+    "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
 }
 

@@ -16,6 +16,7 @@ from .compat import Release
 from .graph_probe import Copy, GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
 from .hooks import Ledger
 from .recorder import Arrays, Recorder, floats, ints, plain_rid
+from .tail_probe import holes, wrong_copies
 
 Original = Callable[..., Any]
 
@@ -47,6 +48,13 @@ class Probe:
         wrap(module, "select_top_k_tokens", self._select)
         if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
+        sampler = sys.modules[release.greedy]
+        for name in SAMPLED_WALKS:
+            if getattr(sampler, name, None) is not None:
+                wrap(sampler, name, self._coins)
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if pages is not None and hasattr(pages, TAIL_COPIER):
+            wrap(pages, TAIL_COPIER, self._tails)
         wrap(runner, "ModelRunner.forward", self._forward)
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
@@ -194,6 +202,37 @@ class Probe:
             return result
 
         return sample
+
+    def _tails(self, original: Original) -> Original:
+        """What branches of a paged tree begin with, once it was copied."""
+        recorder = self.recorder
+
+        def duplicate(
+            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
+            if recorder.round is not None and recorder.round.rids:
+                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
+                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+            return result
+
+        return duplicate
+
+    def _coins(self, original: Original) -> Original:
+        """The random numbers of a sampled verify, before the kernel gets them."""
+        recorder = self.recorder
+
+        def walk(*args: Any, **kwargs: Any) -> Any:
+            if recorder.round is not None:
+                recorder.coins(
+                    rule=getattr(original, "__name__", type(original).__name__),
+                    thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
+                    nodes=floats(kwargs["uniform_samples"]),
+                    final=floats(kwargs["uniform_samples_for_final_sampling"]),
+                )
+            return original(*args, **kwargs)
+
+        return walk
 
     def _verify_v1(self, original: Original) -> Original:
         def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -343,6 +382,12 @@ DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
 INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
 CHAIN_CHOOSER = "draft_topk1_postprocess"
+
+#: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
+SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+
+#: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
+TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
 
 # Names that changed between releases, newest last; the first one present is read.
 PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")

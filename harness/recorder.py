@@ -194,6 +194,28 @@ class Recorder:
         current.accept_lens = lens
         self.put({"ev": "accept", "round": current.index, "lens": lens}, {"nodes": nodes, "tokens": tokens})
 
+    def tails(self, *, holes: list[int], wrong: list[int]) -> None:
+        """The batch row of each slot copied for branches about to be drafted, and of each that holds something else."""
+        current = self._current()
+        requests = range(len(current.rids))
+        self.put(
+            {
+                "ev": "tails",
+                "round": current.index,
+                "rids": current.rids,
+                "epochs": current.epochs,
+                "committed": current.starts,
+                "holes": [holes.count(i) for i in requests],
+                "wrong": [wrong.count(i) for i in requests],
+            }
+        )
+
+    def coins(self, *, rule: str, thresholds: list[float], nodes: np.ndarray, final: np.ndarray) -> None:
+        """What a sampled verify is decided by: one coin a node [b, n], one for the last token [b]."""
+        current = self._current()
+        message = {"ev": "coins", "round": current.index, "rids": current.rids, "rule": rule, "thresholds": thresholds}
+        self.put(message, {"nodes": nodes, "final": final})
+
     def _current(self) -> Round:
         if self.round is None:
             raise RuntimeError("the probe saw a forward outside a round; its hooks do not fit this release")

@@ -1,21 +1,23 @@
 """The only window through which the reference looks at an engine's trace.
 
-It may see which rounds happened, the committed tokens, and what the engine chose and fed at each step, and nothing
-else: no positions, no cache slots, no hidden states, no logits. What is missing, incomplete or not a token id is
-reported as unknown (an empty tuple or None), so a broken trace can never break the reference. This module must not
-judge.
+It may see which rounds happened, the committed tokens, what the engine chose and fed at each step, and the coins that
+decided a sampled verify, and nothing else: no positions, no cache slots, no hidden states, no logits. What is missing,
+incomplete or not a token id is reported as unknown (an empty tuple or None), so a broken trace can never break the
+reference. This module must not judge.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from harness.trace import RoundRecord, Trace
 from harness.types import Phase, SpecConfig
 from reference.chain import Forced
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions
+from reference.verify import Coins
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,12 @@ class EngineView:
     def __init__(self, trace: Trace, spec: SpecConfig, vocab: int) -> None:
         self._rows, self._spec, self._vocab = trace.rows, spec, vocab
         self._ended = {end.rid for end in trace.ends}
+        self._coins = {
+            (event.dp_rank, event.data["round"], rid): _coins(event.data, own, spec.n)
+            for event in trace.events
+            if event.name == "coins"
+            for rid, own in event.data["coins"].items()
+        }
         self._index: dict[tuple[int, int, str, str, int], dict[int, int]] = defaultdict(dict)
         ints, strings = self._rows.ints, self._rows.strings
         for i in range(len(self._rows)):
@@ -70,6 +78,10 @@ class EngineView:
         chosen = self._chosen(turn, Phase.PREFILL, turn.length - 1)
         return chosen if len(chosen) == 1 else ()
 
+    def target_choice(self, turn: Turn) -> tuple[int, ...]:
+        """The token chosen after any chunk, as a tuple of one; empty if unknown."""
+        return self._chosen(turn, Phase.PREFILL, turn.length - 1)[:1]
+
     def accepted(self, turn: Turn) -> tuple[int, ...]:
         """The tokens a verify committed, in order; empty if unknown."""
         slots = self._slots(turn, Phase.ACCEPT)
@@ -88,7 +100,12 @@ class EngineView:
                 forced.input_ids[i] = fed
                 forced.parents[i] = self._parents(turn, Phase.DRAFT, i)
         choices = tuple(token for s in range(spec.n) for token in self._chosen(turn, Phase.VERIFY, s)[:1])
-        return Conditions(forced=forced, tree=self._tree(turn), choices=choices if len(choices) == spec.n else None)
+        return Conditions(
+            forced=forced,
+            tree=self._tree(turn),
+            choices=choices if len(choices) == spec.n else None,
+            coins=self._coins.get((turn.record.dp_rank, turn.record.index, turn.rid)),
+        )
 
     def layer_proposals(self, turn: Turn) -> tuple[int | None, ...]:
         """What each of the k layers proposed in a turn that drafted by layers; None where it is unknown."""
@@ -137,3 +154,11 @@ class EngineView:
 
     def _are_tokens(self, ids: tuple[int, ...]) -> bool:
         return all(0 <= token < self._vocab for token in ids)
+
+
+def _coins(data: dict[str, Any], own: dict[str, Any], n: int) -> Coins | None:
+    """One request's share of an event 'coins'; None if there is not one for each node."""
+    if len(own["nodes"]) != n:
+        return None
+    single, together = data["thresholds"]
+    return Coins(nodes=tuple(own["nodes"]), final=own["final"], single=single, together=together)

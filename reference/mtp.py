@@ -122,12 +122,14 @@ class Window:
     """Rows start..stop-1, which ran together. known: tokens of the text that existed then.
 
     proposals: what somebody else's layers proposed from the last row, None where the reference's own counts.
+    guess: what stood for token `stop` although the text had it (docs/findings.md F-010), None where nothing did.
     """
 
     start: int
     stop: int
     known: int
     proposals: tuple[int | None, ...] = ()
+    guess: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,9 +169,17 @@ def _fed(text: list[int], windows: Sequence[Window], i: int) -> list[int]:
     for number, window in enumerate(windows):
         for row in range(window.start if number else 0, window.stop):
             at = row + 1 + i
-            proposed = None if at < window.known else window.proposals[at - window.stop - 1]
+            proposed = _not_text(window, at)
             fed.append(text[at] if proposed is None else proposed)
     return fed
+
+
+def _not_text(window: Window, at: int) -> int | None:
+    """What stands at index `at` instead of the text's own token; None where that is read."""
+    if window.guess is not None and at == window.stop:
+        return window.guess
+    known = window.known if window.guess is None else window.stop
+    return None if at < known else window.proposals[at - window.stop - 1]
 
 
 def _fill(window: Window, i: int, own: int) -> Window:

@@ -6,54 +6,74 @@ the next round's chain. This module must not judge, and must see an engine's tra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from harness.trace import RequestEnd, RoundRecord, Trace
+from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, SpecConfig
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, read_depths
-from reference.session import ReferenceSession, Story, ended, record_of, where_of
+from reference.session import ReferenceSession, Story, ended, record_of, sampled, where_of
 from reference.tree import Tree, with_depths
-from reference.turns import Conditions, Where, Writer, verified_rows, verify
+from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
+from reference.verify import Walk
 
 
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
-    def __init__(self, head: MtpHead, spec: SpecConfig) -> None:
+    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False) -> None:
+        """guesses: predict an engine that reads guesses where a chunk ends inside a prompt (F-010)."""
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
-        self.target, self.layers, self.spec = head.target, head, spec
+        self.target, self.layers, self.spec, self.guesses = head.target, head, spec, guesses
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
+    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
         windows = [
-            _window(turn, committed, known=known, proposals=view.layer_proposals(turn))
+            _window(
+                turn,
+                committed,
+                known=known,
+                proposals=view.layer_proposals(turn),
+                guess=self._guess(turn, view, hidden),
+            )
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
         depths, filled = self._depths(story.tokens, hidden, windows)
         rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
         before: Turn | None = None
         ran = {id(turn): window for (turn, _), window in zip(turns, filled, strict=True)}
-        for turn, _ in story.turns:
+        for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             phase = Phase.EXTEND
             if turn.record.mode == "PREFILL":
-                self._prompt_rows(writer, where, story.tokens, hidden, turn.length)
+                chosen = view.target_choice(turn) if temperature > 0 else ()
+                self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
                 phase = Phase.DRAFT_PREFILL
             elif len(chain) == self.spec.k:
-                rounds.append((where, _chain(story.tokens[turn.start], chain), view.conditions(turn, before)))
+                known = view.conditions(turn, before)
+                known = replace(known, committed=committed) if temperature > 0 else known
+                rounds.append((where, _chain(story.tokens[turn.start], chain), known))
             window = ran.get(id(turn))
             if window and (not view.is_last(turn) or view.has(turn, phase)):
                 self._layer_rows(writer, where, phase, depths, window)
             chain, before = window.proposals if window else (), turn
-        self._verify(writer, story.tokens, rounds)
+        walks = self._verify(writer, story.tokens, rounds, temperature=temperature)
+        return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
+
+    def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
+        """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
+        if not self.guesses or not _is_early_chunk(turn):
+            return None
+        chosen = view.target_choice(turn)
+        return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -62,12 +82,21 @@ class MtpSession(ReferenceSession):
             return [], []
         return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
 
-    def _prompt_rows(self, writer: Writer, where: Where, tokens: list[int], hidden: torch.Tensor, length: int) -> None:
-        """Target rows of one chunk; the last one also says what comes next."""
+    def _prompt_rows(
+        self,
+        writer: Writer,
+        where: Where,
+        tokens: list[int],
+        hidden: torch.Tensor,
+        length: int,
+        *,
+        chosen: Sequence[int] = (),
+    ) -> None:
+        """Target rows of one chunk; the last one also says what comes next. chosen: what was drawn there, if it was."""
         for j, row in enumerate(range(where.committed, where.committed + length)):
             values: dict[str, Any] = {}
             if j == length - 1:
-                values = {"logits": self.target.logits(hidden[row]), "choose": 1}
+                values = {"logits": self.target.logits(hidden[row]), "choose": 1, "drawn": chosen}
             writer.add(where, Phase.PREFILL, j, input_id=tokens[row], position=row, hidden_out=hidden[row], **values)
 
     def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
@@ -83,21 +112,39 @@ class MtpSession(ReferenceSession):
                 writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
 
     def _verify(
-        self, writer: Writer, tokens: list[int], rounds: Sequence[tuple[Where, Tree, Conditions]]
-    ) -> list[tuple[int, ...]]:
-        """VERIFY and ACCEPT rows of all rounds, each answering the chain that was really verified; what they commit."""
+        self,
+        writer: Writer,
+        tokens: list[int],
+        rounds: Sequence[tuple[Where, Tree, Conditions]],
+        *,
+        temperature: float = 0.0,
+    ) -> list[Walk]:
+        """VERIFY and ACCEPT rows of all rounds, each answering the chain that was really verified; their walks."""
         trees = [conditions.tree or expected for _, expected, conditions in rounds]
         starts = [where.committed for where, _, _ in rounds]
         answers = verify(self.layers, torch.tensor(tokens), list(zip(starts, trees, strict=True)))
         walks = []
         for (where, expected, conditions), tree, (hidden, logits) in zip(rounds, trees, answers, strict=True):
-            walk = verified_rows(writer, where, expected, tree, hidden, logits, conditions.choices)
-            walks.append(walk.tokens)
+            walk = walk_of(tree, logits, conditions, most=self.spec.k, temperature=temperature)
+            verified_rows(writer, where, expected, walk, hidden, logits)
+            walks.append(walk)
         return walks
 
     @torch.inference_mode()
-    def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
-        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends."""
+    def speculate(
+        self,
+        request: RequestSpec,
+        *,
+        chunk: int | None = None,
+        scenario_id: str = "",
+        uniform: Callable[[], float] | None = None,
+    ) -> Trace:
+        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
+
+        Greedily only: ValueError if there is something to draw coins from.
+        """
+        if uniform is not None:
+            raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         writer, records, windows = Writer(), list[RoundRecord](), list[Window]()
         tokens, prompt = list(request.prompt), len(request.prompt)
         tokens.append(int(self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()))
@@ -108,15 +155,15 @@ class MtpSession(ReferenceSession):
             record = record_of(request, len(records), "PREFILL", start, length, final=final, layers=self.spec.k)
             where = where_of(record, rid=request.rid, epoch=0, committed=start)
             self._prompt_rows(writer, where, tokens, hidden, length)
-            windows.append(Window(start=start, stop=start + length, known=prompt + final))
+            guess = None if final or not self.guesses else int(self.target.logits(hidden[start + length - 1]).argmax())
+            windows.append(Window(start=start, stop=start + length, known=prompt + final, guess=guess))
             records.append(record)
         while (output := ended(request, tokens[prompt:])) is None:
             windows = self._depths(tokens, hidden, windows)[1]
             c = len(tokens) - 1
             where = where_of(record_of(request, len(records), "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (committed,) = self._verify(
-                writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())]
-            )
+            (walk,) = self._verify(writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())])
+            committed = walk.tokens
             tokens += committed
             hidden = self.target.forward(torch.tensor(tokens))
             stop = c + len(committed)
@@ -154,10 +201,12 @@ def _known(story: Story) -> list[int]:
     return known[::-1]
 
 
-def _window(turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...]) -> Window:
+def _window(
+    turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...], guess: int | None
+) -> Window:
     """The rows a turn ran the layers over, and how much text there was when it did."""
     length = turn.length if turn.record.mode == "PREFILL" else len(committed)
-    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals)
+    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals, guess=guess)
 
 
 def _chain(root: int, proposals: Sequence[int | None]) -> Tree:

@@ -35,6 +35,10 @@ def load_pair(
     return model, load_head(draft, model, dtype, held=held)
 
 
-def session_of(target: Target, head: AnyHead, spec: SpecConfig, *, sight: Sight = "ancestors") -> ReferenceSession:
-    """The session for these settings; ValueError if the head does not draft that way."""
-    return MtpSession(head, spec) if isinstance(head, MtpHead) else ReferenceSession(target, head, spec, sight=sight)
+def session_of(
+    target: Target, head: AnyHead, spec: SpecConfig, *, sight: Sight = "ancestors", guesses: bool = False
+) -> ReferenceSession:
+    """The session for these settings; ValueError if the head does not draft that way. guesses: see MtpSession."""
+    if isinstance(head, MtpHead):
+        return MtpSession(head, spec, guesses=guesses)
+    return ReferenceSession(target, head, spec, sight=sight)

@@ -7,8 +7,8 @@ trace only through `EngineView`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
@@ -20,6 +20,7 @@ from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target
 from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
+from reference.verify import Coins, Walk, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request in scenario.requests:
             for story in _stories(request, view):
-                self._replay(story, view, writer)
+                events += self._replay(story, view, writer, temperature=request.temperature)
                 if story.why:
                     events.append(_stopped(*story.why))
                     break
@@ -109,42 +110,69 @@ class ReferenceSession:
             tensors=tensors,
         )
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer) -> None:
+    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
+        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`)."""
         reading = Reading.of(self.head, story.tokens)
         rounds: list[tuple[Where, Conditions]] = []
         before: Turn | None = None
         for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             if turn.record.mode == "PREFILL":
-                prefill_rows(writer, where, self.head, reading, turn.length)
+                chosen = view.target_choice(turn) if temperature > 0 else ()
+                prefill_rows(writer, where, self.head, reading, turn.length, chosen=chosen)
                 phase, length = Phase.DRAFT_PREFILL, turn.length
             else:
-                rounds.append((where, view.conditions(turn, before)))
+                known = view.conditions(turn, before)
+                rounds.append((where, replace(known, committed=committed) if temperature > 0 else known))
                 phase, length = Phase.EXTEND, len(committed)
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
                 rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
             before = turn
-        decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight)
+        walks = decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature)
+        return sampled(rounds, walks) if temperature > 0 else []
 
     @torch.inference_mode()
-    def speculate(self, request: RequestSpec, *, chunk: int | None = None, scenario_id: str = "") -> Trace:
-        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends."""
-        writer, rounds = Writer(), list[RoundRecord]()
+    def speculate(
+        self,
+        request: RequestSpec,
+        *,
+        chunk: int | None = None,
+        scenario_id: str = "",
+        uniform: Callable[[], float] | None = None,
+    ) -> Trace:
+        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
+
+        uniform: where coins come from, for a request with a temperature; each round's are an event 'coins'.
+        """
+        writer, rounds, events = Writer(), list[RoundRecord](), list[Event]()
         tokens, prompt = list(request.prompt), len(request.prompt)
-        first = self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()
-        tokens.append(int(first))
+        first = self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
+        drawn: tuple[int, ...] = ()
+        if uniform is not None:
+            drawn = (draw((first.double() / request.temperature).softmax(-1).tolist(), uniform())[0],)
+        tokens.append(drawn[0] if drawn else int(first.argmax()))
         reading = Reading.of(self.head, tokens)
         for start in range(0, prompt, chunk or prompt):
             length = min(chunk or prompt, prompt - start)
             record = record_of(request, len(rounds), "PREFILL", start, length, final=start + length == prompt)
             where = where_of(record, rid=request.rid, epoch=0, committed=start)
-            prefill_rows(writer, where, self.head, reading, length)
+            prefill_rows(writer, where, self.head, reading, length, chosen=drawn if record.final[0] else ())
             rotated_rows(writer, where, Phase.DRAFT_PREFILL, self.head, reading, length=length, t=self.spec.t)
             rounds.append(record)
         while (output := ended(request, tokens[prompt:])) is None:
             index, c = len(rounds), len(tokens) - 1
             where = where_of(record_of(request, index, "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (walk,) = decode_rows(writer, self.head, reading, self.spec, [(where, Conditions())], sight=self.sight)
+            coins = None if uniform is None else Coins.drawn(uniform, self.spec.n)
+            events += [] if coins is None else [coins_event(where, coins)]
+            (walk,) = decode_rows(
+                writer,
+                self.head,
+                reading,
+                self.spec,
+                [(where, Conditions(coins=coins))],
+                sight=self.sight,
+                temperature=request.temperature,
+            )
             tokens += walk.tokens
             reading, length = Reading.of(self.head, tokens), len(walk.tokens)
             rotated_rows(writer, where, Phase.EXTEND, self.head, reading, length=length, t=self.spec.t)
@@ -157,6 +185,7 @@ class ReferenceSession:
             rows=rows,
             rounds=tuple(rounds),
             ends=(RequestEnd(rid=request.rid, tick=len(rounds) - 1, reason=output[0], output_ids=output[1]),),
+            events=tuple(events),
             tensors=tensors,
         )
 
@@ -217,6 +246,27 @@ def _impossible(turn: Turn, known: int) -> str | None:
     if mode == "DECODE":
         return None if turn.start == known - 1 else f"committed length {turn.start}, but it has {known} tokens"
     return f"rounds of mode {mode} cannot be replayed"
+
+
+def coins_event(where: Where, coins: Coins) -> Event:
+    """What a probe tells of a sampled verify, for one request alone."""
+    own = {where.rid: {"nodes": list(coins.nodes), "final": coins.final}}
+    data = {"round": where.round, "rule": "reference", "thresholds": [coins.single, coins.together], "coins": own}
+    return Event(name="coins", tick=where.tick, dp_rank=where.dp_rank, data=data)
+
+
+def sampled(rounds: Sequence[tuple[Where, Conditions]], walks: Sequence[Walk]) -> list[Event]:
+    """Event('sampled') for each round that coins decided: rid, round, and the walk's margin."""
+    decided = [(where, walk) for (where, known), walk in zip(rounds, walks, strict=True) if known.coins is not None]
+    return [
+        Event(
+            name="sampled",
+            tick=where.tick,
+            dp_rank=where.dp_rank,
+            data={"rid": where.rid, "epoch": where.epoch, "committed": where.committed, "margin": walk.margin},
+        )
+        for where, walk in decided
+    ]
 
 
 def _stopped(turn: Turn, why: str) -> Event:

@@ -23,7 +23,7 @@ from reference.chain import Chain, Forced, Sight, Trunk, best, draft
 from reference.extend import rotate
 from reference.model import Head, Target, causal
 from reference.tree import Tree, branch_mask, build_tree
-from reference.verify import Walk, greedy_walk
+from reference.verify import Coins, Walk, greedy_walk, sampled_walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,17 @@ class Reading:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
-    """What another side did in a decode round: its proposals, its tree and its target choices [n] (None: unknown)."""
+    """What another side did in a decode round: its proposals, its tree and its target choices [n] (None: unknown).
+
+    coins: what its sampled verify was decided by, None where it was not sampled. committed: what it committed, for a
+    request that samples: without coins there is nothing that decides it.
+    """
 
     forced: Forced = field(default_factory=Forced)
     tree: Tree | None = None
     choices: tuple[int, ...] | None = None
+    coins: Coins | None = None
+    committed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,9 +100,10 @@ class Writer:
         logits: Tensor | None = None,
         choose: int = 0,
         scored: bool = False,
+        drawn: Sequence[int] = (),
         **values: Any,
     ) -> None:
-        """One row; `hidden_in` and `hidden_out` in values are tensors [h].
+        """One row; `hidden_in` and `hidden_out` in values are tensors [h]. drawn: what it chooses instead of the best.
 
         logits [V] fill lse and the top logits; the best `choose` of them are what the row chooses, `scored` with
         their probabilities.
@@ -113,7 +120,7 @@ class Writer:
                 "lse": float(lse),
                 "top_ids": kept,
                 "top_logits": logits[kept].float().numpy(),
-                "chosen_ids": chosen,
+                "chosen_ids": list(drawn) or chosen,
             }
             if scored:
                 values["chosen_probs"] = (logits[chosen] - lse).exp().float().numpy()
@@ -125,12 +132,17 @@ class Writer:
         return self._rows.build(), tensors
 
 
-def prefill_rows(writer: Writer, where: Where, head: Head, reading: Reading, length: int) -> None:
-    """Target rows of the prompt chunk [committed, committed+length): the last one also says what comes next."""
+def prefill_rows(
+    writer: Writer, where: Where, head: Head, reading: Reading, length: int, *, chosen: Sequence[int] = ()
+) -> None:
+    """Target rows of the prompt chunk [committed, committed+length): the last one also says what comes next.
+
+    chosen: what was drawn there, for a request that samples: no coin is known for it.
+    """
     for j in range(length):
         row, values = where.committed + j, dict[str, Any]()
         if j == length - 1:
-            values = {"logits": head.target.logits(reading.final[row]), "choose": 1}
+            values = {"logits": head.target.logits(reading.final[row]), "choose": 1, "drawn": chosen}
         token, hidden = int(reading.tokens[row]), reading.hidden[row]
         writer.add(where, Phase.PREFILL, j, input_id=token, position=row, hidden_out=hidden, **values)
 
@@ -160,6 +172,7 @@ def decode_rows(
     rounds: Sequence[tuple[Where, Conditions]],
     *,
     sight: Sight = "ancestors",
+    temperature: float = 0.0,
 ) -> list[Walk]:
     """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
 
@@ -175,28 +188,30 @@ def decode_rows(
     for i, (where, conditions) in enumerate(rounds):
         hidden, logits = answers[i]
         _draft_rows(writer, where, chains[i], spec.t)
-        walks.append(verified_rows(writer, where, expected[i], trees[i], hidden, logits, conditions.choices))
+        walk = walk_of(trees[i], logits, conditions, most=spec.k, temperature=temperature)
+        verified_rows(writer, where, expected[i], walk, hidden, logits)
+        walks.append(walk)
     return walks
 
 
-def verified_rows(
-    writer: Writer,
-    where: Where,
-    expected: Tree,
-    tree: Tree,
-    hidden: Tensor,
-    logits: Tensor,
-    choices: Sequence[int] | None,
-) -> Walk:
-    """VERIFY and ACCEPT rows of one round, and its walk through `tree`, by `choices` where they are known.
+def walk_of(tree: Tree, logits: Tensor, conditions: Conditions, *, most: int, temperature: float = 0.0) -> Walk:
+    """The walk through what was verified, by logits [n,V]: by the other side's coins where it sampled, else by its
+    choices where they are known. most: k."""
+    if temperature > 0 and conditions.coins is not None:
+        law = (logits.double() / temperature).softmax(-1).tolist()
+        return sampled_walk(tree.tokens, tree.parents, law, conditions.coins, most=most)
+    if temperature > 0 and conditions.committed:
+        return Walk(nodes=(-1,) * len(conditions.committed), tokens=conditions.committed)
+    choices = conditions.choices or [best(row, 1)[0] for row in logits]
+    return greedy_walk(tree.tokens, tree.parents, choices)
 
-    Inputs as `expected`; hidden [n,w] and logits [n,V] answer what was really verified, `tree`.
-    """
+
+def verified_rows(writer: Writer, where: Where, expected: Tree, walk: Walk, hidden: Tensor, logits: Tensor) -> None:
+    """VERIFY and ACCEPT rows of one round. Inputs as `expected`; hidden [n,w] and logits [n,V] answer what was really
+    verified."""
     _verify_rows(writer, where, expected, hidden, logits)
-    walk = greedy_walk(tree.tokens, tree.parents, choices or [best(row, 1)[0] for row in logits])
     for j, (node, token) in enumerate(zip(walk.nodes, walk.tokens, strict=True)):
         writer.add(where, Phase.ACCEPT, j, input_id=token, parent=node)
-    return walk
 
 
 class HandsOver(Protocol):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cases.situations import reach_of
-from harness.deviations import ASSUMED
+from harness.deviations import ASSUMED, told_in
 from harness.progress import RunResult
 from harness.types import Outcome
 from harness.words import counted
@@ -136,9 +136,7 @@ def verdict_line(result: RunResult) -> str:
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
-        assumed = sorted(
-            {reason[len(ASSUMED) :].split(",")[0] for reason in result.verdict.reasons if reason.startswith(ASSUMED)}
-        )
+        assumed = told_in(result.verdict.reasons)
         given = f", {', '.join(assumed)} assumed" if assumed else ""
         return f"verdict PASS: {name} agrees with the reference in {total}{given}"
     open_ones = f", {unknown} could not be judged" if unknown else ""

@@ -102,6 +102,7 @@ class Run(Strict):
     worker: str | None
     overlap: bool | None
     replaced: list[Replaced]
+    assumed: list[str]
     verdict: Annotated[Outcome, Field(strict=False)]
     reasons: list[str]
     findings: list[Finding]

@@ -82,7 +82,6 @@ def _scenarios(work):
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp"], 2),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
-        ("sampled", ["requests", 0, "temperature"], 0.5),
         ("unknown-situation", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
         ("backend", ["engine", "backend"], "fa3"),
@@ -154,7 +153,6 @@ REFUSED = {
             *(
                 "two-ranks",
                 "other-rank",
-                "sampled",
                 "unknown-situation",
                 "unknown-checkpoint",
                 "backend",

@@ -14,6 +14,9 @@ from harness.types import Phase
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
 
+#: Subject of operations that only a batch with a temperature asks for.
+SAMPLED = "sampled"
+
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 
@@ -46,7 +49,18 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         if subject in SUBJECTS and entry.get("by") != OWN_KERNEL:
             exempt.update(SUBJECTS[subject])
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {entry.get('by', '?')})")
+    temperatures = [request.temperature for request in evidence.scenario.requests]
+    if any(temperatures) and (kernel := sampler_replaced(evidence)):
+        notes.append(f"not exercised: sampled verify ({kernel} replaced by stand-in)")
+        exempt.update(("accepts",) if all(temperatures) else ())
     return frozenset(exempt), notes
+
+
+def sampler_replaced(evidence: Evidence) -> str:
+    """The kernel that walks trees by coins, if ours stands in for it; else empty."""
+    replaced = evidence.engine.header.get("replaced") or ()
+    names = (str(entry.get("operation", "?")) for entry in replaced if entry.get("subject") == SAMPLED)
+    return next((name for name in names if "sampling" in name.rpartition(".")[2]), "")
 
 
 def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:

@@ -16,7 +16,9 @@ from harness.checks import (
     positions,
     ranks,
     rounds,
+    sampled,
     slots,
+    tails,
     verify,
 )
 from harness.checks.coverage import check_handshake, compared_enough, not_exercised, situations_wanted
@@ -29,7 +31,7 @@ from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.trace import Event, Trace
 from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
-FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness)
+FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness, sampled, tails)
 
 
 @register(

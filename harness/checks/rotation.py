@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from harness.batches import Part, Share
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult
+from harness.deviations import GUESSED_TAIL, assumed_in
 from harness.types import Kind, Phase
 
 
@@ -20,7 +21,8 @@ from harness.types import Kind, Phase
 class _Window:
     """Rows that ran together. stop: index behind the last one. known: tokens of the text that existed then.
 
-    proposals: what each layer chose from the last row. guess: what the target chose from it.
+    proposals: what each layer chose from the last row. guess: what the target chose from it. guesses: whether that is
+    taken to stand for token `stop` of a prompt that goes on (F-010).
     """
 
     share: Share
@@ -31,10 +33,13 @@ class _Window:
     full: dict[int, int]
     proposals: list[list[int]]
     guess: list[int]
+    guesses: bool
 
     def expected(self, at: int) -> int | None:
         """The token at index `at` of the text, as it could be known; None if the rows do not tell."""
-        if at < self.known:
+        if self.guesses and at == self.stop:
+            return self.guess[0] if self.guess else None
+        if at < (self.stop if self.guesses else self.known):
             return self.full.get(at)
         layer = at - self.stop - 1
         chosen = self.proposals[layer] if 0 <= layer < len(self.proposals) else []
@@ -44,11 +49,11 @@ class _Window:
 def rotated_rows(evidence: Evidence, result: CheckResult) -> None:
     """EXTEND_INPUT for rows of DRAFT_PREFILL and EXTEND."""
     parts = {part.share: part for listed in evidence.parts.values() for part in listed}
-    ends = _prompt_ends(evidence)
+    ends, assumed = _prompt_ends(evidence), _guesses(evidence)
     ints = evidence.table.ints
     for phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
         for share, indices in evidence.table.each(phase):
-            window = _window(evidence, share, phase, indices, parts.get(share), ends)
+            window = _window(evidence, share, phase, indices, parts.get(share), ends, assumed=assumed)
             for index in indices:
                 at = share[3] + ints["slot"][index] + 1 + ints["step"][index]
                 expected = window.expected(at)
@@ -94,6 +99,8 @@ def _window(
     indices: list[int],
     part: Part | None,
     ends: dict[tuple[str, int], int],
+    *,
+    assumed: bool,
 ) -> _Window:
     final = part is not None and part.final
     stop = share[3] + max(evidence.table.ints["slot"][index] for index in indices) + 1
@@ -108,7 +115,14 @@ def _window(
         full=evidence.full.get(share[1], {}),
         proposals=last_choices(evidence, indices),
         guess=evidence.table.chosen(target[-1])[:1] if target else [],
+        guesses=assumed and early,
     )
+
+
+def _guesses(evidence: Evidence) -> bool:
+    """Whether the reference took F-010 for granted, and it can show."""
+    header = {} if evidence.reference is None else evidence.reference.header
+    return GUESSED_TAIL.id in assumed_in(header) and GUESSED_TAIL.shows_in(evidence.scenario.spec)
 
 
 def _hint(window: _Window, at: int, observed: int, *, layer: int) -> str:

@@ -103,10 +103,6 @@ def _of_kind(algorithm: str) -> list[str]:
 
 def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None:
     where = f"request {request.rid!r}"
-    if request.temperature:
-        raise _refusal(
-            scenario, f"{where}: temperature {request.temperature:g}, and sampling is not judged yet\n  allowed: 0"
-        )
     if request.dp_rank >= scenario.engine.dp:
         raise _refusal(scenario, f"{where}: dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp}")
     foreign = [token for token in request.prompt if not 0 <= token < vocab]

@@ -1,0 +1,151 @@
+"""Check `sampled`: a run under its own coins passes, and whatever else is committed, or decided unseen, does not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from cases.checkpoints import make
+from harness.checks.judge import judge
+from harness.oracle import Oracle
+from harness.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from reference.pair import load_pair, session_of
+
+torch.set_num_threads(1)
+SPECS = {"chain": SpecConfig(k=3, t=1, n=4), "tree": SpecConfig(k=2, t=3, n=7)}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
+
+
+@pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS)
+def sampled(request, pair):
+    """(scenario, what an engine that follows the rule reports): one request, alone, with coins of its own."""
+    asked = RequestSpec(rid="a", prompt=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
+    scenario = Scenario(
+        name="sampled",
+        spec=request.param,
+        requests=(asked,),
+        script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+    )
+    session = session_of(*load_pair(pair.target, pair.draft), request.param)
+    uniform = np.random.default_rng(4).random
+    return scenario, session.speculate(asked, scenario_id=scenario.id, uniform=lambda: float(uniform()))
+
+
+def judged(pair, scenario, trace):
+    """(verdict, divergences of the check)"""
+    reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
+    verdict, divergences = judge(scenario, trace, reference)
+    return verdict, [found for found in divergences if found.check == "sampled"]
+
+
+def accepts(trace):
+    return np.flatnonzero(trace.rows.strings["phase"] == "ACCEPT")
+
+
+def with_coins(trace, change):
+    """The trace with every event 'coins' given to `change`, which returns one or None."""
+    events = [change(event) if event.name == "coins" else event for event in trace.events]
+    return replace(trace, events=tuple(event for event in events if event is not None))
+
+
+def test_a_run_under_its_own_coins_has_nothing_to_say(pair, sampled):
+    scenario, trace = sampled
+    verdict, divergences = judged(pair, scenario, trace)
+    assert divergences == []
+    assert not any("sampled acceptance" in reason for reason in verdict.reasons)
+    assert verdict.compared["accepts"] == len(accepts(trace))
+    lengths = {record.lens[0] for record in trace.rounds if record.mode == "DECODE"}
+    assert len(lengths) > 1, "accepted and refused tokens both occur"
+
+
+def test_another_last_token_is_found_at_its_place(pair, sampled):
+    scenario, trace = sampled
+    rows = trace.rows
+    last = accepts(trace)[-1]
+    before = int(rows.ints["input_id"][last])
+    rows.ints["input_id"][last] = (before + 1) % 512
+    try:
+        verdict, divergences = judged(pair, scenario, trace)
+    finally:
+        rows.ints["input_id"][last] = before
+    assert verdict.outcome is Outcome.FAIL
+    (found,) = divergences
+    assert (found.kind, found.hint, found.expected) == (Kind.ACCEPT, "sampled-other-token", before)
+    assert found.key == rows.key(int(last))
+
+
+def test_a_token_that_follows_another_node_is_found(pair, sampled):
+    scenario, trace = sampled
+    rows = trace.rows
+    deep = next(int(i) for i in accepts(trace) if rows.ints["slot"][i] == 1)
+    before = int(rows.ints["parent"][deep])
+    rows.ints["parent"][deep] = before + 1
+    try:
+        divergences = judged(pair, scenario, trace)[1]
+    finally:
+        rows.ints["parent"][deep] = before
+    assert [(found.kind, found.hint) for found in divergences] == [(Kind.PARENT, "sampled-other-node")]
+
+
+@pytest.mark.parametrize("coin", [0.0, 1 - 2**-24])
+def test_a_walk_that_other_coins_decided_is_found(pair, sampled, coin):
+    scenario, trace = sampled
+
+    def other(event):
+        own = {
+            rid: {"nodes": [coin] * len(one["nodes"]), "final": one["final"]}
+            for rid, one in event.data["coins"].items()
+        }
+        return replace(event, data={**event.data, "coins": own})
+
+    divergences = judged(pair, scenario, with_coins(trace, other))[1]
+    assert "sampled-other-token" in {found.hint for found in divergences}
+
+
+def test_thresholds_that_nobody_set_are_found(pair, sampled):
+    scenario, trace = sampled
+    generous = with_coins(trace, lambda event: replace(event, data={**event.data, "thresholds": [0.05, 1.0]}))
+    assert judged(pair, scenario, generous)[1]
+
+
+def test_a_walk_without_coins_is_unknown(pair, sampled):
+    scenario, trace = sampled
+    verdict, divergences = judged(pair, scenario, with_coins(trace, lambda _event: None))
+    assert divergences == []
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert "sampled acceptance of a not judged: the probe saw no coins of it" in verdict.reasons
+
+
+def test_a_coin_on_the_border_decides_either_way(pair, sampled):
+    """The last coin of a round is moved to the very end of the share that it lay in: then the neighbour is as good."""
+    scenario, trace = sampled
+    reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
+    near = tuple(
+        replace(event, data={**event.data, "margin": 1e-7}) if event.name == "sampled" else event
+        for event in reference.events
+    )
+    rows, last = trace.rows, accepts(trace)[-1]
+    before = int(rows.ints["input_id"][last])
+    rows.ints["input_id"][last] = (before + 1) % 512
+    try:
+        verdict, divergences = judge(scenario, trace, replace(reference, events=near))
+    finally:
+        rows.ints["input_id"][last] = before
+    assert [found for found in divergences if found.check == "sampled"] == []
+    assert verdict.ties == 1
+
+
+def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pair, sampled):
+    scenario, trace = sampled
+    kernel = "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only"
+    ours = [{"operation": kernel, "by": "stand-in when sampling", "subject": "sampled", "reason": "no CPU build"}]
+    verdict, divergences = judged(pair, scenario, replace(trace, header={**trace.header, "replaced": ours}))
+    assert divergences == []
+    assert "accepts" not in verdict.compared
+    assert f"not exercised: sampled verify ({kernel} replaced by stand-in)" in verdict.reasons
+    assert "nothing compared: accepts" not in verdict.reasons

@@ -1,0 +1,51 @@
+"""Sampling with speculation: what coins decide is decided so, and many coins together give the target's own law."""
+
+from pathlib import Path
+
+import pytest
+
+from cases.catalogue import read_scenario
+from cases.laws import Tally
+from cases.sampling import DRAFTS, law_scenarios
+from harness.types import Phase
+
+FOLDER = Path(__file__).parent / "scenarios"
+AMONG_GREEDY = {name: read_scenario(FOLDER / f"sampled-{name}.json") for name in ("chain", "tree")}
+COUNT = 16
+LAWS = {draft: list(law_scenarios(draft, count=COUNT)) for draft in DRAFTS}
+RELEASES = ("0.5.13", "0.5.23")
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [pytest.param(one, id=name, marks=pytest.mark.engine(boot=one.boot_key())) for name, one in AMONG_GREEDY.items()],
+)
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_sampled_round_is_what_its_coins_decide_and_greedy_neighbours_stay_greedy(
+    drive_scenario, release, scenario
+):
+    outcome = drive_scenario(scenario, engine=release)
+    assert outcome.passed, outcome.verdict.reasons
+    coins = [event.data["coins"] for event in outcome.trace.events if event.name == "coins"]
+    sampled = {request.rid for request in scenario.requests if request.temperature > 0}
+    assert sampled <= set().union(*coins)
+    drawn = outcome.trace.rows.strings["rid"][outcome.trace.rows.strings["phase"] == Phase.ACCEPT]
+    assert all((drawn == rid).sum() > 8 for rid in sampled)
+    told = {event.data["rid"] for event in outcome.reference.events if event.name == "sampled"}
+    assert told == sampled
+
+
+@pytest.mark.parametrize(
+    "draft", [pytest.param(name, marks=pytest.mark.engine(boot=LAWS[name][0].boot_key())) for name in LAWS]
+)
+@pytest.mark.parametrize("release", RELEASES)
+def test_committed_tokens_have_the_law_of_their_position(drive_scenario, release, draft):
+    tally = Tally(temperature=1.0)
+    for scenario in LAWS[draft]:
+        outcome = drive_scenario(scenario, engine=release, fresh=True)
+        assert outcome.passed, outcome.verdict.reasons
+        tally.add(scenario, outcome.trace)
+    assert tally.strangers == 0
+    assert sum(tally.cells["prompt", 2]) == 8 * COUNT
+    cells_of_all_tests = 16 * len(DRAFTS) * len(RELEASES)
+    assert tally.misfits(tests=cells_of_all_tests) == []
