@@ -46,6 +46,8 @@ from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 _PR_SET_PDEATHSIG = 1
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
+#: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks.
+SGLANG_PORT_DELTA, PORTS, FIRST_PORT = 233, 16, 20000
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -254,6 +256,28 @@ def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
     return held
 
 
+def _free_ports(number: int) -> int:
+    """A port for SGLang to count from: of several ranks it takes fixed ones behind it, and engines run side by side.
+
+    number: different for engines that look at the same time; each begins at a place of its own.
+    """
+    blocks = (65000 - FIRST_PORT) // PORTS
+    for turn in range(blocks):
+        first = FIRST_PORT + PORTS * ((number + turn) % blocks)
+        if all(_is_free(port) for port in range(first, first + PORTS)):
+            return first - SGLANG_PORT_DELTA
+    raise RuntimeError(f"no {PORTS} ports in a row are free between {FIRST_PORT} and 65000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
 def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     """The boot record as `sglang.Engine` keywords, less those this release does not know."""
     from sglang.srt.server_args import ServerArgs
@@ -262,6 +286,8 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     for base in ServerArgs.__mro__:
         known |= set(getattr(base, "__annotations__", {}))
     arguments = dict(boot["arguments"])
+    if arguments.get("enable_dp_attention"):
+        arguments["port"] = _free_ports(os.getpid())
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
 
