@@ -58,7 +58,7 @@ RECIPES: dict[str, Recipe] = {
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
-        Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 4), state_gain=0.28),
+        Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 3, 5), state_gain=0.28),
         # The law of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),

@@ -351,3 +351,50 @@ def cache_flushed(kit: Kit) -> Led:
     kit.timeline.at(gone, "flush")
     kit.timeline.arrive(gone, kit.request(prompt, new=kit.new_tokens()))
     return Led(calm=gone + 1)
+
+
+# Ranks of DP attention; each lead of one rank is all on one rank, and what else arrives may be on any
+
+
+def _ranked(boot: Boot) -> bool:
+    return boot.engine.dp > 1
+
+
+@_lead(fits=_ranked)
+def idle_from_the_start(kit: Kit) -> Led:
+    """One request, and for its first turns nothing anywhere else."""
+    kit.timeline.arrive(0, kit.request(kit.prompt(kit.length()), new=kit.new_tokens(2)))
+    return Led(calm=2)
+
+
+@_lead(fits=_ranked)
+def held_idle_by_prefill(kit: Kit) -> Led:
+    """A prompt that arrives while another rank decodes."""
+    length = kit.length(1, kit.chunk)
+    kit.timeline.arrive(0, kit.request(kit.prompt(length), new=kit.long_run()))
+    kit.timeline.arrive(2, kit.request(kit.prompt(kit.length()), new=kit.new_tokens(), beside=True))
+    return Led(calm=3)
+
+
+@_lead(fits=_ranked)
+def idle_inside_chunked_prefill(kit: Kit) -> Led:
+    kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(kit.chunk + 1)), new=kit.new_tokens()))
+    return Led(calm=1)
+
+
+@_lead(fits=_ranked)
+def uneven_ranks(kit: Kit) -> Led:
+    """Two requests on one rank and one on another, which verify together."""
+    for beside in (False, False, True):
+        kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 4)), new=kit.long_run(), beside=beside))
+    return Led(calm=DECODING)
+
+
+@_lead(certain=False, fits=_ranked)
+def idle_after_all_finished(kit: Kit) -> Led:
+    """Short requests on one rank beside a long one: they end together if their drafts are accepted alike."""
+    new = kit.new_tokens(2, 6)
+    for _ in range(2):
+        kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 4)), new=new, beside=True))
+    kit.timeline.arrive(0, kit.request(kit.prompt(kit.length(1, 4)), new=kit.long_run()))
+    return Led(calm=DECODING)

@@ -30,6 +30,8 @@ MOST_NEW = 24
 MOST_REQUESTS = 5
 #: Engines are started with this context window; see `harness.launch`.
 CONTEXT = 512
+#: Leads whose requests may be on any rank: they promise nothing.
+ROAMING = ("free", "company")
 #: By this turn after its last prefill chunk, a request that may run on has decoded under every loop.
 DECODING = 3
 
@@ -96,7 +98,9 @@ def scenarios(
 
     name = lead or draw(st.sampled_from(possible(boot)), label="lead")
     kit = Kit(draw=draw, boot=boot, greedy=greedy, chunk=_chunk(draw, boot))
+    kit.roams = name in ROAMING
     led = LEADS[name].build(kit)
+    kit.roams = True
     if not quiet:
         _bystanders(kit, calm=led.calm)
     if led.events and not quiet:
@@ -129,6 +133,9 @@ class Kit:
         self.running_limit: int | None = None
         self.timeline = Timeline()
         self._made = self._prompts = 0
+        #: whether a request may be on any rank; otherwise it is at `home`, or with `beside` on the next rank
+        self.roams = False
+        self.home = self.integer(0, boot.engine.dp - 1, "rank") if boot.engine.dp > 1 else 0
 
     def integer(self, low: int, high: int, label: str) -> int:
         return self.draw(st.integers(low, max(low, high)), label=label)
@@ -159,13 +166,22 @@ class Kit:
         self._prompts += 1
         return tokens(seed=100 * self.integer(0, 999, "prompt seed") + self._prompts, length=length)
 
-    def request(self, prompt: tuple[int, ...], *, new: int, stops: bool = False) -> RequestSpec:
+    def request(self, prompt: tuple[int, ...], *, new: int, stops: bool = False, beside: bool = False) -> RequestSpec:
         """A request with the next free name; with stops it may end early on a token it really generates."""
         rid = f"r{self._made}"
         self._made += 1
         stop_ids = self.stop_ids(prompt, new) if stops and self.chance("stop ids") else ()
         priority = self.integer(0, 30, "priority") if self.boot.engine.priority else None
-        return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, stop_ids=stop_ids, priority=priority)
+        rank = self._rank(beside=beside)
+        return RequestSpec(
+            rid=rid, prompt=prompt, max_new_tokens=new, stop_ids=stop_ids, priority=priority, dp_rank=rank
+        )
+
+    def _rank(self, *, beside: bool) -> int:
+        ranks = self.boot.engine.dp
+        if self.roams and ranks > 1:
+            return self.integer(0, ranks - 1, "rank of a request")
+        return (self.home + beside) % ranks
 
     def stop_ids(self, prompt: tuple[int, ...], new: int) -> tuple[int, ...]:
         """One token of the greedy text where that is known, else a twelfth of the vocabulary."""

@@ -81,11 +81,24 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
         length = rows[i + 1] - rows[i]
         if length == 0:
             continue
+        if _without_mask(arguments, index=i):
+            out[own].zero_()
+            continue
         slots = arguments["kv_indices"][cached[i] : cached[i + 1]].long()
         k = torch.cat((k_cached[slots], arguments["k_extend"][own]))
         v = torch.cat((v_cached[slots], arguments["v_extend"][own]))
         mask = _extend_mask(arguments, index=i, length=length, prefix=slots.numel())
         out[own] = _attend(q[own], k, v, mask, scale).view_as(out[own])
+
+
+def _without_mask(arguments: Mapping[str, Any], *, index: int) -> bool:
+    """Whether a sequence's mask would begin where the mask ends.
+
+    So it is for the sequences that pad a rank's verify to the size of another's: the mask is made before them. The
+    kernel reads whatever memory lies there, for rows that nobody reads afterwards; here they see nothing.
+    """
+    custom = arguments["custom_mask"]
+    return custom is not None and int(arguments["mask_indptr"][index]) >= custom.numel()
 
 
 def _extend_mask(arguments: Mapping[str, Any], *, index: int, length: int, prefix: int) -> torch.Tensor | None:

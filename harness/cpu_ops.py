@@ -255,4 +255,4 @@ class CpuOps:
         self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")
         if self._padded and argument == "decode_attention_fwd":
             what = f"{module.__name__}.{argument} (padded rows)"
-            self._note(what, "stand-in", "idle", "assumed F-008 (candidate): by reading, the kernel refuses them")
+            self._note(what, "stand-in", "idle", "assumed F-008: the kernel refuses them")

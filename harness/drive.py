@@ -6,14 +6,14 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.assemble import Assembler
 from harness.engine import Engine, EngineCrashed, EngineHung
 from harness.faults import FAULTS
-from harness.trace import Event, RequestEnd, Trace
+from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Op, RequestSpec, Scenario
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
@@ -146,7 +146,7 @@ def drive(
     except EngineCrashed as error:
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
-        run.note("hang", **_hang_data(error.report))
+        run.note("hang", **_hang_data(error.report, run.assembler.rounds))
     if run.faults:
         header["faults"] = run.faults
     return run.assembler.build(scenario_id=scenario.id, header=header)
@@ -184,11 +184,17 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _hang_data(report: dict[str, Any]) -> dict[str, Any]:
-    """As for a crash: where the stuck rank was, and where every other one."""
+def _hang_data(report: dict[str, Any], rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """As for a crash: where the stuck rank was, and where every other one.
+
+    Of a rank that says nothing any more: the last forward of the last batch that it told.
+    """
+    rank = report.get("dp_rank", 0)
+    told = [record for record in rounds if record.dp_rank == rank and record.forwards]
+    last = {"phase": list(told[-1].forwards)[-1], "round": told[-1].index} if told else {}
     known = {"phase": report.get("at_phase"), "round": report.get("at_round"), "step": report.get("at_step")}
     found = {name: value for name, value in known.items() if value is not None}
-    return {**report, **found, "dp_rank_reported": report.get("dp_rank", 0)}
+    return {**report, **last, **found, "dp_rank_reported": rank}
 
 
 def sampling_of(request: RequestSpec) -> dict[str, Any]:

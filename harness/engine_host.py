@@ -46,6 +46,8 @@ from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 _PR_SET_PDEATHSIG = 1
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
+#: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks.
+SGLANG_PORT_DELTA, PORTS, FIRST_PORT = 233, 16, 20000
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -246,10 +248,13 @@ def _watch(sock: socket.socket) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
-def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> Any:
-    """Hold a share of a GPU for as long as this process lives, and see no other card; None where none is asked for."""
+def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
+    """Hold a share of one GPU a rank for as long as this process lives, and see no other card; [] where none is asked.
+
+    Returns the leases in the order of their cards.
+    """
     if boot.get("lease") is None:
-        return None
+        return []
     from eaglecheck_engine import leases
 
     def say(text: str) -> None:
@@ -257,14 +262,37 @@ def _take_lease(sock: socket.socket, boot: dict[str, Any]) -> Any:
         wire.send(sock, {"op": "waiting", "text": text})
 
     try:
-        lease = leases.take(leases.Request(**boot["lease"]), say=say)
+        held = leases.take_each(leases.Request(**boot["lease"]), count=boot["arguments"].get("tp_size", 1), say=say)
     except leases.CardError as error:
         wire.send(sock, {"op": "no_lease", "error": str(error)})
         wire.receive(sock)  # ended from the other side, once it has read this
         raise
-    os.environ[leases.VISIBLE] = lease.card.uuid
-    wire.send(sock, {"op": "leased", "lease": lease.plain()})
-    return lease
+    os.environ[leases.VISIBLE] = ",".join(lease.card.uuid for lease in held)
+    others = [lease.plain() for lease in held[1:]]
+    wire.send(sock, {"op": "leased", "lease": held[0].plain() | ({"others": others} if others else {})})
+    return held
+
+
+def _free_ports(number: int) -> int:
+    """A port for SGLang to count from: of several ranks it takes fixed ones behind it, and engines run side by side.
+
+    number: different for engines that look at the same time; each begins at a place of its own.
+    """
+    blocks = (65000 - FIRST_PORT) // PORTS
+    for turn in range(blocks):
+        first = FIRST_PORT + PORTS * ((number + turn) % blocks)
+        if all(_is_free(port) for port in range(first, first + PORTS)):
+            return first - SGLANG_PORT_DELTA
+    raise RuntimeError(f"no {PORTS} ports in a row are free between {FIRST_PORT} and 65000")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
@@ -275,18 +303,22 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     for base in ServerArgs.__mro__:
         known |= set(getattr(base, "__annotations__", {}))
     arguments = dict(boot["arguments"])
+    if arguments.get("enable_dp_attention"):
+        arguments["port"] = _free_ports(os.getpid())
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
 
 
-def _gpu_used(lease: Any) -> int | None:
-    """MiB this engine has on its card now that it is up; None without a lease, or where the driver does not say."""
+def _gpu_used(held: list[Any]) -> int | None:
+    """MiB this engine has on its cards now that it is up; None without a lease, or where the driver does not say."""
     from eaglecheck_engine import leases
 
     try:
-        return None if lease is None else leases.used_mib(lease, os.getpid())
+        used = [leases.used_mib(lease, os.getpid()) for lease in held]
     except leases.CardError:  # the engine is up all the same
         return None
+    known = [size for size in used if size is not None]
+    return sum(known) if known and len(known) == len(used) else None
 
 
 async def _serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -352,7 +384,7 @@ def main() -> None:
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
     threading.Thread(target=_watch, args=(sock,), daemon=True).start()
     boot, _ = wire.receive(sock)
-    lease = _take_lease(sock, boot)  # its lock is this process's own: it ends with it, however it ends
+    held = _take_lease(sock, boot)  # its locks are this process's own: they end with it, however it ends
     os.environ.update(boot["environment"])
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
@@ -367,7 +399,7 @@ def main() -> None:
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
         raise
-    wire.send(sock, {"op": "booted", "gpu_used_mib": _gpu_used(lease)})
+    wire.send(sock, {"op": "booted", "gpu_used_mib": _gpu_used(held)})
     loop = getattr(engine, "loop", None) or asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
 

@@ -30,6 +30,8 @@ GRAPH_SIZES = (1, 2, 4)
 #: Attention backends by device: others need hardware that is not meant here.
 BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
 
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
 #: A scenario that does not care says float32, and SGLang's GPU kernels have none.
 DTYPES = {"cpu": ("float32",), "cuda": ("float16", "bfloat16")}
 
@@ -119,6 +121,12 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
+        if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
+            environment |= {
+                "NCCL_NVLS_ENABLE": "0",
+                "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+                "NVSHMEM_DISABLE_NVLS": "1",
+            }
     if revert is not None:
         environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
     return environment
@@ -148,6 +156,7 @@ def _arguments(
         "tp_size": engine.tp,
         "dp_size": engine.dp,
         "enable_dp_attention": engine.dp > 1,
+        "disable_custom_all_reduce": engine.tp > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority,
         "max_total_tokens": engine.pool_tokens,
         # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .gpus import VISIBLE, App, Card, CardError, read_apps, read_cards, visible
@@ -132,6 +132,21 @@ def take(asked: Request, *, say: Say) -> Lease:
             raise CardError(_refusal(asked, found, now - start))
         say(f"waiting for a GPU lease ({now - start:.0f} s, at most {until - start:.0f} s): {_blocked(found)}")
         time.sleep(GATE_LOOK_SECONDS if None in found else LOOK_SECONDS)
+
+
+def take_each(asked: Request, *, count: int, say: Say) -> list[Lease]:
+    """`count` leases, one a card: of one, whichever is emptiest; of several, the first cards in order of their index.
+
+    Always in that order, so that two engines never hold what the other waits for. CardError as in `take`, and where
+    there are fewer cards.
+    """
+    if count == 1:
+        return [take(asked, say=say)]
+    cards = sorted(visible(read_cards(), asked.visible), key=lambda card: card.index)
+    if len(cards) < count:
+        names = ", ".join(f"{card.index} ({card.uuid})" for card in cards)
+        raise CardError(f"an engine of {count} ranks needs {count} GPUs, one a rank\n  here: {names}")
+    return [take(replace(asked, visible=card.uuid), say=say) for card in cards[:count]]
 
 
 def _try_each(asked: Request) -> Lease | list[State | None]:

@@ -68,6 +68,24 @@ def test_the_host_itself_holds_the_lease_and_sees_only_that_card(engine):
     assert held() == []
 
 
+def test_an_engine_of_two_ranks_holds_a_lease_on_each_of_two_cards(engine, machine):
+    machine.say(cards=[IDLE, IDLE_SECOND])
+    one = engine(tp_size=2)
+    one.boot()
+    assert one.handshakes[0]["visible"] == f"{H100},{SECOND}"
+    assert [held["uuid"] for held in (one.lease, *one.lease["others"])] == [H100, SECOND]
+    folder = os.environ["EAGLECHECK_LEASES"]
+    assert [[holder.pid for holder in lease_files.holders(folder, card)] for card in (H100, SECOND)] == [
+        [one.process.pid],
+        [one.process.pid],
+    ]
+
+
+def test_an_engine_of_two_ranks_is_refused_where_there_is_one_card(engine):
+    with pytest.raises(NoLease, match=r"an engine of 2 ranks needs 2 GPUs, one a rank\n  here: 0 \(GPU-4f1f"):
+        engine(tp_size=2).boot()
+
+
 @pytest.mark.parametrize("ending", ["closed", "killed", "stopped-and-killed", "terminated"])
 def test_a_lease_ends_with_its_host_however_it_ends(engine, ending):
     one = engine()

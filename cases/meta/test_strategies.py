@@ -9,13 +9,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cases import leads, strategies
+from cases.boots import DP_BOOTS
 from cases.leads import LEADS, possible
 from cases.situations import ELSEWHERE, SITUATIONS
 from cases.strategies import BOOTS, CONTEXT, TREES, collect, programs, scenarios, shortest_life
 from cases.timeline import Timeline, inserted
 from harness.types import Op, RequestSpec, Scenario
 
-ALL_BOOTS = [*BOOTS.values(), *TREES.values()]
+ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values()]
 
 
 def some(boot, count=60, seed_value=5):
@@ -69,7 +70,19 @@ def test_every_situation_has_a_lead_or_comes_by_itself():
     by_themselves = {"batch_shrinks", "every_accept_len_seen", "accept_len_1_and_full_in_one_batch"}
     by_themselves |= {"retract_border_in_prompt", "retract_border_in_output"}
     lengths = {name for name in SITUATIONS if name.startswith("accept_len_")}
-    assert set(SITUATIONS) - set(LEADS) == by_themselves | lengths | set(ELSEWHERE)
+    assert set(SITUATIONS) - set(LEADS) == by_themselves | lengths | (set(ELSEWHERE) - set(LEADS))
+
+
+def test_ranks_are_drawn_where_there_are_several_and_a_lead_keeps_its_own():
+    boot = DP_BOOTS["dp"]
+    drawn = some(boot, count=4 * len(possible(boot)))
+    assert {request.dp_rank for scenario in drawn for request in scenario.requests} == {0, 1}
+    uneven = [scenario for scenario in drawn if scenario.wants == ("uneven_ranks",)]
+    assert uneven
+    for scenario in uneven:
+        first, second, beside = (request.dp_rank for request in scenario.requests[:3])
+        assert (first, beside) == (second, 1 - second)
+    assert all(request.dp_rank == 0 for scenario in some(BOOTS["plain"]) for request in scenario.requests)
 
 
 def test_every_draw_has_a_label():

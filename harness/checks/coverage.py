@@ -22,6 +22,8 @@ OWN_KERNEL = "flag"
 
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
+#: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
+DRAFTING = (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
 WITH_REFERENCE = ("hidden_rows", "logits", "proposals")
 
 
@@ -96,7 +98,7 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield from WITH_REFERENCE
     if evidence.scenario.engine.dp > 1:
         yield "token_counts"
-        if any(event.name == "idle_state" for event in evidence.engine.events):
+        if any(event.name == "idle_state" and event.data["phase"] in DRAFTING for event in evidence.engine.events):
             yield "idle_states"
 
 
