@@ -26,10 +26,19 @@ class Assembler:
     events: list[Event] = field(default_factory=list)
     _hidden: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _hidden_count: dict[str, int] = field(default_factory=dict)
+    _numbers: dict[tuple[str, int, int], int] = field(default_factory=dict)
     _last: dict[tuple[int, int, str, int], list[list[int]]] = field(default_factory=dict)
 
-    def feed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0) -> None:
-        """One probe message of one rank; KeyError for an unknown kind."""
+    def feed(
+        self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0, side: str = ""
+    ) -> None:
+        """One probe message of one rank; KeyError for an unknown kind.
+
+        side: of a pair of engines. Their batches are numbered anew, in the order in which they are heard of, so that a
+        number means one batch and a request's later batch has a later number.
+        """
+        if side:
+            message = self._numbered(message, dp_rank=dp_rank, side=side)
         handler = {
             "forward": self._forward,
             "chosen": self._chosen,
@@ -39,6 +48,11 @@ class Assembler:
             "state": self._state,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
+
+    def _numbered(self, message: Message, *, dp_rank: int, side: str) -> Message:
+        name = "index" if message["ev"] == "round" else "round"
+        number = self._numbers.setdefault((side, dp_rank, message[name]), len(self._numbers))
+        return {**message, name: number, "side": side}
 
     def _forward(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         phase, step, round_index = message["phase"], message["step"], message["round"]
@@ -139,6 +153,7 @@ class Assembler:
                 final=tuple(message["final"]),
                 forwards=dict(message["forwards"]),
                 graphs=dict(message.get("graphs", {})),
+                side=message.get("side", ""),
             )
         )
 
