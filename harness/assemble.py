@@ -46,6 +46,7 @@ class Assembler:
             "accept": self._accept,
             "round": self._round,
             "state": self._state,
+            "handed": self._handed,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -137,6 +138,10 @@ class Assembler:
         name = "idle_state" if message["idle"] else "busy_state"
         data = {key: value for key, value in message.items() if key not in ("ev", "idle")} | {"tp_rank": tp_rank}
         self.events.append(Event(name=name, tick=tick, dp_rank=dp_rank, data=data))
+
+    def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        data = {name: message[name] for name in ("round", "rids", "prefixes")}
+        self.events.append(Event(name="handed", tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(

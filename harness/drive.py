@@ -63,24 +63,25 @@ class _Run:
                 sampling=sampling_of(request),
                 priority=request.priority,
                 dp_rank=request.dp_rank,
-                **({"side": op.name} if op.name else {}),
+                side=op.name or "",
             )
             self.submitted[rid] = None
             if accepted:
                 self.announced.append(_to(op.name, rid))
-            data = {"side": op.name} if op.name else {}
-            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, rid=rid, **data)
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, **data)
 
     def _do_abort(self, op: Op) -> None:
         for rid in op.rids:
-            self.engine.abort(rid, **({"side": op.name} if op.name else {}))
+            self.engine.abort(rid, side=op.name or "")
             self.announced.append(_to(op.name, f"abort:{rid}"))
             self.note("abort", rid=rid, **({"side": op.name} if op.name else {}))
 
     def _do_retract(self, op: Op) -> None:
         self.engine.pause(mode="retract")
         self.engine.resume()
-        self.announced += [self._for_decode(PAUSE), self._for_decode(RESUME)]  # both are read in one turn: retracted, then going on
+        # Both are read in one turn: retracted, then going on.
+        self.announced += [self._for_decode(PAUSE), self._for_decode(RESUME)]
         self.note("retract", reason="script")
 
     def _do_pause(self, op: Op) -> None:
@@ -131,8 +132,9 @@ class _Run:
         turns = self.engine.turn(expect=expect)
         for turn in turns:
             for message, arrays in turn.messages:
-                place = {"dp_rank": turn.dp_rank, "tp_rank": turn.tp_rank, "side": turn.side}
-                self.assembler.feed(message, arrays, tick=self.tick, **place)
+                self.assembler.feed(
+                    message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank, side=turn.side
+                )
             self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
         self.idle = all(turn.state["idle"] for turn in turns)
         self.on_turn(self.tick, turns[-1].state)
@@ -145,7 +147,11 @@ def _to(side: str | None, message: str) -> str:
 
 
 def drive(
-    engine: Engine | PairedEngine, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = lambda _tick, _state: None
+    engine: Engine | PairedEngine,
+    scenario: Scenario,
+    *,
+    record: bool = True,
+    on_turn: OnTurn = lambda _tick, _state: None,
 ) -> Trace:
     """Run the script; a crash or hang ends it early and is an event of the trace ('crash', 'hang').
 

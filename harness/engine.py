@@ -297,8 +297,12 @@ class Engine:
         priority: int | None = None,
         dp_rank: int = 0,
         room: int | None = None,
+        side: str = "",
     ) -> bool:
-        """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it."""
+        """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it.
+
+        room: where two engines meet over it. side: which of two is meant; one engine is all there is.
+        """
         self._routes[rid] = dp_rank
         command = {
             "op": "submit",
@@ -311,7 +315,7 @@ class Engine:
         }
         return not self._ask_host(command)["refused"]
 
-    def abort(self, rid: str) -> None:
+    def abort(self, rid: str, *, side: str = "") -> None:
         self._ask_host({"op": "abort", "rid": self._tagged(rid)})
 
     def _tagged(self, rid: str) -> str:

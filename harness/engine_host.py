@@ -192,7 +192,7 @@ def _install_in(
         if boot["arguments"]["enable_dp_attention"]:
             DpProbe(probe).install()
         if boot.get("handoff"):
-            HandoffProbe(probe).install()
+            HandoffProbe(probe, scheduler).install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
         sock,

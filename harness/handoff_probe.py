@@ -21,8 +21,9 @@ BONUS = ("bonus_tokens", "verified_id")
 class HandoffProbe:
     """Wraps the one place where a prebuilt batch becomes a draft input."""
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: Probe, scheduler: Any) -> None:
         self._probe = probe
+        self._target_ids = _target_ids(scheduler)
 
     def install(self) -> None:
         batches = sys.modules["sglang.srt.managers.schedule_batch"]
@@ -86,9 +87,30 @@ class HandoffProbe:
             phase="PREBUILT",
             step=0,
             requests=list(requests),
-            ids=ints(given.topk_index).reshape(shape),
+            ids=self._as_target(ints(given.topk_index).reshape(shape)),
             probs=floats(given.topk_p),
         )
+        prefixes = [len(req.prefix_indices) for req in batch.reqs]
+        current = recorder.round
+        assert current is not None
+        recorder.put({"ev": "handed", "round": current.index, "rids": list(current.rids), "prefixes": prefixes})
+
+    def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
+        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
+        if self._target_ids is None:
+            return draft_ids
+        known = (draft_ids >= 0) & (draft_ids < len(self._target_ids))
+        return np.where(known, self._target_ids[np.where(known, draft_ids, 0)], -1)
+
+
+def _target_ids(scheduler: Any) -> np.ndarray | None:
+    """Target id of each draft id, int64 [V'], from whichever worker holds the map; None: they are the same."""
+    worker = scheduler.draft_worker
+    for owner in (worker, getattr(worker, "draft_worker", None)):
+        ids = getattr(owner, "hot_token_id", None)
+        if ids is not None:
+            return ints(ids)
+    return None
 
 
 def widths(scheduler: Any) -> dict[str, int]:

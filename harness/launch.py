@@ -101,7 +101,15 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
         own["disaggregation_decode_enable_radix_cache"] = True
     if side == "prefill":
         own["disable_cuda_graph"] = True
-    return {**boot, "arguments": boot["arguments"] | own, "handoff": {"side": side}}
+    optional = dict(boot["optional_arguments"])
+    if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
+        optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return {
+        **boot,
+        "arguments": boot["arguments"] | own,
+        "optional_arguments": optional,
+        "handoff": {"side": side},
+    }
 
 
 def _optional(*, graphs: bool) -> dict[str, Any]:

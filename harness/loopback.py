@@ -81,7 +81,7 @@ class Room:
         return Want(**json.loads(path.read_bytes())) if path.exists() else None
 
     def send(self, number: int, buffers: list[np.ndarray], metadata: list[np.ndarray] | None) -> None:
-        """buffers: uint8 [bytes] a registered KV buffer; metadata: uint8 [bytes] a metadata buffer, with the last part."""
+        """One part: uint8 [bytes] a registered KV buffer, and with the last part uint8 [bytes] a metadata buffer."""
         parts = {f"kv{i}": one for i, one in enumerate(buffers)}
         parts |= {f"meta{i}": one for i, one in enumerate(metadata or [])}
         hidden = self._folder / f".part-{number:04d}.npz"

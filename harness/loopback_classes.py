@@ -35,7 +35,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
     """The five classes by SGLang's word for them."""
     poll = conn.KVPoll
 
-    class Manager(conn.BaseKVManager):  # type: ignore[misc]
+    class Manager(conn.BaseKVManager):
         """What is known of the other side: one prefill engine with one rank."""
 
         def __init__(self, args: Any, mode: Any, server_args: Any, is_mla_backend: bool = False) -> None:
@@ -50,7 +50,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def register_to_bootstrap(self) -> None:
             pass
 
-    class Sender(conn.BaseKVSender):  # type: ignore[misc]
+    class Sender(conn.BaseKVSender):
         """The prefill side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
@@ -123,7 +123,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def clear(self) -> None:
             pass
 
-    class Receiver(conn.BaseKVReceiver):  # type: ignore[misc]
+    class Receiver(conn.BaseKVReceiver):
         """The decode side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
@@ -195,7 +195,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def clear(self) -> None:
             pass
 
-    class Bootstrap(conn.BaseKVBootstrapServer):  # type: ignore[misc]
+    class Bootstrap(conn.BaseKVBootstrapServer):
         """There is nobody to be found: both sides know the folder."""
 
         def __init__(self, host: str, port: int, *args: Any, **kwargs: Any) -> None:

@@ -108,7 +108,8 @@ class PairedEngine:
     def submit(self, *, rid: str, side: str = "", **asked: Any) -> bool:
         """To both sides, or to one of them; False if one refused it."""
         chosen = [engine for name, engine in zip(SIDES, self.sides, strict=True) if side in ("", name)]
-        return all([engine.submit(rid=rid, room=self._room(rid), **asked) for engine in chosen])
+        answers = [engine.submit(rid=rid, room=self._room(rid), **asked) for engine in chosen]
+        return all(answers)  # after all were asked
 
     def abort(self, rid: str, *, side: str = "") -> None:
         for name, engine in zip(SIDES, self.sides, strict=True):

@@ -17,6 +17,9 @@ SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accept
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 
+#: What a scenario does to a hand-over that its request cannot outlive.
+LOSING = ("fail", "drop")
+
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
 WITH_REFERENCE = ("hidden_rows", "logits", "proposals")
@@ -90,6 +93,8 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
     """Phases that ran by the batch records but left no aligned row."""
     modes = _modes(evidence)
     due = [Phase.PREFILL, Phase.DRAFT_PREFILL] if "PREFILL" in modes else []
+    if "PREBUILT" in modes:
+        due.append(Phase.PREBUILT)
     if any(record.mode == "DECODE" and any(record.lens) for record in evidence.engine.rounds):
         due += [Phase.DRAFT] if evidence.scenario.spec.draft_steps else []
         due += [Phase.VERIFY, Phase.ACCEPT]
@@ -108,10 +113,13 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
     errors = {
         event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
     }
+    lost = {rid for op in evidence.scenario.script if op.name in LOSING and op.kind == "transfer" for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
         if end is None:
             yield f"request {request.rid} never ended"
+        elif end.reason == "error" and request.rid in lost:
+            continue  # what the scenario let fail is answered with an error, as it should be
         elif end.reason == "error":
             yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":
