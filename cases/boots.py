@@ -206,8 +206,8 @@ DP_BOOTS = {
     )
 }
 
-#: Prefill and decode as two engines; priority and retraction by hand are left to the fixed scenarios.
-PAIR = EngineConfig(pd=True, max_running=4)
+#: Prefill and decode as two engines, with a pool that a few requests fill.
+PAIR = EngineConfig(pd=True, max_running=4, pool_tokens=160)
 PD_BOOTS = {
     boot.name: boot
     for boot in (

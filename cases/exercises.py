@@ -113,5 +113,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "stop": (_STOP,),
     "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
     "dp": (_IDLE_BESIDE,),
+    "handoff": (_together("together-handed-over", pd=True, max_running=4, pool_tokens=160),),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

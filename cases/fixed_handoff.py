@@ -69,7 +69,7 @@ def handoffs(
         ),
         program(
             "full-side",
-            [request(rid, 6 + place, seed=216 + place, new=16) for place, rid in enumerate("abcdef")],
+            [request(rid, 6 + place, seed=216 + place, new=8) for place, rid in enumerate("abcdef")],
             [submit(*"abcdef"), DRAIN],
             wants=["decode_side_full"],
         ),
@@ -152,14 +152,14 @@ def handoffs(
         ),
         program(
             "waiting-aborted",
-            [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
-            [submit(*"abcd"), tick(3), submit("e"), tick(4), abort("e"), DRAIN],
+            [request(rid, 6 + place, seed=245 + place, new=12) for place, rid in enumerate("abcde")],
+            [submit(*"abcd"), tick(1), submit("e"), tick(3), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
         ),
         program(
             "retracted",
-            [request("a", 12, seed=251, new=20), request("b", 7, seed=252, new=20)],
-            [submit("a", "b"), tick(5), Op(kind="retract"), DRAIN],
+            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [submit(*"abc"), DRAIN],
             wants=["retracted_on_decode_side"],
         ),
     ]

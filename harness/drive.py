@@ -75,7 +75,8 @@ class _Run:
         for rid in op.rids:
             self.engine.abort(rid, side=op.name or "")
             self.announced.append(_to(op.name, f"abort:{rid}"))
-            self.note("abort", rid=rid, **({"side": op.name} if op.name else {}))
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("abort", **data)
 
     def _do_retract(self, op: Op) -> None:
         self.engine.pause(mode="retract")

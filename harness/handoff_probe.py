@@ -36,6 +36,7 @@ class HandoffProbe:
             if not recorder.active:
                 return original(batch, *args, **kwargs)
             lengths = batch.seq_lens.tolist()
+            prefixes = [len(req.prefix_indices) for req in batch.reqs]  # SGLang sets them anew while it builds
             recorder.open_round(
                 mode="PREBUILT",
                 rids=[plain_rid(req.rid) for req in batch.reqs],
@@ -47,14 +48,14 @@ class HandoffProbe:
             try:
                 result = original(batch, *args, **kwargs)
                 if batch.reqs:
-                    self._tell(batch, lengths)
+                    self._tell(batch, lengths, prefixes)
                 return result
             finally:
                 recorder.close_round()
 
         return process_prebuilt
 
-    def _tell(self, batch: Any, lengths: list[int]) -> None:
+    def _tell(self, batch: Any, lengths: list[int], prefixes: list[int]) -> None:
         """One row a position whose KV arrived; the last one with what the first draft step will be fed."""
         recorder, given = self._probe.recorder, batch.spec_info
         requests = range(len(lengths))
@@ -90,7 +91,6 @@ class HandoffProbe:
             ids=self._as_target(ints(given.topk_index).reshape(shape)),
             probs=floats(given.topk_p),
         )
-        prefixes = [len(req.prefix_indices) for req in batch.reqs]
         current = recorder.round
         assert current is not None
         recorder.put({"ev": "handed", "round": current.index, "rids": list(current.rids), "prefixes": prefixes})

@@ -97,6 +97,9 @@ def build_launch(
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
     """The boot record of one side of a pair. Prompts never run in a graph, whatever the scenario says."""
     own: dict[str, Any] = {"disaggregation_mode": side, "disaggregation_transfer_backend": "nixl"}
+    if side == "decode":
+        # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
+        own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
     if side == "decode" and engine.decode_cache:
         own["disaggregation_decode_enable_radix_cache"] = True
     if side == "prefill":

@@ -105,6 +105,11 @@ class Room:
         with np.load(paths[-1]) as held:
             return "meta0" in held.files
 
+    def close(self) -> None:
+        """What was taken is gone: nobody gets it a second time, as with a prefill side that has moved on."""
+        for path in self._folder.glob("part-*.npz"):
+            path.unlink()
+
     def give_up(self) -> None:
         self._put("aborted", b"")
 

@@ -6,6 +6,7 @@ prebuilt batches and draft inputs stay SGLang's. It must not look at requests.
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -18,9 +19,7 @@ STANDS_FOR = "nixl"
 
 def register(utils: types.ModuleType, *, folder: str) -> None:
     """Answer for one backend in `disaggregation.utils.get_kv_class`, right after that module's import."""
-    from sglang.srt.disaggregation.base import conn
-
-    classes = make_classes(conn, folder=folder)
+    classes = make_classes(sys.modules["sglang.srt.disaggregation.base.conn"], folder=folder)
     original: Callable[..., Any] = utils.get_kv_class
 
     def get_kv_class(transfer_backend: Any, class_type: Any) -> Any:
@@ -177,6 +176,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
                 if "meta0" in part:
                     for i, (address, size) in enumerate(zip(own.aux_data_ptrs, own.aux_item_lens, strict=True)):
                         write_items(address, size, [want.row], part[f"meta{i}"])
+            self.room.close()
 
         def _conclude(self, state: Any) -> int:
             self.conclude_state = int(state)

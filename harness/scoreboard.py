@@ -24,6 +24,7 @@ SINCE = {
     "layers": ("0.5.17", "on 0.5.13 and before a multi-layer MTP draft does not run without CUDA graphs"),
     "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
     "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
+    "handoff": ("0.5.13", "before 0.5.13 no pair of a prefill and a decode side was driven"),
     "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
 }
 #: Checks about nothing else: no mutant can be asked of them yet.

@@ -113,13 +113,14 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
     errors = {
         event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
     }
-    lost = {rid for op in evidence.scenario.script if op.name in LOSING and op.kind == "transfer" for rid in op.rids}
+    script = evidence.scenario.script if evidence.scenario.engine.pd else ()
+    lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
         if end is None:
             yield f"request {request.rid} never ended"
         elif end.reason == "error" and request.rid in lost:
-            continue  # what the scenario let fail is answered with an error, as it should be
+            continue  # a hand-over that the scenario let fail, or gave up, is answered with an error
         elif end.reason == "error":
             yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":
