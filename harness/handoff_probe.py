@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .probe import Probe, first_of
+from .probe import PREFIX_LENS, Probe, first_of
 from .recorder import floats, ints, plain_rid
 
 #: The token that the prefill side chose last: its name changed in 0.5.12.
@@ -36,7 +36,7 @@ class HandoffProbe:
             if not recorder.active:
                 return original(batch, *args, **kwargs)
             lengths = batch.seq_lens.tolist()
-            prefixes = [len(req.prefix_indices) for req in batch.reqs]  # SGLang sets them anew while it builds
+            prefixes = [int(length) for length in first_of(batch, PREFIX_LENS)]
             recorder.open_round(
                 mode="PREBUILT",
                 rids=[plain_rid(req.rid) for req in batch.reqs],
