@@ -56,6 +56,30 @@ def ask(env: EngineEnv) -> ComponentAnswer:
     return ComponentAnswer(release=env.version, answers=json.loads(line.removeprefix(MARK))["answers"])
 
 
+def of_run(env: EngineEnv, folder: Path) -> ComponentAnswer:
+    """As `ask`, kept as `component.json` in the folder of the run that it belongs to."""
+    found = ask(env)
+    (folder / "component.json").write_text(json.dumps(document(found), indent=1) + "\n")
+    return found
+
+
+def document(found: ComponentAnswer) -> dict[str, Any]:
+    """JSON-ready, labelled: whoever reads one of these must not take it for an engine's run."""
+    return {"level": "component", "release": found.release, "answers": found.answers, "error": found.error}
+
+
+def notes(found: ComponentAnswer) -> list[str]:
+    """What to say of it beside a verdict, which it is no part of."""
+    if found.error:
+        return [f"component level (no engine, no part of the verdict): cannot be asked: {found.error}"]
+    lines = ["component level (the release's builder called directly; no engine, no part of the verdict):"]
+    width = max(len(case) for case in found.answers)
+    for case, answer in found.answers.items():
+        detail = f": {answer['error']} ({answer['site']})" if answer["outcome"] == "raises" else ""
+        lines.append(f"  {case:<{width}}  {_cell(answer).split(' ')[0] if detail else _cell(answer)}{detail}")
+    return lines
+
+
 def table(found: Sequence[ComponentAnswer]) -> str:
     """Markdown: a row a case, a column a release."""
     cases = list(dict.fromkeys(case for one in found for case in one.answers))
