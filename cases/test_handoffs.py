@@ -3,8 +3,11 @@
 import pytest
 from packaging.version import Version
 
+from cases.boots import PD_BOOTS
 from cases.exercises import EXERCISES
 from cases.families import FAMILIES
+from cases.generated_handoffs import LEADS, generate
+from harness import component
 from harness.faults import FAULTS
 from harness.mutants import Campaign
 from harness.scoreboard import Fate
@@ -45,3 +48,18 @@ def test_mutants_of_a_hand_over_are_killed(engines):
     board = Campaign(engines, engines.default, HANDOFFS).run()
     assert board.unsound == (), "the engines must pass without a mutant, before and after"
     assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+
+
+@pytest.mark.engine(boot=BASE)
+def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scenario, release):
+    for scenario in generate(PD_BOOTS["pd"], count=len(LEADS), seed=7):
+        outcome = drive_scenario(scenario, engine=release)
+        assert outcome.passed, (scenario.name, outcome.verdict.reasons)
+
+
+@pytest.mark.engine(boot=BASE)
+def test_builder_of_the_release_takes_requests_and_raises_without_them(engines, release):
+    found = component.ask(engines.environment(release))
+    assert found.error == ""
+    assert found.answers["two requests"]["outcome"] == "built"
+    assert {found.answers[case]["outcome"] for case in ("no request", "no hidden state")} == {"raises"}
