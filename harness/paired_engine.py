@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -58,21 +59,29 @@ class PairedEngine:
         for name in ("hooks_missing", "replaced"):
             found = [item for hello in both for item in hello.get(name) or ()]
             both[0] = {**both[0], name: [item for i, item in enumerate(found) if item not in found[:i]]}
+        both[0]["graphs"] = both[-1].get("graphs", {})  # prompts never run in one
         both[0]["metadata_widths"] = {hello["side"]: hello.get("metadata_width", -1) for hello in both}
         return both
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
-        """Boot one after the other; EngineError as for one."""
+        """Boot both at once; EngineError as for one. Progress is the decode side's."""
         self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-handoff-")
+        for side in self.sides:
+            boot = {**side.launch.boot, "handoff": {**side.launch.boot["handoff"], "folder": self._folder.name}}
+            side.launch = replace(side.launch, boot=boot)
         try:
-            for name, side in zip(SIDES, self.sides, strict=True):
-                boot = {**side.launch.boot, "handoff": {**side.launch.boot["handoff"], "folder": self._folder.name}}
-                side.launch = replace(side.launch, boot=boot)
-                side.boot(progress=lambda text, name=name: progress(f"{name} side {text}"))  # type: ignore[misc]
+            with ThreadPoolExecutor(max_workers=1) as beside:
+                other = beside.submit(self.prefill.boot)
+                try:
+                    self.decode.boot(progress=lambda text: progress(f"two sides {text}"))
+                except BaseException:
+                    self.prefill.close()  # or the pool would wait for its boot
+                    raise
+                other.result()
         except BaseException:
             self.close()
             raise
-        self.boots_seconds = sum(side.boots_seconds for side in self.sides)
+        self.boots_seconds = max(side.boots_seconds for side in self.sides)
 
     def begin(
         self, *, chunk: int | None, running_limit: int | None = None, record: bool = True
