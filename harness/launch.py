@@ -28,9 +28,6 @@ CONTEXT_LENGTH = 512
 #: `max_running` exceeds, so that scenarios reach padding and the eager way out.
 GRAPH_SIZES = (1, 2, 4)
 
-#: SGLang looks for free ports from here on, 30000 unless told: two engines that boot at once must not find the same one.
-DECODE_PORT = 32000
-
 #: Attention backends by device: others need hardware that is not meant here.
 BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
 
@@ -101,7 +98,6 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
     """The boot record of one side of a pair. Prompts never run in a graph, whatever the scenario says."""
     own: dict[str, Any] = {"disaggregation_mode": side, "disaggregation_transfer_backend": "nixl"}
     if side == "decode":
-        own["port"] = DECODE_PORT
         # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
         own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
     if side == "decode" and engine.decode_cache:
