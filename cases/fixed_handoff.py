@@ -77,7 +77,7 @@ def handoffs(
             "last-chunk-of-one",
             [request("a", 33, seed=222, new=10), request("b", 5, seed=223, new=8)],
             [submit("a"), tick(2), submit("b"), DRAIN],
-            wants=["handed_over_after_last_chunk_of_one", "non_final_chunk"],
+            wants=["last_chunk_of_one", "non_final_chunk"],
             chunk=16,
         ),
         program(
@@ -90,7 +90,7 @@ def handoffs(
             "all-end-at-once",
             [request("a", 8, seed=226, new=1), request("b", 13, seed=227, new=1), request("c", 6, seed=228, new=8)],
             [submit("a", "b"), tick(4), submit("c"), DRAIN],
-            wants=["finished_at_hand_over", "prebuilt_batch_all_finished"],
+            wants=["finished_at_hand_over", "prebuilt_all_finished"],
         ),
         program(
             "delayed",
@@ -116,7 +116,7 @@ def handoffs(
             "failed-beside-good",
             [request("a", 10, seed=233, new=10), request("b", 9, seed=234, new=12)],
             [submit("a", "b"), transfer("hold", "a"), tick(2), transfer("fail", "a"), DRAIN],
-            wants=["failed_transfer", "failed_beside_good_transfer"],
+            wants=["failed_transfer", "failed_beside_good"],
         ),
         program(
             "all-failed",

@@ -78,13 +78,13 @@ def finished_at_hand_over(program: _Program) -> None:
 
 
 @_lead
-def prebuilt_batch_all_finished(program: _Program) -> None:
+def prebuilt_all_finished(program: _Program) -> None:
     for _ in range(program.draw.randint(1, 2)):
         program.request(0, length=program.draw.randint(1, 4), new=1)
 
 
 @_lead
-def handed_over_after_last_chunk_of_one(program: _Program) -> None:
+def last_chunk_of_one(program: _Program) -> None:
     program.request(0, length=program.chunk + 1)
 
 
@@ -105,7 +105,7 @@ def reordered_transfers(program: _Program) -> None:
 
 
 @_lead
-def failed_beside_good_transfer(program: _Program) -> None:
+def failed_beside_good(program: _Program) -> None:
     bad, good = program.request(0, length=3), program.request(0, length=4)
     program.transfer(0, "hold", bad, good)
     program.transfer(ARRIVED, "fail", bad)
@@ -138,7 +138,7 @@ def empty_prebuilt_batch(program: _Program) -> None:
 
 
 #: Leads that hold only while nothing else is in transit, and the turn by which they are over.
-ALONE = ("handed_over_together", "prebuilt_batch_all_finished", "empty_prebuilt_batch")
+ALONE = ("handed_over_together", "prebuilt_all_finished", "empty_prebuilt_batch")
 CALM = 12
 
 

@@ -17,15 +17,15 @@ from harness.types import Scenario
 NAMES = (
     "handed_over",
     "handed_over_together",
-    "handed_over_after_last_chunk_of_one",
+    "last_chunk_of_one",
     "handed_over_to_idle_side",
     "handed_over_to_busy_side",
     "decode_side_full",
     "finished_at_hand_over",
-    "prebuilt_batch_all_finished",
+    "prebuilt_all_finished",
     "abort_in_transfer",
     "failed_transfer",
-    "failed_beside_good_transfer",
+    "failed_beside_good",
     "dropped_transfer",
     "delayed_transfer",
     "reordered_transfers",
@@ -79,7 +79,7 @@ def handed_over_together(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 @situation("a request handed over whose prompt ended in a chunk of one token")
-def handed_over_after_last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+def last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
     for chunks in chunks_of(trace):
         last = chunks[-1]
@@ -115,7 +115,7 @@ def finished_at_hand_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 @situation("every request of a prebuilt batch finishes with the token it is handed over with: none is left")
-def prebuilt_batch_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+def prebuilt_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     ones = _of_one_token(trace)
     yield from (record for record in _prebuilt(trace) if set(record.rids) <= ones)
 
@@ -139,7 +139,7 @@ def failed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 @situation("a transfer that fails while another one in transit beside it arrives")
-def failed_beside_good_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+def failed_beside_good(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived, turns = _arrived(trace), _turns(trace)
     for rid in _told(trace, "fail"):
         beside = [turn for turn in turns if rid in turn.data.get("moving", ())]

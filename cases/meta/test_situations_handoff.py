@@ -47,7 +47,7 @@ BOTH_AWAY = after(0, moving=("r0", "r1"))
 TRACES = {
     "handed_over": (trace(handed(1, "r0")), trace(handed(1, "r0", "r1"))),
     "handed_over_together": (trace(handed(1, "r0", "r1")), trace(handed(1, "r0"))),
-    "handed_over_after_last_chunk_of_one": (
+    "last_chunk_of_one": (
         trace(ran(0, ("r1", 0, 5, False)), ran(1, ("r1", 5, 1, True)), handed(1, "r1")),
         trace(ran(0, ("r1", 0, 4, False)), ran(1, ("r1", 4, 2, True)), handed(1, "r1")),
     ),
@@ -67,7 +67,7 @@ TRACES = {
         trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 3, 5))),
         trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1, "abort"), end("r1", 3, 5))),
     ),
-    "prebuilt_batch_all_finished": (
+    "prebuilt_all_finished": (
         trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 1, 1))),
         trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 3, 5))),
     ),
@@ -79,7 +79,7 @@ TRACES = {
         trace(events=(told(0, "fail", "r0"),)),
         trace(handed(0, "r0"), events=(told(1, "fail", "r0"),)),
     ),
-    "failed_beside_good_transfer": (
+    "failed_beside_good": (
         trace(handed(1, "r1"), events=(told(0, "fail", "r0"), BOTH_AWAY)),
         trace(events=(told(0, "fail", "r0"), BOTH_AWAY)),
     ),
