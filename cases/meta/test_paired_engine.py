@@ -123,13 +123,19 @@ def test_a_side_that_falls_is_named(pair):
     assert caught.value.report["side"] == "decode"
 
 
-def test_batches_of_both_sides_are_numbered_together_and_name_their_side():
+def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_heard_of():
     assembler = Assembler()
     batch = {"ev": "round", "rids": ["a"], "epochs": [0], "starts": [0], "lens": [1], "final": [True], "forwards": {}}
-    for side, mode, index in (("prefill", "PREFILL", 0), ("decode", "PREBUILT", 0), ("prefill", "PREFILL", 1)):
-        assembler.feed({**batch, "mode": mode, "index": index}, {}, tick=0, dp_rank=0, side=side)
-    assert [(one.index, one.side, one.mode) for one in assembler.rounds] == [
-        (0, "prefill", "PREFILL"),
-        (1, "decode", "PREBUILT"),
-        (2, "prefill", "PREFILL"),
+    heard = [(1, "decode", "DECODE", 1), (0, "prefill", "PREFILL", 0), (0, "decode", "PREBUILT", 0)]
+    for tick, side, mode, index in [*heard, (1, "prefill", "PREFILL", 1)]:
+        assembler.feed({**batch, "mode": mode, "index": index}, {}, tick=tick, dp_rank=0, side=side)
+    told = {"ev": "handed", "round": 0, "rids": ["a"], "prefixes": [0]}
+    assembler.feed(told, {}, tick=0, dp_rank=0, side="decode")
+    trace = assembler.build(scenario_id="", header={})
+    assert [(one.index, one.tick, one.side, one.mode) for one in trace.rounds] == [
+        (0, 0, "prefill", "PREFILL"),
+        (1, 0, "decode", "PREBUILT"),
+        (2, 1, "prefill", "PREFILL"),
+        (3, 1, "decode", "DECODE"),
     ]
+    assert [event.data["round"] for event in trace.events if event.name == "handed"] == [1]
