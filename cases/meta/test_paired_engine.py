@@ -28,7 +28,7 @@ class Side:
         self.said.append((self.name, rid, room))
         return True
 
-    def turn(self, *, expect):
+    def turn(self, *, expect, meanwhile=None):
         if self.falls:
             raise EngineCrashed({"error": "x"})
         self.said.append((self.name, "turn", expect))
