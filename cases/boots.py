@@ -208,3 +208,20 @@ DP_BOOTS = {
         ),
     )
 }
+
+#: Prefill and decode as two engines, with a pool that a few requests fill.
+PAIR = EngineConfig(pd=True, max_running=4, pool_tokens=160)
+PD_BOOTS = {
+    boot.name: boot
+    for boot in (
+        Boot(name="pd", why="two engines, a chain of three steps", engine=PAIR, since="0.5.13"),
+        Boot(
+            name="pd-wide",
+            why="two engines, a draft wider than its target",
+            checkpoint="eagle3-wide",
+            spec=_EAGLE3,
+            engine=PAIR,
+            since="0.5.13",
+        ),
+    )
+}

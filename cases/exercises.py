@@ -114,5 +114,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page=4),),
     "dp": (_IDLE_BESIDE,),
+    "handoff": (_together("together-handed-over", pd=True, max_running=4, pool_tokens=160),),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, TREES, Boot
+from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, PAIR, PD_BOOTS, TREES, Boot
 from cases.fixed import default_scenarios, shapes
+from cases.fixed_handoff import handoffs
 from cases.fixed_ranks import rank_shapes
+from cases.situations_handoff import NAMES as HANDOFFS
 from cases.situations_ranks import NAMES as RANKS
 from harness.types import EngineConfig, Scenario, SpecConfig
 
@@ -39,6 +41,8 @@ class Family:
 
 #: The shapes that a boot configuration beside a family's first one is driven through.
 FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
+#: The hand-overs that a configuration beside the first is driven through.
+HANDED = ("together", "last-chunk-of-one", "ends-at-once")
 COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
 
 _EAGLE = Family(
@@ -124,5 +128,19 @@ _MTP = Family(
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP)
+_DISAGG = Family(
+    name="disagg",
+    why="prefill and decode on two engines: EAGLE-1 chains, EAGLE-3 drafts wider than their target, trees, pages",
+    scenarios=(
+        *handoffs(),
+        *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
+        *handoffs(spec=SpecConfig(k=2, t=2, n=6), prefix="tree-", only=HANDED),
+        *handoffs(engine=PAIR.model_copy(update={"page": 4}), prefix="page4-", only=HANDED),
+    ),
+    boots=tuple(PD_BOOTS.values()),
+    # Before 0.5.23 no decode side that speculates may keep a prefix cache.
+    situations=tuple(name for name in HANDOFFS if name != "prefix_on_decode_side"),
+)
+
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP, _DISAGG)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cases import situations_decode, situations_leaving, situations_prefill, situations_ranks
+from cases import situations_decode, situations_handoff, situations_leaving, situations_prefill, situations_ranks
 from cases.situation_words import SITUATIONS, Place, Situation
 from cases.situations_decode import LONGEST_ACCEPT
 from harness.batches import Part
@@ -21,11 +21,11 @@ from harness.types import Scenario, Verdict
 __all__ = ["SITUATIONS", "Reach", "ReachTable", "Situation", "count", "reach_of"]
 
 #: The rooms they are defined in; importing them fills the register.
-ROOMS = (situations_prefill, situations_decode, situations_leaving, situations_ranks)
+ROOMS = (situations_prefill, situations_decode, situations_leaving, situations_ranks, situations_handoff)
 
 #: No engine that speculates and runs alone can show these: mixed chunks are switched off by SGLang itself, the others
 #: need several ranks or a decode side of its own.
-ELSEWHERE = ("mixed_batch", "empty_batch", *situations_ranks.NAMES)
+ELSEWHERE = ("mixed_batch", "empty_batch", *situations_ranks.NAMES, *situations_handoff.NAMES)
 
 
 def count(scenario: Scenario, trace: Trace) -> tuple[dict[str, int], dict[str, int]]:

@@ -5,7 +5,7 @@ It must not interpret: a value the probe did not report stays "does not apply".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,12 @@ from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 
 Message = dict[str, Any]
 Arrays = dict[str, np.ndarray]
+
+
+#: In the order of their turns.
+SIDES = ("prefill", "decode")
+#: Events made of what a rank told about a batch.
+TOLD = ("handed", "idle_state", "busy_state")
 
 
 @dataclass(slots=True)
@@ -26,10 +32,21 @@ class Assembler:
     events: list[Event] = field(default_factory=list)
     _hidden: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _hidden_count: dict[str, int] = field(default_factory=dict)
+    #: of a pair of engines: (side, dp_rank, the engine's own number) -> number for now, and when that batch ran
+    _numbers: dict[tuple[str, int, int], int] = field(default_factory=dict)
+    _when: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     _last: dict[tuple[int, int, str, int], list[list[int]]] = field(default_factory=dict)
 
-    def feed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0) -> None:
-        """One probe message of one rank; KeyError for an unknown kind."""
+    def feed(
+        self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0, side: str = ""
+    ) -> None:
+        """One probe message of one rank; KeyError for an unknown kind.
+
+        side: of a pair of engines. Their batches are numbered anew, so that a number means one batch and a request's
+        later batch has a later number, however late either is heard of.
+        """
+        if side:
+            message = self._numbered(message, tick=tick, dp_rank=dp_rank, side=side)
         handler = {
             "forward": self._forward,
             "chosen": self._chosen,
@@ -39,8 +56,26 @@ class Assembler:
             "state": self._state,
             "coins": self._coins,
             "tails": self._tails,
+            "handed": self._handed,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
+
+    def _numbered(self, message: Message, *, tick: int, dp_rank: int, side: str) -> Message:
+        """With a number for now, which `_in_order` replaces."""
+        name = "index" if message["ev"] == "round" else "round"
+        number = self._numbers.setdefault((side, dp_rank, message[name]), len(self._numbers))
+        self._when.setdefault(number, (tick, SIDES.index(side), message[name]))
+        return {**message, name: number, "side": side}
+
+    def _in_order(self) -> None:
+        """Number the batches of both sides as they ran: by turn, the prefill side first."""
+        final = {number: place for place, number in enumerate(sorted(self._when, key=self._when.__getitem__))}
+        self.rows.columns["round"] = [final[number] for number in self.rows.columns["round"]]
+        self.rounds = sorted((replace(one, index=final[one.index]) for one in self.rounds), key=lambda one: one.index)
+        self.events = [
+            replace(event, data={**event.data, "round": final[event.data["round"]]}) if event.name in TOLD else event
+            for event in self.events
+        ]
 
     def _forward(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         phase, step, round_index = message["phase"], message["step"], message["round"]
@@ -139,6 +174,10 @@ class Assembler:
         data = {**told, "coins": coins, "tp_rank": tp_rank}
         self.events.append(Event(name="coins", tick=tick, dp_rank=dp_rank, data=data))
 
+    def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        data = {name: message[name] for name in ("round", "rids", "prefixes")}
+        self.events.append(Event(name="handed", tick=tick, dp_rank=dp_rank, data=data))
+
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(
             RoundRecord(
@@ -154,10 +193,13 @@ class Assembler:
                 final=tuple(message["final"]),
                 forwards=dict(message["forwards"]),
                 graphs=dict(message.get("graphs", {})),
+                side=message.get("side", ""),
             )
         )
 
     def build(self, *, scenario_id: str, header: dict[str, Any]) -> Trace:
+        if self._when:
+            self._in_order()
         return Trace(
             side="engine",
             scenario_id=scenario_id,

@@ -13,6 +13,7 @@ from typing import Any
 from harness.assemble import Assembler
 from harness.engine import Engine, EngineCrashed, EngineHung
 from harness.faults import FAULTS
+from harness.paired_engine import PairedEngine
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Op, RequestSpec, Scenario
 
@@ -31,13 +32,13 @@ class ScriptError(ValueError):
 
 @dataclass(slots=True)
 class _Run:
-    engine: Engine
+    engine: Engine | PairedEngine
     scenario: Scenario
     on_turn: OnTurn
     assembler: Assembler = field(default_factory=Assembler)
     tick: int = 0
     announced: list[str] = field(default_factory=list)
-    submitted: list[str] = field(default_factory=list)
+    submitted: dict[str, None] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     idle: bool = False
 
@@ -49,7 +50,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, tick, abort, retract, pause, resume, flush, fault, drain"
+                "allowed: submit, tick, abort, retract, pause, resume, flush, transfer, fault, drain"
             )
         action(op)
 
@@ -62,33 +63,46 @@ class _Run:
                 sampling=sampling_of(request),
                 priority=request.priority,
                 dp_rank=request.dp_rank,
+                side=op.name or "",
             )
-            self.submitted.append(rid)
+            self.submitted[rid] = None
             if accepted:
-                self.announced.append(rid)
-            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, rid=rid)
+                self.announced.append(_to(op.name, rid))
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, **data)
 
     def _do_abort(self, op: Op) -> None:
         for rid in op.rids:
-            self.engine.abort(rid)
-            self.announced.append(f"abort:{rid}")
-            self.note("abort", rid=rid)
+            self.engine.abort(rid, side=op.name or "")
+            self.announced.append(_to(op.name, f"abort:{rid}"))
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("abort", **data)
 
     def _do_retract(self, op: Op) -> None:
         self.engine.pause(mode="retract")
         self.engine.resume()
-        self.announced += [PAUSE, RESUME]  # both are read in one turn: retracted, then going on
+        # Both are read in one turn: retracted, then going on.
+        self.announced += [self._for_decode(PAUSE), self._for_decode(RESUME)]
         self.note("retract", reason="script")
 
     def _do_pause(self, op: Op) -> None:
         self.engine.pause(mode="in_place")
-        self.announced.append(PAUSE)
+        self.announced.append(self._for_decode(PAUSE))
         self.note("pause")
 
     def _do_resume(self, op: Op) -> None:
         self.engine.resume()
-        self.announced.append(RESUME)
+        self.announced.append(self._for_decode(RESUME))
         self.note("resume")
+
+    def _for_decode(self, message: str) -> str:
+        return _to("decode", message) if self.scenario.engine.pd else message
+
+    def _do_transfer(self, op: Op) -> None:
+        assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
+        self.engine.transfer(str(op.name), op.rids)
+        for rid in op.rids:
+            self.note("transfer", rid=rid, what=op.name)
 
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
@@ -119,15 +133,26 @@ class _Run:
         turns = self.engine.turn(expect=expect)
         for turn in turns:
             for message, arrays in turn.messages:
-                self.assembler.feed(message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank)
-            self.note("turn", dp_rank=turn.dp_rank, **turn.state)
+                self.assembler.feed(
+                    message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank, side=turn.side
+                )
+            self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
         self.idle = all(turn.state["idle"] for turn in turns)
-        self.on_turn(self.tick, turns[0].state)
+        self.on_turn(self.tick, turns[-1].state)
         self.tick += 1
 
 
+def _to(side: str | None, message: str) -> str:
+    """A message for one side of a pair of engines, or for all there is."""
+    return f"{side}/{message}" if side else message
+
+
 def drive(
-    engine: Engine, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = lambda _tick, _state: None
+    engine: Engine | PairedEngine,
+    scenario: Scenario,
+    *,
+    record: bool = True,
+    on_turn: OnTurn = lambda _tick, _state: None,
 ) -> Trace:
     """Run the script; a crash or hang ends it early and is an event of the trace ('crash', 'hang').
 
@@ -139,7 +164,7 @@ def drive(
         knobs = scenario.engine
         answers = engine.begin(chunk=knobs.chunk, running_limit=knobs.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
-            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"])
+            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
         for op in scenario.script:
             run.perform(op)
         _finish(run)
@@ -152,12 +177,16 @@ def drive(
     return run.assembler.build(scenario_id=scenario.id, header=header)
 
 
+def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
+    return {"side": handshake["side"]} if "side" in handshake else {}
+
+
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
-        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"])
+        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)
-    for end in run.engine.collect(run.submitted):
+    for end in run.engine.collect(list(run.submitted)):
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
         run.assembler.ends.append(
@@ -181,6 +210,7 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "round": report.get("at_round", -1),
         "step": report.get("at_step", 0),
         "dp_rank_reported": report.get("dp_rank", 0),
+        **_side_of(report),
     }
 
 

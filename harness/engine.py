@@ -71,6 +71,8 @@ class Launch:
     pythonpath: tuple[Path, ...]
     boot: dict[str, Any]
     ranks: int = 1
+    #: the decode side's engine, where prefill and decode are two (see harness.paired_engine)
+    beside: Launch | None = None
 
 
 @dataclass(slots=True)
@@ -91,6 +93,8 @@ class Turn:
     number: int
     state: dict[str, Any]
     messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
+    #: "prefill" or "decode" where these are two engines
+    side: str = ""
 
 
 @dataclass(slots=True)
@@ -279,6 +283,11 @@ class Engine:
         for peer in self.ranks:
             self._ask(peer, {"op": "fault", "name": name, "first": first})
 
+    def transfer(self, what: str, rooms: list[int]) -> None:
+        """Tell every rank what is to become of these hand-overs (see harness.loopback)."""
+        for peer in self.ranks:
+            self._ask(peer, {"op": "transfer", "what": what, "rooms": rooms})
+
     def end(self) -> list[dict[str, Any]]:
         """Disarm the recorders and read the pool levels; one answer a rank."""
         return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
@@ -291,8 +300,13 @@ class Engine:
         sampling: dict[str, Any],
         priority: int | None = None,
         dp_rank: int = 0,
+        room: int | None = None,
+        side: str = "",
     ) -> bool:
-        """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it."""
+        """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it.
+
+        room: where two engines meet over it. side: which of two is meant; one engine is all there is.
+        """
         self._routes[rid] = dp_rank
         command = {
             "op": "submit",
@@ -301,10 +315,11 @@ class Engine:
             "sampling": sampling,
             "priority": priority,
             "dp_rank": dp_rank if len(self.ranks) > 1 else None,
+            "room": room,
         }
         return not self._ask_host(command)["refused"]
 
-    def abort(self, rid: str) -> None:
+    def abort(self, rid: str, *, side: str = "") -> None:
         self._ask_host({"op": "abort", "rid": self._tagged(rid)})
 
     def _tagged(self, rid: str) -> str:
@@ -394,8 +409,10 @@ class Engine:
             dp_rank=peer.hello["dp_rank"],
             tp_rank=peer.hello["tp_rank"],
             number=report["turn"],
-            state={key: report[key] for key in ("running", "waiting", "chunked", "idle")},
+            state={key: report[key] for key in ("running", "waiting", "chunked", "idle")}
+            | ({"moving": report["moving"]} if self.launch.boot.get("handoff") else {}),
             messages=messages,
+            side=self.launch.boot.get("handoff", {}).get("side", ""),
         )
 
     def _send(self, peer: _Peer, command: dict[str, Any]) -> None:

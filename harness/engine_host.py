@@ -85,6 +85,15 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     return ops
 
 
+def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """Our transfer backend, where this engine is one side of a disaggregated pair."""
+    if boot.get("handoff"):
+        from eaglecheck_engine.loopback_classes import register
+
+        folder = boot["handoff"]["folder"]
+        hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))
+
+
 def _in_child() -> None:
     """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
     _die_with_parent()
@@ -92,6 +101,7 @@ def _in_child() -> None:
     hooks = ImportHooks()
     hooks.install()
     ops = _prepare_cpu(hooks, boot)
+    _prepare_handoff(hooks, boot)
     hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
 
 
@@ -160,6 +170,7 @@ def _install_in(
     import torch
     from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
+    from eaglecheck_engine.handoff_probe import HandoffProbe, widths
     from eaglecheck_engine.lookout import Lookout
     from eaglecheck_engine.probe import Probe
     from eaglecheck_engine.recorder import Recorder
@@ -182,6 +193,8 @@ def _install_in(
         probe.install()
         if boot["arguments"]["enable_dp_attention"]:
             DpProbe(probe).install()
+        if boot.get("handoff"):
+            HandoffProbe(probe, scheduler).install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     wire.send(
         sock,
@@ -210,6 +223,7 @@ def _install_in(
             "hooks_missing": probe.ledger.missing,
             "replaced": ops.describe() if ops is not None else [],
             "pool": pool_level(scheduler),
+            **({"side": boot["handoff"]["side"], **widths(scheduler)} if boot.get("handoff") else {}),
         },
     )
 
@@ -365,6 +379,7 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             rid=command["rid"],
             priority=command["priority"],
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
+            **_meeting_point(command),
         )
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
@@ -376,6 +391,13 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         "output_ids": list(result["output_ids"]),
         "cached_tokens": int(meta.get("cached_tokens", 0)),
     }
+
+
+def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:
+    """Where the two sides of a hand-over find each other; nothing is ever connected to."""
+    if command.get("room") is None:
+        return {}
+    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": command["room"]}
 
 
 def main() -> None:
@@ -391,6 +413,7 @@ def main() -> None:
     hooks = ImportHooks()
     hooks.install()
     _prepare_cpu(hooks, boot)
+    _prepare_handoff(hooks, boot)
     try:
         import sglang
 

@@ -20,6 +20,7 @@ from . import (  # noqa: F401  (importing them makes their acts known)
 )
 from .fault_acts import ACTS, Scene, Share, Values
 from .fault_acts_idle import IDLE_ACTS
+from .fault_handoff import HandoffSites
 from .fault_sites import FORWARD_ACTS, Sites, differs
 from .faults import FAULTS, Fault
 from .probe import Probe
@@ -47,6 +48,8 @@ class Faults:
         self.batches = 0
         self.outputs: dict[str, Any] = {}
         self._missing = Sites(self).install(scheduler)
+        if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
+            self._missing += HandoffSites(self).install()
 
     def arm(self, name: str, *, first: int) -> None:
         """Let the mutant act from the first-th batch of the scenario on; LookupError if it cannot act here."""

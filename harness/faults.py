@@ -28,6 +28,11 @@ SITES = {
     "batch": "who stays in the running batch",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests does",
+    "sent": "what a prefill side hands over beside KV: ids",
+    "rows": "which metadata row a decode side reads: row",
+    "arrived": "what a prebuilt batch is made of: hidden",
+    "bonus": "the token a prebuilt batch begins with: bonus",
+    "pages": "pages of KV that travel, by buffer",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -42,6 +47,7 @@ NEEDS = {
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "handoff": "prefill and decode on two engines, several requests at once",
 }
 
 #: What a mutant may do to the output.

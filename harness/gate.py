@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import wire
+from .loopback import RULE_BOOK
 from .recorder import Recorder, plain_rid
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Gate:
     def _still_sent(self, expect: list[str]) -> list[str]:
         """Without aborts of requests that are over: SGLang's tokenizer may send those or not; they do nothing."""
         state = scheduler_state(self.scheduler)
-        alive = {*state["running"], *state["waiting"], state["chunked"], *expect, *self._in_flight()}
+        alive = {*state["running"], *state["waiting"], *state["moving"], state["chunked"], *expect, *self._in_flight()}
         return [name for name in expect if not name.startswith("abort:") or name.removeprefix("abort:") in alive]
 
     def _in_flight(self) -> list[str]:
@@ -139,6 +140,9 @@ class Gate:
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}
             if op == "fault":
                 return {"op": "armed", **self._arm(command)}
+            if op == "transfer":
+                RULE_BOOK.apply(command["what"], command["rooms"])
+                return {"op": "ruled"}
             if op == "end":
                 self._recorder.active = False
                 fired = {} if self._faults is None else self._faults.fired()
@@ -152,6 +156,7 @@ class Gate:
         scheduler = self.scheduler
         if self._faults is not None:
             self._faults.disarm()
+        RULE_BOOK.clear()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
@@ -215,12 +220,27 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
     # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
     in_last = last is not None and not last.is_empty()
     pending = getattr(scheduler, "result_queue", None)
+    moving = in_transit(scheduler)
     return {
         "running": running,
         "waiting": waiting,
+        "moving": moving,
         "chunked": None if chunked is None else plain_rid(chunked.rid),
-        "idle": not (running or waiting or chunked or in_last or pending),
+        "idle": not (running or waiting or moving or chunked or in_last or pending),
     }
+
+
+def in_transit(scheduler: Any) -> list[str]:
+    """Requests in the queues of a hand-over between a prefill and a decode side; none where there are no sides."""
+    queues = [
+        getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "queue", None),
+        getattr(scheduler, "disagg_prefill_inflight_queue", None),
+        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "queue", None),
+        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "retracted_queue", None),
+        getattr(getattr(scheduler, "disagg_decode_transfer_queue", None), "queue", None),
+    ]
+    found = [entry for queue in queues for entry in queue or ()]
+    return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
 
 
 def pool_level(scheduler: Any) -> dict[str, int]:
@@ -231,4 +251,11 @@ def pool_level(scheduler: Any) -> dict[str, int]:
         "free": int(allocator.available_size()),
         "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
         "total": int(scheduler.max_total_num_tokens),
+        **_metadata_rows(scheduler),
     }
+
+
+def _metadata_rows(scheduler: Any) -> dict[str, int]:
+    """Free rows of the metadata buffers of a hand-over."""
+    rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
+    return {} if rows is None else {"metadata": int(rows.available_size())}

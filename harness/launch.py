@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -89,7 +90,32 @@ def build_launch(
         | ({"disable_hybrid_swa_memory": True} if layered else {}),
         "optional_arguments": _optional(graphs=engine.graphs),
     }
-    return Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
+    launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
+    if not engine.pd:
+        return launch
+    prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
+    return replace(prefill, beside=decode)
+
+
+def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
+    """The boot record of one side of a pair. Prompts never run in a graph, whatever the scenario says."""
+    own: dict[str, Any] = {"disaggregation_mode": side, "disaggregation_transfer_backend": "nixl"}
+    if side == "decode":
+        # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
+        own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
+    if side == "decode" and engine.decode_cache:
+        own["disaggregation_decode_enable_radix_cache"] = True
+    if side == "prefill":
+        own["disable_cuda_graph"] = True
+    optional = dict(boot["optional_arguments"])
+    if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
+        optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return {
+        **boot,
+        "arguments": boot["arguments"] | own,
+        "optional_arguments": optional,
+        "handoff": {"side": side},
+    }
 
 
 def _optional(*, graphs: bool) -> dict[str, Any]:

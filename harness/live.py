@@ -22,6 +22,7 @@ from harness.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.envs import EngineEnv
 from harness.launch import CpuAttention, ProbeLevel, build_launch
 from harness.leases import Request
+from harness.paired_engine import PairedEngine, engine_of
 from harness.store import write_specimen
 from harness.trace import Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
@@ -103,7 +104,7 @@ class LiveEngines:
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
-    _engine: Engine | None = None
+    _engine: Engine | PairedEngine | None = None
     _key: str = ""
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _outcomes: OrderedDict[tuple[Any, ...], ScenarioOutcome] = field(default_factory=OrderedDict)
@@ -134,14 +135,14 @@ class LiveEngines:
             lease=self.lease,
         )
 
-    def use(self, launch: Launch) -> Engine:
+    def use(self, launch: Launch) -> Engine | PairedEngine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         boot = {name: value for name, value in launch.boot.items() if name != "lease"}
         key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
         if self._engine is None or self._key != key or not self._alive():
             self.close()
             self.boots += 1
-            engine = Engine(launch=launch, log=self.logs / f"engine-{self.boots}.log")
+            engine = engine_of(launch, self.logs / f"engine-{self.boots}.log")
             try:
                 engine.boot()
             except NoLease:
@@ -242,7 +243,7 @@ class Borrowed:
 
     engines: LiveEngines
     launch: Launch
-    _engine: Engine | None = None
+    _engine: Engine | PairedEngine | None = None
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
         self._engine = self.engines.use(self.launch)

@@ -105,7 +105,8 @@ class Recorder:
 
     def _advance(self, rid: str, mode: str, start: int) -> int:
         life = self._lives.setdefault(rid, _Life())
-        if mode == "PREFILL" and life.reached >= 0 and (life.decoding or start != life.reached):
+        begins = mode in ("PREFILL", "PREBUILT")  # from a prompt, or from what another engine hands over
+        if begins and life.reached >= 0 and (life.decoding or start != life.reached):
             life.epoch += 1
             life.decoding = False
         if mode == "DECODE":

@@ -26,6 +26,7 @@ from harness.envs import EngineEnv
 from harness.launch import CpuAttention, build_launch
 from harness.leases import Request
 from harness.merge import merge
+from harness.paired_engine import PairedEngine
 from harness.progress import (
     Booted,
     Cost,
@@ -148,7 +149,7 @@ def _load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
 def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
     """All scenarios of one boot configuration; the engine is booted again only after it died."""
     with contextlib.ExitStack() as stack:
-        engine: Engine | None = None
+        engine: Engine | PairedEngine | None = None
         for scenario in scenarios:
             session.tell(Started(scenario=scenario, index=len(session.results) + 1, total=len(session.plan.scenarios)))
             try:
@@ -173,7 +174,7 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
 
 
 @contextlib.contextmanager
-def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
+def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine | PairedEngine]:
     plan = session.plan
     target, draft = plan.pairs[scenario.checkpoint]
     launch = build_launch(
@@ -189,7 +190,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         lease=session.lease,
     )
     log = session.writer.folder / "engine.log"
-    engine = Engine(launch=launch, log=log)
+    engine = Engine(launch=launch, log=log) if launch.beside is None else PairedEngine(launch=launch, log=log)
     session.boots += 1
     try:
         engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}", log=log)))
@@ -203,7 +204,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         engine.close()
 
 
-def _timed_drive(session: _Session, engine: Engine, scenario: Scenario) -> tuple[Trace, float]:
+def _timed_drive(session: _Session, engine: Engine | PairedEngine, scenario: Scenario) -> tuple[Trace, float]:
     start = time.monotonic()
     session.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 

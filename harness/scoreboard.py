@@ -25,6 +25,7 @@ SINCE = {
     "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
     "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
     "paged-tree": ("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),
+    "handoff": ("0.5.13", "before 0.5.13 no pair of a prefill and a decode side was driven"),
     "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
 }
 #: Checks about nothing else: no mutant can be asked of them yet.

@@ -128,7 +128,8 @@ class RoundRecord:
     chunk [start, start+len) and `final[i]` says whether the prompt ends with it; for DECODE start is the committed
     length before the round and len is the accept length (0 if the request took no part in a verify).
     forwards counts the model forwards entered, by phase. graphs names the phases that a CUDA graph ran, with the batch
-    size it was captured for; the others ran eagerly.
+    size it was captured for; the others ran eagerly. side: 'prefill' or 'decode' where these are two engines, with a
+    number for each batch of either; PREBUILT: what was handed over, start its committed length, len 0.
     """
 
     index: int
@@ -143,6 +144,7 @@ class RoundRecord:
     final: tuple[bool, ...]
     forwards: dict[str, int]
     graphs: dict[str, int] = field(default_factory=dict)
+    side: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

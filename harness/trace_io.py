@@ -65,6 +65,7 @@ class _Round(_Strict):
     final: tuple[bool, ...]
     forwards: dict[str, int]
     graphs: dict[str, int] = {}
+    side: str = ""
 
 
 class _End(_Strict):

@@ -113,6 +113,9 @@ class EngineConfig(_Strict):
     max_running and running_limit then hold for each rank.
 
     overlap None: what the release does by default for this speculation on this device.
+
+    pd: prompts run on one engine and decoding on another, each with these knobs (running_limit: the decode side's).
+    decode_cache: the decode side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
     """
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
@@ -128,6 +131,8 @@ class EngineConfig(_Strict):
     pool_tokens: Annotated[int, Field(ge=16)] = 4096
     chunk: Annotated[int, Field(ge=1)] | None = None
     running_limit: Annotated[int, Field(ge=1)] | None = None
+    pd: bool = False
+    decode_cache: bool = False
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -157,11 +162,17 @@ class Op(_Strict):
     pause    the loop runs on without batches from the next tick; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
+    transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
+             release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
+             side is done, and nothing arrives)
     fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
     drain    turns until nothing is left; how many at most follows from the tokens asked for
+
+    Where prefill and decode are two engines, `name` "prefill" or "decode" lets only that side know of an abort or a
+    submit; each side must be given every request once.
     """
 
-    kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "fault", "drain"]
+    kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "transfer", "fault", "drain"]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1)] = 1
     name: str | None = None
@@ -192,9 +203,11 @@ class Scenario(_Strict):
             unknown = sorted(set(op.rids) - set(rids))
             if unknown:
                 raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}; allowed: {', '.join(rids)}")
-        submitted = [rid for op in self.script if op.kind == "submit" for rid in op.rids]
-        if sorted(submitted) != sorted(rids):
-            raise ValueError("every request must be submitted exactly once")
+        for side in ("prefill", "decode") if self.engine.pd else ("",):
+            given = [op for op in self.script if op.kind == "submit" and (op.name or side) == side]
+            if sorted(rid for op in given for rid in op.rids) != sorted(rids):
+                raise ValueError("every request must be submitted exactly once" + (f" to the {side} side" * bool(side)))
+        _check_sides(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
         ranked = [request.rid for request in self.requests if request.priority is not None]
@@ -228,6 +241,24 @@ class Scenario(_Strict):
             if request.rid == rid:
                 return request
         raise KeyError(rid)
+
+
+TRANSFERS = ("hold", "release", "fail", "drop")
+
+
+def _check_sides(scenario: Scenario) -> None:
+    """What only a pair of engines can do, and what it cannot."""
+    for op in scenario.script:
+        if op.kind == "transfer" and op.name not in TRANSFERS:
+            raise ValueError(f"op 'transfer' has name {op.name!r}; allowed: {', '.join(TRANSFERS)}")
+        if op.kind == "transfer" and not scenario.engine.pd:
+            raise ValueError("op 'transfer' needs two engines; set engine.pd to true, or leave it out")
+        if op.kind in ("submit", "abort") and op.name not in (None, *(("prefill", "decode") * scenario.engine.pd)):
+            raise ValueError(f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.pd, or none")
+    if scenario.engine.decode_cache and not scenario.engine.pd:
+        raise ValueError("engine.decode_cache needs engine.pd; set both, or neither")
+    if scenario.engine.pd and (scenario.engine.dp > 1 or scenario.spec.algorithm == "MTP"):
+        raise ValueError("engine.pd is driven with dp = 1 and EAGLE or EAGLE3; leave engine.pd out for anything else")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

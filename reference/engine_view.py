@@ -118,8 +118,9 @@ class EngineView:
         return tuple(found)
 
     def _first_proposals(self, before: Turn) -> tuple[int, ...]:
-        """Its last draft row's t choices."""
-        phase = Phase.DRAFT_PREFILL if before.record.mode == "PREFILL" else Phase.EXTEND
+        """Its last draft row's t choices, or those that were handed over."""
+        phases = {"PREFILL": Phase.DRAFT_PREFILL, "PREBUILT": Phase.PREBUILT}
+        phase = phases.get(before.record.mode, Phase.EXTEND)
         chosen = self._chosen(before, phase, max(self._slots(before, phase), default=0))
         return chosen if len(chosen) == self._spec.t else ()
 

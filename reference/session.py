@@ -19,7 +19,7 @@ from harness.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target
-from reference.turns import Conditions, Reading, Where, Writer, decode_rows, prefill_rows, rotated_rows
+from reference.turns import Conditions, Reading, Where, Writer, decode_rows, handed_rows, prefill_rows, rotated_rows
 from reference.verify import Coins, Walk, draw
 
 
@@ -117,6 +117,10 @@ class ReferenceSession:
         before: Turn | None = None
         for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
+            if turn.record.mode == "PREBUILT":
+                handed_rows(writer, where, self.head, reading, t=self.spec.t)
+                before = turn
+                continue
             if turn.record.mode == "PREFILL":
                 chosen = view.target_choice(turn) if temperature > 0 else ()
                 prefill_rows(writer, where, self.head, reading, turn.length, chosen=chosen)
@@ -223,6 +227,9 @@ def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> Story:
         why = _impossible(turn, len(tokens))
         if why:
             return Story(tokens=tokens, turns=derived, why=(turn, why))
+        if turn.record.mode == "PREBUILT":  # a hand-over commits nothing
+            derived.append((turn, ()))
+            continue
         if turn.record.mode == "PREFILL":
             committed = view.first_token(turn) if turn.final else ()
             unknown = turn.final and not committed
@@ -243,7 +250,7 @@ def _impossible(turn: Turn, known: int) -> str | None:
         if turn.start < 0 or turn.length < 1 or (end != known if turn.final else end >= known):
             return f"prefill rows {turn.start}..{end - 1} (final: {turn.final}) do not fit the {known} tokens it has"
         return None
-    if mode == "DECODE":
+    if mode in ("DECODE", "PREBUILT"):
         return None if turn.start == known - 1 else f"committed length {turn.start}, but it has {known} tokens"
     return f"rounds of mode {mode} cannot be replayed"
 

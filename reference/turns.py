@@ -164,6 +164,19 @@ def rotated_rows(
         writer.add(where, phase, j, input_id=token, position=row, hidden_in=reading.hidden[row], **values)
 
 
+def handed_rows(writer: Writer, where: Where, head: Head, reading: Reading, *, t: int) -> None:
+    """What a decode side must hold after a hand-over at c committed tokens: a row a position, token full[slot + 1].
+
+    The last row carries the draft's own state there and its t best proposals, as if the prompt had been read here.
+    """
+    for row in range(where.committed):
+        values: dict[str, Any] = {}
+        if row == where.committed - 1:
+            g = reading.draft[row]
+            values = {"hidden_out": g, "logits": head.logits(g), "choose": t, "scored": True}
+        writer.add(where, Phase.PREBUILT, row, input_id=int(reading.tokens[row + 1]), **values)
+
+
 def decode_rows(
     writer: Writer,
     head: Head,

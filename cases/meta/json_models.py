@@ -113,6 +113,7 @@ class Run(Strict):
     scenarios: list[Scenario]
     cost: Cost
     run: str
+    component: dict[str, object] | None = None
 
 
 class Cell(Strict):

@@ -19,6 +19,7 @@ from harness.types import Kind, Phase
 FAMILIES = {
     "eagle3",
     *("positions", "tail", "hidden", "proposals", "tree", "accept", "cache", "requests", "forwards", "idle", "layers"),
+    "handoff",
 }
 DRIVABLE = [fault for fault in FAULTS.values() if fault.needs not in UNDRIVABLE]
 

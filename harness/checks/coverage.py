@@ -20,6 +20,9 @@ SAMPLED = "sampled"
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
 
+#: What a scenario does to a hand-over that its request cannot outlive.
+LOSING = ("fail", "drop")
+
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
 #: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
@@ -106,6 +109,8 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
     """Phases that ran by the batch records but left no aligned row."""
     modes = _modes(evidence)
     due = [Phase.PREFILL, Phase.DRAFT_PREFILL] if "PREFILL" in modes else []
+    if "PREBUILT" in modes:
+        due.append(Phase.PREBUILT)
     if any(record.mode == "DECODE" and any(record.lens) for record in evidence.engine.rounds):
         due += [Phase.DRAFT] if evidence.scenario.spec.draft_steps else []
         due += [Phase.VERIFY, Phase.ACCEPT]
@@ -124,10 +129,14 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
     errors = {
         event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
     }
+    script = evidence.scenario.script if evidence.scenario.engine.pd else ()
+    lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
         if end is None:
             yield f"request {request.rid} never ended"
+        elif end.reason == "error" and request.rid in lost:
+            continue  # a hand-over that the scenario let fail, or gave up, is answered with an error
         elif end.reason == "error":
             yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.types import Divergence, Kind, Phase, Policy
 
-PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)}
+PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
 TARGET_PHASES = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)
 #: Draft phases that write KV which later rounds read.
 LASTING_DRAFT_PHASES = (Phase.DRAFT_PREFILL, Phase.EXTEND)
@@ -164,7 +164,8 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("target", key.rid, key.epoch), ("target of rank", key.dp_rank), *walk]
     if key.phase in LASTING_DRAFT_PHASES:
         return [("draft", key.rid, key.epoch), ("draft of rank", key.dp_rank)]
-    return [("steps", share)] if key.phase == Phase.DRAFT else []
+    # What is handed over feeds the draft steps of one round, as a draft step feeds those after it.
+    return [("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else []
 
 
 def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, ...]]:
@@ -184,4 +185,4 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     if key.phase in DRAFT_PHASES:
         reaches += [("draft", key.rid, key.epoch)]
         reaches += [("draft of rank", key.dp_rank)] if from_cache else []
-    return [*reaches, ("steps", share)] if key.phase == Phase.DRAFT else reaches
+    return [*reaches, ("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else reaches

@@ -81,6 +81,8 @@ def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:
             by_layer = last_choices(evidence, indices)
             if all(by_layer):
                 found[*share[:3], share[3] + evidence.table.ints["slot"][indices[-1]] + 1] = by_layer
+    for share, indices in evidence.table.each(Phase.PREBUILT):  # the same, as it arrived at the decode side
+        found[share] = [evidence.table.chosen(indices[-1])]
     return found
 
 

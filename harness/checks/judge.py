@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from harness import deviations
 from harness.align import unpaired
+from harness.batches import Part
 from harness.checks import (
     chain,
     extend,
+    handoff,
     inputs,
     ledger,
     losslessness,
@@ -31,7 +33,21 @@ from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.trace import Event, Trace
 from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
-FAMILIES = (positions, inputs, rounds, slots, ledger, ranks, chain, verify, extend, losslessness, sampled, tails)
+FAMILIES = (
+    positions,
+    inputs,
+    rounds,
+    slots,
+    ledger,
+    ranks,
+    chain,
+    verify,
+    extend,
+    handoff,
+    losslessness,
+    sampled,
+    tails,
+)
 
 
 @register(
@@ -90,9 +106,14 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
         result.add(run_check(check, evidence))
     result.divergences += _tie_rate(result, evidence)
-    hits = frozenset(who for who, parts in evidence.parts.items() if parts[0].start > 0)
+    hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
     return _verdict(evidence, result, divergences), divergences
+
+
+def _from_cache(part: Part) -> bool:
+    """Whether a request started from KV that another had written; what is handed over is its own."""
+    return part.start > 0 and part.record.mode != "PREBUILT"
 
 
 def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:

@@ -112,12 +112,22 @@ def _stuck(evidence: Evidence) -> Iterator[Divergence]:
                     )
 
 
-def _pool(events: tuple[Event, ...], when: str) -> dict[int, int]:
-    """dp_rank -> slots free or evictable; the first 'start', the last 'end'."""
-    found: dict[int, int] = {}
+def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str], int]:
+    """(dp_rank, what) -> slots free or evictable; the first 'start', the last 'end'.
+
+    what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
+    """
+    found: dict[tuple[int, str], int] = {}
     for event in events:
-        if event.name == "pool" and event.data.get("when") == when and (when == "end" or event.dp_rank not in found):
-            found[event.dp_rank] = int(event.data["free"]) + int(event.data.get("evictable", 0))
+        if event.name != "pool" or event.data.get("when") != when:
+            continue
+        side = f"{event.data['side']}-" if event.data.get("side") else ""
+        levels = {side: int(event.data["free"]) + int(event.data.get("evictable", 0))}
+        if "metadata" in event.data:
+            levels[f"{side}metadata-"] = int(event.data["metadata"])
+        for what, level in levels.items():
+            if when == "end" or (event.dp_rank, what) not in found:
+                found[event.dp_rank, what] = level
     return found
 
 
@@ -125,16 +135,16 @@ def _leaks(evidence: Evidence) -> Iterator[Divergence]:
     """LEAK where the pool does not hold at the end what it held at the start."""
     start, end = _pool(evidence.engine.events, "start"), _pool(evidence.engine.events, "end")
     last = max((record.index for record in evidence.engine.rounds), default=-1)
-    for dp_rank in sorted(set(start) & set(end)):
-        if end[dp_rank] != start[dp_rank]:
+    for place in sorted(set(start) & set(end)):
+        if end[place] != start[place]:
             yield Divergence(
                 kind=Kind.LEAK,
                 check="ledger",
-                key=_at(dp_rank, "IDLE"),
+                key=_at(place[0], "IDLE"),
                 round=last,
-                expected=start[dp_rank],
-                observed=end[dp_rank],
-                hint="lost" if end[dp_rank] < start[dp_rank] else "freed-twice",
+                expected=start[place],
+                observed=end[place],
+                hint=place[1] + ("lost" if end[place] < start[place] else "freed-twice"),
             )
 
 

@@ -18,10 +18,11 @@ from harness.checks.registry import CheckResult, register
 from harness.types import Divergence, Kind, Phase
 
 #: Rows of these phases write KV that the request keeps.
-KEPT = (Phase.PREFILL, Phase.EXTEND)
+KEPT = (Phase.PREFILL, Phase.PREBUILT, Phase.EXTEND)
 #: A draft with several layers runs each of them over these rows, and every layer keeps KV of its own.
 LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
-WRITING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+PROMPT = (Phase.PREFILL, Phase.DRAFT_PREFILL)
+WRITING = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,22 +74,29 @@ def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
 
 
 def _one_owner(evidence: Evidence, result: CheckResult) -> None:
-    """Walk the batches of each rank in order, with the slots owned so far."""
-    shared = _shared_lengths(evidence) if evidence.scenario.engine.prefix_cache else {}
-    until = {who: parts[-1].record.index for who, parts in evidence.parts.items()}
-    owners: dict[tuple[int, int], _Owner] = {}
-    for number, shares in _batches(evidence):
-        for phase in WRITING:
-            result.divergences += _phase_faults(evidence, shares, phase, number, owners)
-        for share in shares:
-            _claim(evidence, share, owners, until, shared)
+    """Walk the batches of each rank in order, with the slots owned so far; two engines have a pool each."""
+    for side in sorted({record.side for record in evidence.engine.rounds}):
+        cached = evidence.scenario.engine.decode_cache if side == "decode" else evidence.scenario.engine.prefix_cache
+        shared = _shared_lengths(evidence) if cached else {}
+        until = {
+            who: own[-1]
+            for who, parts in evidence.parts.items()
+            if (own := [part.record.index for part in parts if part.record.side == side])
+        }
+        owners: dict[tuple[int, int], _Owner] = {}
+        for number, shares in _batches(evidence, side):
+            phases = [phase for phase in WRITING if side != "decode" or phase not in PROMPT]
+            for phase in phases:
+                result.divergences += _phase_faults(evidence, shares, phase, number, owners)
+            for share in shares:
+                _claim(evidence, share, owners, until, shared, side=side, number=number)
 
 
-def _batches(evidence: Evidence) -> Iterator[tuple[int, list[Share]]]:
+def _batches(evidence: Evidence, side: str) -> Iterator[tuple[int, list[Share]]]:
     """(round, shares in it), rank by rank, in order of rounds."""
     batches: dict[tuple[int, int], dict[Share, None]] = {}
     for parts in evidence.parts.values():
-        for part in parts:
+        for part in (part for part in parts if part.record.side == side):
             batches.setdefault((part.record.dp_rank, part.record.index), {})[part.share] = None
     for (_, number), shares in sorted(batches.items(), key=lambda item: item[0]):
         yield number, list(shares)
@@ -132,13 +140,18 @@ def _claim(
     owners: dict[tuple[int, int], _Owner],
     until: dict[tuple[str, int], int],
     shared: dict[str, int],
+    *,
+    side: str,
+    number: int,
 ) -> None:
     """Record the slots a share keeps after its batch."""
     dp_rank, rid, epoch, committed = share
     for phase in KEPT:
         for index in evidence.table.of(share, phase):
+            if side and evidence.table.ints["round"][index] != number:
+                continue  # a chunk and what was handed over may begin alike, on different sides
             slot = evidence.table.ints["cache_slot"][index]
-            position = committed + evidence.table.ints["slot"][index]
+            position = evidence.table.ints["slot"][index] + (0 if phase is Phase.PREBUILT else committed)
             may_be_given_back = bool(shared) and (position < shared.get(rid, 0) or epoch > 0)
             if may_be_given_back:
                 owners.pop((dp_rank, slot), None)

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness import component
 from harness.cli import options, prepare
 from harness.cli.adapt import Wanted
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
@@ -63,6 +64,8 @@ def command(
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
-    render_run(console, result)
-    write_json(run_document(result), json)
+    # What no engine gets to is asked of the release's code itself, and is no part of the verdict.
+    asked = component.of_run(plan.env, result.folder) if any(one.engine.pd for one in plan.scenarios) else None
+    render_run(console, result, notes=component.notes(asked) if asked else ())
+    write_json(run_document(result) | ({"component": component.document(asked)} if asked else {}), json)
     return BY_OUTCOME[result.verdict.outcome]

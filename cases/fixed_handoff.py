@@ -1,0 +1,184 @@
+"""The fixed scenarios of disaggregation: every way for a hand-over to go, and to go wrong.
+
+Pure data; it must not know which bugs exist, and must not import torch or sglang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cases.boots import PAIR
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick, tokens
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+
+
+def transfer(what: str, *rids: str) -> Op:
+    return Op(kind="transfer", name=what, rids=rids)
+
+
+def abort(*rids: str, side: str | None = None) -> Op:
+    return Op(kind="abort", rids=rids, name=side)
+
+
+def handoffs(
+    *,
+    checkpoint: str = CHECKPOINT,
+    spec: SpecConfig = CHAIN,
+    engine: EngineConfig = PAIR,
+    prefix: str = "",
+    only: Sequence[str] = (),
+) -> list[Scenario]:
+    """Each situation of hand-overs once; `only` some of them by name."""
+
+    def program(
+        name: str, requests: Sequence[RequestSpec], script: Sequence[Op], *, wants: Sequence[str], **knobs: Any
+    ) -> Scenario:
+        return Scenario(
+            name=prefix + name,
+            checkpoint=checkpoint,
+            spec=spec,
+            engine=engine.model_copy(update=knobs),
+            requests=tuple(requests),
+            script=tuple(script),
+            wants=tuple(wants),
+        )
+
+    every = [
+        program(
+            "one",
+            [request("a", 7, seed=211, new=14)],
+            [submit("a"), DRAIN],
+            wants=["handed_over", "handed_over_to_idle_side"],
+        ),
+        program(
+            "together",
+            [
+                request("a", 7, seed=211, new=14),
+                request("b", 12, seed=212, new=10),
+                request("c", 19, seed=213, new=12),
+            ],
+            [submit("a", "b", "c"), DRAIN],
+            wants=["handed_over_together"],
+        ),
+        program(
+            "busy-side",
+            [request("a", 9, seed=214, new=24), request("b", 15, seed=215, new=10)],
+            [submit("a"), tick(5), submit("b"), DRAIN],
+            wants=["handed_over_to_busy_side"],
+        ),
+        program(
+            "full-side",
+            [request(rid, 6 + place, seed=216 + place, new=8) for place, rid in enumerate("abcdef")],
+            [submit(*"abcdef"), DRAIN],
+            wants=["decode_side_full"],
+        ),
+        program(
+            "last-chunk-of-one",
+            [request("a", 33, seed=222, new=10), request("b", 5, seed=223, new=8)],
+            [submit("a"), tick(2), submit("b"), DRAIN],
+            wants=["last_chunk_of_one", "non_final_chunk"],
+            chunk=16,
+        ),
+        program(
+            "ends-at-once",
+            [request("a", 8, seed=224, new=1), request("b", 11, seed=225, new=10)],
+            [submit("a", "b"), DRAIN],
+            wants=["finished_at_hand_over"],
+        ),
+        program(
+            "all-end-at-once",
+            [request("a", 8, seed=226, new=1), request("b", 13, seed=227, new=1), request("c", 6, seed=228, new=8)],
+            [submit("a", "b"), tick(4), submit("c"), DRAIN],
+            wants=["finished_at_hand_over", "prebuilt_all_finished"],
+        ),
+        program(
+            "delayed",
+            [request("a", 10, seed=229, new=10), request("b", 7, seed=230, new=18)],
+            [submit("a", "b"), transfer("hold", "a"), tick(5), transfer("release", "a"), DRAIN],
+            wants=["delayed_transfer", "handed_over_to_busy_side"],
+        ),
+        program(
+            "reordered",
+            [request("a", 10, seed=231, new=10), request("b", 14, seed=232, new=10)],
+            [
+                submit("a", "b"),
+                transfer("hold", "a", "b"),
+                tick(3),
+                transfer("release", "b"),
+                tick(2),
+                transfer("release", "a"),
+                DRAIN,
+            ],
+            wants=["reordered_transfers", "delayed_transfer"],
+        ),
+        program(
+            "failed-beside-good",
+            [request("a", 10, seed=233, new=10), request("b", 9, seed=234, new=12)],
+            [submit("a", "b"), transfer("hold", "a"), tick(2), transfer("fail", "a"), DRAIN],
+            wants=["failed_transfer", "failed_beside_good"],
+        ),
+        program(
+            "all-failed",
+            [request("a", 10, seed=235, new=10), request("b", 9, seed=236, new=12), request("c", 8, seed=237, new=8)],
+            [
+                submit("a", "b"),
+                transfer("hold", "a", "b"),
+                tick(3),
+                transfer("fail", "a", "b"),
+                tick(2),
+                submit("c"),
+                DRAIN,
+            ],
+            wants=["failed_transfer", "empty_prebuilt_batch"],
+        ),
+        program(
+            "abort-in-transfer",
+            [request("a", 10, seed=238, new=10), request("b", 9, seed=239, new=14)],
+            [submit("a", "b"), transfer("hold", "a"), tick(3), abort("a"), DRAIN],
+            wants=["abort_in_transfer"],
+        ),
+        program(
+            "all-aborted",
+            [request("a", 10, seed=240, new=10), request("b", 9, seed=241, new=12), request("c", 8, seed=242, new=8)],
+            [submit("a", "b"), transfer("hold", "a", "b"), tick(3), abort("a", "b"), tick(2), submit("c"), DRAIN],
+            wants=["abort_in_transfer", "empty_prebuilt_batch"],
+        ),
+        program(
+            "dropped",
+            [request("a", 10, seed=243, new=10), request("b", 9, seed=244, new=10)],
+            [submit("a", "b"), transfer("drop", "a"), tick(6), abort("a"), DRAIN],
+            wants=["dropped_transfer", "abort_in_transfer"],
+        ),
+        program(
+            "waiting-aborted",
+            [request(rid, 6 + place, seed=245 + place, new=12) for place, rid in enumerate("abcde")],
+            [submit(*"abcd"), tick(1), submit("e"), tick(3), abort("e"), DRAIN],
+            wants=["decode_side_full", "empty_prebuilt_batch"],
+        ),
+        program(
+            "retracted",
+            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [submit(*"abc"), DRAIN],
+            wants=["retracted_on_decode_side"],
+        ),
+    ]
+    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
+    return [by_name[name] for name in only] if only else every
+
+
+def shared_prefix(*, checkpoint: str = CHECKPOINT, spec: SpecConfig = CHAIN, prefix: str = "") -> Scenario:
+    """The second prompt begins with the first one, which the decode side still has."""
+    head = tokens(seed=253, length=14)
+    return Scenario(
+        name=f"{prefix}prefix-on-decode-side",
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=PAIR.model_copy(update={"decode_cache": True}),
+        requests=(
+            RequestSpec(rid="a", prompt=head, max_new_tokens=8),
+            RequestSpec(rid="b", prompt=(*head, *tokens(seed=254, length=6)), max_new_tokens=10),
+        ),
+        script=(submit("a"), tick(16), submit("b"), DRAIN),
+        wants=("prefix_on_decode_side", "handed_over"),
+    )

@@ -1,0 +1,139 @@
+"""What the checks say of a hand-over: nothing of a sound one, and a name for each thing that goes wrong on the way."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cases.fixed import DRAIN, request, submit
+from harness.checks.evidence import gather
+from harness.checks.registry import CHECKS, run_check
+from harness.trace import Event, RoundRecord, RowBuilder, Trace
+from harness.types import EngineConfig, Scenario
+
+GIVEN = Scenario(
+    name="handed",
+    engine=EngineConfig(pd=True, prefix_cache=False),
+    requests=(request("a", 3, seed=1, new=4),),
+    script=(submit("a"), DRAIN),
+)
+PROMPT = GIVEN.requests[0].prompt
+BONUS, PROPOSAL = 77, 88
+STATE = np.asarray([[1.0, 2.0]], dtype=np.float32)
+
+
+def batch(index, mode, side, *, start, length, rids=("a",)):
+    count = len(rids)
+    return RoundRecord(
+        index=index,
+        tick=index,
+        dp_rank=0,
+        tp_rank=0,
+        mode=mode,
+        rids=rids,
+        epochs=(0,) * count,
+        starts=(start,) * count,
+        lens=(length,) * count,
+        final=(True,) * count,
+        forwards={},
+        side=side,
+    )
+
+
+def handover(*, bonus=BONUS, proposal=PROPOSAL, state=STATE, rids=("a",), widths=None, events=()):
+    """A prompt of three tokens read on one side and handed to the other."""
+    rows = RowBuilder()
+    for slot in range(3):
+        last = slot == 2
+        token = BONUS if last else PROMPT[slot + 1]
+        choice = {"chosen_ids": (PROPOSAL,), "chosen_probs": (1.0,)} if last else {}
+        rows.add(
+            rid="a",
+            phase="DRAFT_PREFILL",
+            slot=slot,
+            committed=0,
+            round=0,
+            input_id=token,
+            hidden_out=0 if last else -1,
+            **choice,
+        )
+        arrived = {"chosen_ids": (proposal,), "chosen_probs": (1.0,)} if last else {}
+        rows.add(
+            rid="a",
+            phase="PREBUILT",
+            slot=slot,
+            committed=3,
+            round=1,
+            input_id=bonus if last else token,
+            cache_slot=5 + slot,
+            hidden_out=0 if last else -1,
+            **arrived,
+        )
+    records = (
+        batch(0, "PREFILL", "prefill", start=0, length=3),
+        batch(1, "PREBUILT", "decode", start=3, length=0, rids=rids),
+    )
+    return Trace(
+        side="engine",
+        scenario_id=GIVEN.id,
+        header={"metadata_widths": widths or {"prefill": 2, "decode": 2}},
+        rows=rows.build(),
+        rounds=records,
+        events=tuple(events),
+        tensors={"hidden_out.DRAFT_PREFILL": STATE, "hidden_out.PREBUILT": state},
+    )
+
+
+def hints(trace, check="handover"):
+    result = run_check(CHECKS[check], gather(GIVEN, trace, None))
+    assert result.unknown == []
+    return [found.hint for found in result.divergences]
+
+
+def test_nothing_is_said_of_what_arrives_as_it_was_sent():
+    assert hints(handover()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "hint"),
+    [
+        ({"bonus": BONUS + 1}, "other-token-arrived"),
+        ({"proposal": PROPOSAL + 1}, "other-proposals-arrived"),
+        ({"state": STATE + np.float32(1e-6)}, "other-state-arrived"),
+        ({"widths": {"prefill": 2, "decode": 4}}, "metadata-width-decode"),
+        ({"widths": {"prefill": 6, "decode": 2}}, "metadata-width-prefill"),
+    ],
+)
+def test_what_changes_on_the_way_is_named(changes, hint):
+    assert hints(handover(**changes)) == [hint]
+
+
+def test_a_batch_of_no_requests_that_reaches_the_builder_is_named():
+    sound = handover()
+    empty = batch(2, "PREBUILT", "decode", start=0, length=0, rids=())
+    assert hints(replace(sound, rounds=(*sound.rounds, empty))) == ["empty-batch-at-builder"]
+
+
+def pool(when, side, *, free, metadata):
+    data = {"when": when, "side": side, "free": free, "evictable": 0, "total": 9, "metadata": metadata}
+    return Event(name="pool", tick=0, data=data)
+
+
+@pytest.mark.parametrize(
+    ("end", "hint"),
+    [
+        ({"free": 9, "metadata": 4}, None),
+        ({"free": 8, "metadata": 4}, "decode-lost"),
+        ({"free": 9, "metadata": 3}, "decode-metadata-lost"),
+        ({"free": 9, "metadata": 5}, "decode-metadata-freed-twice"),
+    ],
+)
+def test_each_side_must_get_back_its_slots_and_its_metadata_rows(end, hint):
+    start = [pool("start", side, free=9, metadata=4) for side in ("prefill", "decode")]
+    ends = [pool("end", "prefill", free=9, metadata=4), pool("end", "decode", **end)]
+    found = hints(handover(events=(*start, *ends)), check="ledger")
+    assert found == ([] if hint is None else [hint])
+
+
+def test_one_slot_on_both_sides_is_two_slots():
+    assert hints(handover(), check="slots") == []

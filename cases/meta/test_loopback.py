@@ -1,0 +1,138 @@
+"""The transfer backend of ours, without SGLang: bytes arrive where they were asked for, once, and as the rules say."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness.loopback import RULE_BOOK, Room, RuleError, Rules, Want, read_items, write_items
+from harness.loopback_classes import make_classes
+
+POLL = SimpleNamespace(Failed=0, Bootstrapping=1, WaitingForInput=2, Transferring=3, Success=4)
+CONN = SimpleNamespace(
+    KVPoll=POLL, KVArgs=object, BaseKVManager=object, BaseKVSender=object, BaseKVReceiver=object,
+    BaseKVBootstrapServer=object,
+)  # fmt: skip
+PAGE = 8
+
+
+@pytest.fixture(autouse=True)
+def _no_rules():
+    RULE_BOOK.clear()
+    yield
+    RULE_BOOK.clear()
+
+
+def side(classes):
+    """A manager over one KV buffer of ten pages and one metadata buffer of four rows, and both as arrays."""
+    kv, rows = np.zeros((10, PAGE), dtype=np.uint8), np.zeros((4, PAGE), dtype=np.uint8)
+    args = SimpleNamespace(
+        kv_data_ptrs=[kv.ctypes.data], kv_item_lens=[PAGE], aux_data_ptrs=[rows.ctypes.data], aux_item_lens=[PAGE]
+    )
+    return classes["manager"](args, "x", None), kv, rows
+
+
+@pytest.fixture
+def pair(tmp_path):
+    classes = make_classes(CONN, folder=str(tmp_path))
+    (left, kv, rows), (right, their_kv, their_rows) = side(classes), side(classes)
+    kv[:] = np.arange(10, dtype=np.uint8)[:, None] + 1
+    rows[:] = np.arange(4, dtype=np.uint8)[:, None] + 101
+    return SimpleNamespace(
+        sender=classes["sender"](left, "here", 7),
+        receiver=classes["receiver"](right, "here", 7),
+        again=lambda: classes["receiver"](right, "here", 7),
+        kv=their_kv,
+        rows=their_rows,
+    )
+
+
+def send(pair, *, pages=((2, 3), (5,)), wanted=(8, 0, 4)):
+    """Decode asks, prefill sends part by part."""
+    pair.receiver.init(0)
+    pair.receiver.send_metadata(np.asarray(wanted), 1)
+    pair.sender.init(sum(len(part) for part in pages), 3)
+    for part in pages:
+        pair.sender.send(np.asarray(part))
+
+
+def test_items_are_read_and_written_by_address():
+    held = np.arange(24, dtype=np.uint8).reshape(6, 4)
+    assert read_items(held.ctypes.data, 4, [5, 1]).tolist() == [20, 21, 22, 23, 4, 5, 6, 7]
+    write_items(held.ctypes.data, 4, [0], np.full(4, 9, dtype=np.uint8))
+    assert held[0].tolist() == [9] * 4
+
+
+def test_pages_arrive_in_order_where_they_were_asked_for_with_their_metadata(pair):
+    send(pair)
+    assert pair.receiver.poll() == POLL.Success
+    assert pair.sender.poll() == POLL.Success
+    assert pair.kv[[8, 0, 4], 0].tolist() == [3, 4, 6]
+    assert pair.kv[[1, 2, 3, 5, 6, 7, 9]].sum() == 0
+    assert pair.rows[1, 0] == 104
+
+
+def test_each_side_waits_for_the_other_step_by_step(pair):
+    assert pair.sender.poll() == POLL.Bootstrapping
+    assert pair.receiver.poll() == POLL.Bootstrapping
+    pair.receiver.init(0)
+    assert pair.receiver.poll() == POLL.WaitingForInput
+    pair.receiver.send_metadata(np.asarray([8, 0]), 1, decode_prefix_len=6)
+    assert pair.sender.poll() == POLL.WaitingForInput
+    assert pair.sender.pop_decode_prefix_len() == 6
+    pair.sender.init(2, 3)
+    pair.sender.send(np.asarray([2]))
+    assert pair.receiver.poll() == POLL.Transferring
+    pair.sender.send(np.asarray([3]))
+    assert pair.receiver.poll() == POLL.Success
+
+
+def test_what_is_held_arrives_when_it_is_released(pair):
+    RULE_BOOK.apply("hold", [7])
+    send(pair)
+    assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Transferring, POLL.Transferring)
+    assert pair.kv.sum() == 0
+    RULE_BOOK.apply("release", [7])
+    assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Success)
+
+
+def test_what_fails_fails_on_both_sides_and_other_rooms_do_not(pair):
+    RULE_BOOK.apply("fail", [8])
+    send(pair)
+    assert pair.sender.poll() == POLL.Success
+    RULE_BOOK.apply("fail", [7])
+    assert pair.receiver.poll() == POLL.Failed
+    assert pair.kv.sum() == 0
+
+
+def test_what_is_dropped_is_done_on_one_side_and_never_arrives(pair):
+    RULE_BOOK.apply("drop", [7])
+    send(pair)
+    assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Transferring)
+
+
+def test_an_abort_on_one_side_fails_the_other(pair):
+    send(pair)
+    pair.receiver.abort()
+    assert (pair.receiver.poll(), pair.sender.poll()) == (POLL.Failed, POLL.Failed)
+
+
+def test_nothing_is_handed_over_twice(pair):
+    send(pair)
+    assert pair.receiver.poll() == POLL.Success
+    second = pair.again()
+    second.init(0)
+    second.send_metadata(np.asarray([1, 2, 3]), 0)
+    assert second.poll() == POLL.Transferring
+
+
+def test_an_unknown_rule_is_refused_with_the_known_ones():
+    with pytest.raises(RuleError, match="allowed: hold, release, fail, drop"):
+        Rules().apply("lose", [1])
+
+
+def test_a_room_knows_what_was_asked(tmp_path):
+    room = Room(str(tmp_path), 3)
+    assert room.asked() is None
+    room.ask(Want([4, 1], 2, 0))
+    assert room.asked() == Want([4, 1], 2, 0)

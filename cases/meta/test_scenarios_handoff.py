@@ -1,0 +1,67 @@
+"""What a scenario of two engines may say, and how it is refused."""
+
+import pytest
+from pydantic import ValidationError
+
+from cases.fixed import DRAIN, request, submit
+from harness.cli.adapt import impossible
+from harness.envs import EngineEnv
+from harness.launch import build_launch
+from harness.types import EngineConfig, Op, Scenario, SpecConfig
+
+
+def made(*script, **engine):
+    return Scenario(
+        name="x",
+        engine=EngineConfig(**{"pd": True, **engine}),
+        requests=(request("a", 4, seed=1),),
+        script=(*script, DRAIN),
+    )
+
+
+def test_each_side_may_get_a_request_at_a_turn_of_its_own():
+    scenario = made(
+        Op(kind="submit", rids=("a",), name="decode"), Op(kind="tick"), Op(kind="submit", rids=("a",), name="prefill")
+    )
+    assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
+
+
+@pytest.mark.parametrize(
+    ("script", "engine", "why"),
+    [
+        ((Op(kind="submit", rids=("a",), name="decode"),), {}, "exactly once to the prefill side"),
+        ((submit("a"), Op(kind="transfer", rids=("a",), name="lose")), {}, "allowed: hold, release, fail, drop"),
+        ((submit("a"), Op(kind="transfer", rids=("a",), name="hold")), {"pd": False}, "set engine.pd to true"),
+        ((submit("a"), Op(kind="abort", rids=("a",), name="left")), {}, "allowed: prefill or decode"),
+        ((submit("a"), Op(kind="abort", rids=("a",), name="decode")), {"pd": False}, "or none"),
+        ((submit("a"),), {"pd": False, "decode_cache": True}, "needs engine.pd"),
+        ((submit("a"),), {"dp": 2, "tp": 2}, "dp = 1"),
+    ],
+)
+def test_what_two_engines_cannot_do_is_refused(script, engine, why):
+    with pytest.raises(ValidationError, match=why):
+        made(*script, **engine)
+
+
+def test_old_releases_refuse_a_cache_on_a_decode_side_that_speculates():
+    engine = EngineConfig(pd=True, decode_cache=True)
+    assert "0.5.13 refuses" in impossible(SpecConfig(), engine, version="0.5.13")
+    assert impossible(SpecConfig(), engine, version="0.5.23") == ""
+
+
+def test_a_pair_is_one_launch_with_another_beside_it(tmp_path):
+    env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="", ready=True)
+    launch = build_launch(
+        env=env,
+        spec=SpecConfig(),
+        engine=EngineConfig(pd=True, pool_tokens=160, graphs=True),
+        target=tmp_path,
+        draft=tmp_path,
+        device="cuda",
+    )
+    assert launch.beside is not None
+    prefill, decode = launch.boot["arguments"], launch.beside.boot["arguments"]
+    assert (prefill["disaggregation_mode"], decode["disaggregation_mode"]) == ("prefill", "decode")
+    assert (prefill["disable_cuda_graph"], decode["disable_cuda_graph"]) == (True, False)
+    assert decode["num_reserved_decode_tokens"] == 20
+    assert launch.beside.beside is None

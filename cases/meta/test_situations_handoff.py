@@ -1,0 +1,121 @@
+"""Situations of hand-overs, each on the smallest trace of two sides that has it and on the nearest that has it not."""
+
+from dataclasses import replace
+
+import pytest
+
+from cases.meta import handmade
+from cases.meta.test_situations import decode, end, prefill, record, trace
+from cases.situations import SITUATIONS
+from cases.situations_handoff import NAMES
+from harness.trace import Event
+
+GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
+GIVEN = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"pd": True, "max_running": 1})})
+
+
+def ran(tick, *parts):
+    return replace(prefill(tick, *parts), side="prefill", index=2 * tick)
+
+
+def handed(tick, *rids, epoch=0):
+    made = record(tick, "PREBUILT", [(rid, epoch, 4, 0, True) for rid in rids])
+    return replace(made, side="decode", index=2 * tick + 1)
+
+
+def after(tick, running=(), waiting=(), moving=()):
+    data = {"side": "decode", "running": list(running), "waiting": list(waiting), "moving": list(moving)}
+    return Event(name="turn", tick=tick, data=data)
+
+
+def told(tick, what, rid):
+    return Event(name="transfer", tick=tick, data={"what": what, "rid": rid})
+
+
+def aborted(tick, rid):
+    return Event(name="abort", tick=tick, data={"rid": rid})
+
+
+def prefixes(round, *lengths):
+    return Event(name="handed", tick=1, data={"round": round, "rids": ["r0"], "prefixes": list(lengths)})
+
+
+R0, R1 = ("r0", 0, 4, True), ("r1", 0, 6, True)
+BOTH_AWAY = after(0, moving=("r0", "r1"))
+
+#: situation -> (trace that has it once, the nearest trace that has it not)
+TRACES = {
+    "handed_over": (trace(handed(1, "r0")), trace(handed(1, "r0", "r1"))),
+    "handed_over_together": (trace(handed(1, "r0", "r1")), trace(handed(1, "r0"))),
+    "last_chunk_of_one": (
+        trace(ran(0, ("r1", 0, 5, False)), ran(1, ("r1", 5, 1, True)), handed(1, "r1")),
+        trace(ran(0, ("r1", 0, 4, False)), ran(1, ("r1", 4, 2, True)), handed(1, "r1")),
+    ),
+    "handed_over_to_idle_side": (
+        trace(handed(1, "r0"), events=(after(0), after(1, running=("r0",)))),
+        trace(handed(1, "r0"), events=(after(0, running=("r1",)), after(1, running=("r0", "r1")))),
+    ),
+    "handed_over_to_busy_side": (
+        trace(handed(1, "r0"), events=(after(0, running=("r1",)), after(1, running=("r0", "r1")))),
+        trace(handed(1, "r0"), events=(after(0), after(1, running=("r0",)))),
+    ),
+    "decode_side_full": (
+        trace(events=(after(0, running=("r0",), waiting=("r1",)),)),
+        trace(events=(after(0, running=("r0",), moving=("r1",)),)),
+    ),
+    "finished_at_hand_over": (
+        trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 3, 5))),
+        trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1, "abort"), end("r1", 3, 5))),
+    ),
+    "prebuilt_all_finished": (
+        trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 1, 1))),
+        trace(handed(1, "r0", "r1"), ends=(end("r0", 1, 1), end("r1", 3, 5))),
+    ),
+    "abort_in_transfer": (
+        trace(events=(BOTH_AWAY, aborted(1, "r0"), after(1, moving=("r1",)))),
+        trace(events=(after(0, running=("r0",)), aborted(1, "r0"), after(1))),
+    ),
+    "failed_transfer": (
+        trace(events=(told(0, "fail", "r0"),)),
+        trace(handed(0, "r0"), events=(told(1, "fail", "r0"),)),
+    ),
+    "failed_beside_good": (
+        trace(handed(1, "r1"), events=(told(0, "fail", "r0"), BOTH_AWAY)),
+        trace(events=(told(0, "fail", "r0"), BOTH_AWAY)),
+    ),
+    "dropped_transfer": (
+        trace(ran(0, R0), events=(told(0, "drop", "r0"),)),
+        trace(events=(told(0, "drop", "r0"),)),
+    ),
+    "delayed_transfer": (
+        trace(ran(0, R0), handed(3, "r0"), events=(told(0, "hold", "r0"),)),
+        trace(ran(0, R0), handed(0, "r0"), events=(told(0, "hold", "r0"),)),
+    ),
+    "reordered_transfers": (
+        trace(ran(0, R0, R1), handed(1, "r1"), handed(2, "r0")),
+        trace(ran(0, R0, R1), handed(1, "r0"), handed(2, "r1")),
+    ),
+    "empty_prebuilt_batch": (
+        trace(events=(BOTH_AWAY, after(1))),
+        trace(handed(1, "r0"), events=(BOTH_AWAY, after(1))),
+    ),
+    "retracted_on_decode_side": (
+        trace(handed(1, "r0"), decode(2, ("r0", 4, 1)), handed(3, "r0", epoch=1)),
+        trace(handed(1, "r0"), decode(2, ("r0", 4, 1))),
+    ),
+    "prefix_on_decode_side": (
+        trace(handed(1, "r0"), events=(prefixes(3, 2),)),
+        trace(handed(1, "r0"), events=(prefixes(3, 0),)),
+    ),
+}
+
+
+def test_every_situation_has_its_pair_of_traces():
+    assert set(TRACES) == set(NAMES)
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_counted_once_where_it_happens_and_not_beside_it(name):
+    having, lacking = TRACES[name]
+    assert SITUATIONS[name].count(GIVEN, having) == 1
+    assert SITUATIONS[name].count(GIVEN, lacking) == 0

@@ -1,0 +1,196 @@
+"""Situations of a hand-over between a prefill engine and a decode engine. See `cases/situations`.
+
+A PREBUILT batch is what the decode side makes of requests whose prompts ran elsewhere. "In transit" is what a side has
+in its queues of hand-overs: waiting for the other side, for memory, or for the transfer itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from cases.situation_words import Place, chunks_of, situation
+from harness.batches import parts_of
+from harness.trace import Event, RoundRecord, Trace
+from harness.types import Scenario
+
+NAMES = (
+    "handed_over",
+    "handed_over_together",
+    "last_chunk_of_one",
+    "handed_over_to_idle_side",
+    "handed_over_to_busy_side",
+    "decode_side_full",
+    "finished_at_hand_over",
+    "prebuilt_all_finished",
+    "abort_in_transfer",
+    "failed_transfer",
+    "failed_beside_good",
+    "dropped_transfer",
+    "delayed_transfer",
+    "reordered_transfers",
+    "empty_prebuilt_batch",
+    "retracted_on_decode_side",
+    "prefix_on_decode_side",
+)
+
+
+def _prebuilt(trace: Trace) -> list[RoundRecord]:
+    return [record for record in trace.rounds if record.mode == "PREBUILT" and record.rids]
+
+
+def _arrived(trace: Trace) -> dict[str, RoundRecord]:
+    """rid -> the batch in which it was first handed over."""
+    found: dict[str, RoundRecord] = {}
+    for record in _prebuilt(trace):
+        for rid in record.rids:
+            found.setdefault(rid, record)
+    return found
+
+
+def _turns(trace: Trace) -> list[Event]:
+    """The decode side after each turn."""
+    return [event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode"]
+
+
+def _told(trace: Trace, what: str) -> dict[str, int]:
+    """rid -> tick at which the scenario said this of its transfer."""
+    events = [event for event in trace.events if event.name == "transfer" and event.data.get("what") == what]
+    return {str(event.data["rid"]): event.tick for event in events}
+
+
+def _in_transit(turn: Event) -> set[str]:
+    return {*turn.data.get("moving", ()), *turn.data.get("waiting", ())}
+
+
+def _before(trace: Trace) -> dict[int, Event]:
+    """tick -> the decode side after the turn before it."""
+    return {after.tick: before for before, after in pairwise(_turns(trace))}
+
+
+@situation("one request handed over by itself")
+def handed_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record in _prebuilt(trace) if len(record.rids) == 1)
+
+
+@situation("several requests handed over in one turn")
+def handed_over_together(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record in _prebuilt(trace) if len(record.rids) > 1)
+
+
+@situation("a request handed over whose prompt ended in a chunk of one token")
+def last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived = _arrived(trace)
+    for chunks in chunks_of(trace):
+        last = chunks[-1]
+        if len(chunks) > 1 and last.final and last.length == 1 and last.rid in arrived and last.record.side:
+            yield last
+
+
+@situation("a request handed over to a decode side without requests")
+def handed_over_to_idle_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    before = _before(trace)
+    for record in _prebuilt(trace):
+        if record.tick not in before or not before[record.tick].data["running"]:
+            yield record
+
+
+@situation("a request handed over to a decode side in the middle of other requests")
+def handed_over_to_busy_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    before = _before(trace)
+    yield from (one for one in _prebuilt(trace) if one.tick in before and before[one.tick].data["running"])
+
+
+@situation("a request whose KV has arrived waits because the decode side is full")
+def decode_side_full(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for turn in _turns(trace):
+        if turn.data["waiting"] and len(turn.data["running"]) >= scenario.engine.max_running:
+            yield None
+
+
+@situation("a request that finishes with the token it is handed over with")
+def finished_at_hand_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    ones = _of_one_token(trace)
+    yield from (record for record in _prebuilt(trace) for rid in record.rids if rid in ones)
+
+
+@situation("every request of a prebuilt batch finishes with the token it is handed over with: none is left")
+def prebuilt_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    ones = _of_one_token(trace)
+    yield from (record for record in _prebuilt(trace) if set(record.rids) <= ones)
+
+
+def _of_one_token(trace: Trace) -> set[str]:
+    return {end.rid for end in trace.ends if len(end.output_ids) == 1 and end.reason in ("length", "stop")}
+
+
+@situation("an abort of a request that is in transit")
+def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived, before = _arrived(trace), _before(trace)
+    for event in trace.events:
+        if event.name == "abort" and event.tick in before and event.data["rid"] not in arrived:
+            yield from (None for _ in range(event.data["rid"] in before[event.tick].data.get("moving", ())))
+
+
+@situation("a transfer that fails")
+def failed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived = _arrived(trace)
+    yield from (None for rid in _told(trace, "fail") if rid not in arrived)
+
+
+@situation("a transfer that fails while another one in transit beside it arrives")
+def failed_beside_good(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived, turns = _arrived(trace), _turns(trace)
+    for rid in _told(trace, "fail"):
+        beside = [turn for turn in turns if rid in turn.data.get("moving", ())]
+        others = {other for turn in beside for other in turn.data["moving"]} - {rid}
+        if rid not in arrived and others & set(arrived):
+            yield arrived[min(others & set(arrived))]
+
+
+@situation("a transfer that the prefill side is done with and that never arrives")
+def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived = _arrived(trace)
+    chunks = {parts[-1].rid for parts in chunks_of(trace) if parts[-1].final}
+    yield from (None for rid in _told(trace, "drop") if rid in chunks and rid not in arrived)
+
+
+@situation("a transfer that arrives turns after its prompt has run")
+def delayed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    held, arrived = _told(trace, "hold"), _arrived(trace)
+    for rid in held:
+        ran = [part.record.tick for parts in chunks_of(trace) for part in parts if part.rid == rid and part.final]
+        if rid in arrived and ran and arrived[rid].tick > ran[-1]:
+            yield arrived[rid]
+
+
+@situation("two transfers that arrive in another order than their prompts ran in")
+def reordered_transfers(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    arrived = _arrived(trace)
+    ran = [parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].rid in arrived]
+    ran.sort(key=lambda part: (part.record.index, part.record.rids.index(part.rid)))
+    for first, second in pairwise(ran):
+        if arrived[first.rid].index > arrived[second.rid].index:
+            yield arrived[first.rid]
+
+
+@situation("a turn in which all requests in transit were lost to aborts or failures: a prebuilt batch of none")
+def empty_prebuilt_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    built = {record.tick for record in _prebuilt(trace)}
+    for before, after in pairwise(_turns(trace)):
+        if _in_transit(before) and not _in_transit(after) and after.tick not in built:
+            yield None
+
+
+@situation("a running request that the decode side took back and handed over to itself again")
+def retracted_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for parts in parts_of(trace).values():
+        yield from (part for part in parts if part.record.mode == "PREBUILT" and part.epoch > 0)
+
+
+@situation("a request handed over whose first tokens the decode side had already")
+def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    records = {record.index: record for record in _prebuilt(trace)}
+    for event in trace.events:
+        if event.name == "handed" and any(event.data["prefixes"]):
+            yield records.get(int(event.data["round"]))

@@ -1,0 +1,65 @@
+"""Prefill and decode on two real engines: what is handed over is judged, and mutants of it are noticed."""
+
+import pytest
+from packaging.version import Version
+
+from cases.boots import PD_BOOTS
+from cases.exercises import EXERCISES
+from cases.families import FAMILIES
+from cases.generated_handoffs import LEADS, generate
+from harness import component
+from harness.faults import FAULTS
+from harness.mutants import Campaign
+from harness.scoreboard import Fate
+from harness.types import Outcome
+
+BASE = FAMILIES["disagg"].scenarios[0].boot_key()
+ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
+#: One after another on one pair of engines; the last is a finding (docs/findings.md).
+SOUND = ("together", "last-chunk-of-one", "all-end-at-once", "reordered", "failed-beside-good", "all-aborted")
+HANDOFFS = [fault for fault in FAULTS.values() if fault.needs == "handoff"]
+
+
+@pytest.fixture(autouse=True)
+def _driven_since(release):
+    if Version(release) < Version("0.5.13"):
+        pytest.skip("before 0.5.13 no pair of sides was driven")
+
+
+@pytest.mark.engine(boot=BASE)
+@pytest.mark.parametrize("name", SOUND)
+def test_hand_over_changes_nothing_and_every_situation_is_reached(drive_scenario, release, name):
+    outcome = drive_scenario(ALL[name], engine=release)
+    assert outcome.passed, outcome.verdict.reasons
+    assert all(outcome.verdict.coverage.get(wanted) for wanted in ALL[name].wants)
+
+
+@pytest.mark.engine(boot=BASE)
+def test_draft_state_of_a_request_taken_back_by_the_decode_side_is_the_one_it_arrived_with(drive_scenario, release):
+    outcome = drive_scenario(ALL["retracted"], engine=release)
+    assert outcome.verdict.outcome is Outcome.FAIL
+    assert outcome.first.signature.startswith("NUMERIC:handoff:PREBUILT:hidden_out-")
+    assert outcome.first.key.epoch == 1
+    assert outcome.text_identical is True
+
+
+@pytest.mark.engine(boot=EXERCISES["handoff"][0].boot_key())
+def test_mutants_of_a_hand_over_are_killed(engines):
+    board = Campaign(engines, engines.default, HANDOFFS).run()
+    assert board.unsound == (), "the engines must pass without a mutant, before and after"
+    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+
+
+@pytest.mark.engine(boot=BASE)
+def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scenario, release):
+    for scenario in generate(PD_BOOTS["pd"], count=len(LEADS), seed=7):
+        outcome = drive_scenario(scenario, engine=release)
+        assert outcome.passed, (scenario.name, outcome.verdict.reasons)
+
+
+@pytest.mark.engine(boot=BASE)
+def test_builder_of_the_release_takes_requests_and_raises_without_them(engines, release):
+    found = component.ask(engines.environment(release))
+    assert found.error == ""
+    assert found.answers["two requests"]["outcome"] == "built"
+    assert {found.answers[case]["outcome"] for case in ("no request", "no hidden state")} == {"raises"}

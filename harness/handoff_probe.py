@@ -1,0 +1,120 @@
+"""What a decode side is handed: one PREBUILT batch each time SGLang builds a draft input from metadata.
+
+Engine side: standard library, NumPy, torch and SGLang only. It must not change any value SGLang computes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from .probe import PREFIX_LENS, Probe, first_of
+from .recorder import floats, ints, plain_rid
+
+#: The token that the prefill side chose last: its name changed in 0.5.12.
+BONUS = ("bonus_tokens", "verified_id")
+
+
+class HandoffProbe:
+    """Wraps the one place where a prebuilt batch becomes a draft input."""
+
+    def __init__(self, probe: Probe, scheduler: Any) -> None:
+        self._probe = probe
+        self._target_ids = _target_ids(scheduler)
+
+    def install(self) -> None:
+        batches = sys.modules["sglang.srt.managers.schedule_batch"]
+        self._probe.ledger.wrap(batches, "ScheduleBatch.process_prebuilt", self._prebuilt)
+
+    def _prebuilt(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        recorder = self._probe.recorder
+
+        def process_prebuilt(batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.active:
+                return original(batch, *args, **kwargs)
+            lengths = batch.seq_lens.tolist()
+            prefixes = [int(length) for length in first_of(batch, PREFIX_LENS)]
+            recorder.open_round(
+                mode="PREBUILT",
+                rids=[plain_rid(req.rid) for req in batch.reqs],
+                starts=lengths,
+                lens=[0] * len(lengths),
+                final=[True] * len(lengths),
+            )
+            recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
+            try:
+                result = original(batch, *args, **kwargs)
+                if batch.reqs:
+                    self._tell(batch, lengths, prefixes)
+                return result
+            finally:
+                recorder.close_round()
+
+        return process_prebuilt
+
+    def _tell(self, batch: Any, lengths: list[int], prefixes: list[int]) -> None:
+        """One row a position whose KV arrived; the last one with what the first draft step will be fed."""
+        recorder, given = self._probe.recorder, batch.spec_info
+        requests = range(len(lengths))
+        bonus = ints(first_of(given, BONUS))
+        rotated, slots = [], []
+        for i, length in zip(requests, lengths, strict=True):
+            req = batch.reqs[i]
+            text = [*req.origin_input_ids, *req.output_ids][:length]
+            rotated += [*text[1:], int(bonus[i])]
+            row = int(batch.req_pool_indices[i])
+            slots.append(ints(batch.req_to_token_pool.req_to_token[row, :length]))
+        arrays = {
+            "input_ids": np.asarray(rotated, dtype=np.int64),
+            "positions": np.full(len(rotated), -1, dtype=np.int64),
+            "cache_slots": np.concatenate(slots),
+            "hidden_out": floats(given.hidden_states),
+        }
+        ends = (np.cumsum(lengths) - 1).tolist()
+        recorder.forward(
+            phase="PREBUILT",
+            step=0,
+            requests=list(requests),
+            lens=lengths,
+            arrays=arrays,
+            hidden_rows=ends,
+            logit_rows=[],
+        )
+        shape = given.topk_index.shape
+        recorder.chosen(
+            phase="PREBUILT",
+            step=0,
+            requests=list(requests),
+            ids=self._as_target(ints(given.topk_index).reshape(shape)),
+            probs=floats(given.topk_p),
+        )
+        current = recorder.round
+        assert current is not None
+        recorder.put({"ev": "handed", "round": current.index, "rids": list(current.rids), "prefixes": prefixes})
+
+    def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
+        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
+        if self._target_ids is None:
+            return draft_ids
+        known = (draft_ids >= 0) & (draft_ids < len(self._target_ids))
+        return np.where(known, self._target_ids[np.where(known, draft_ids, 0)], -1)
+
+
+def _target_ids(scheduler: Any) -> np.ndarray | None:
+    """Target id of each draft id, int64 [V'], from whichever worker holds the map; None: they are the same."""
+    worker = scheduler.draft_worker
+    for owner in (worker, getattr(worker, "draft_worker", None)):
+        ids = getattr(owner, "hot_token_id", None)
+        if ids is not None:
+            return ints(ids)
+    return None
+
+
+def widths(scheduler: Any) -> dict[str, int]:
+    """Width of a hidden row in the metadata buffers; the draft's own relay must be as wide."""
+    buffers = getattr(scheduler, "disagg_metadata_buffers", None)
+    hidden = getattr(buffers, "output_hidden_states", None)
+    return {"metadata_width": -1 if hidden is None else int(hidden.shape[-1])}
