@@ -6,13 +6,15 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from harness.assemble import Assembler
-from harness.engine import Engine, EngineCrashed, EngineHung
+from harness.engine import Engine, EngineCrashed, EngineHung, Messages
 from harness.faults import FAULTS
+from harness.rounds import Unpacker
 from harness.trace import Event, RequestEnd, Trace
 from harness.types import Op, RequestSpec, Scenario
 
@@ -40,6 +42,11 @@ class _Run:
     submitted: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     idle: bool = False
+    #: what the last turn brought and was not read yet, with the rank it is of
+    unread: list[tuple[Messages, int, int]] = field(default_factory=list)
+    #: the scenario's tick of each turn the engine counted
+    ticks: dict[int, int] = field(default_factory=dict)
+    unpackers: dict[tuple[int, int], Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
         self.assembler.events.append(Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data))
@@ -116,14 +123,24 @@ class _Run:
 
     def _turn(self) -> None:
         expect, self.announced = self.announced, []
-        turns = self.engine.turn(expect=expect)
+        turns = self.engine.turn(expect=expect, meanwhile=self.read)
         for turn in turns:
-            for message, arrays in turn.messages:
-                self.assembler.feed(message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank)
+            self.ticks[turn.number] = self.tick
+            self.unread.append((turn.messages, turn.dp_rank, turn.tp_rank))
             self.note("turn", dp_rank=turn.dp_rank, **turn.state)
         self.idle = all(turn.state["idle"] for turn in turns)
         self.on_turn(self.tick, turns[0].state)
         self.tick += 1
+
+    def read(self) -> None:
+        """Assemble what was brought; a round is of the turn it ran in, however late it comes."""
+        unread, self.unread = self.unread, []
+        for messages, dp_rank, tp_rank in unread:
+            unpacker = self.unpackers[(dp_rank, tp_rank)]
+            for packed, held in messages:
+                tick = self.ticks.get(packed.get("turn", -1), self.tick)
+                for message, arrays in unpacker.unpack(packed, held):
+                    self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
 
 def drive(
@@ -144,16 +161,20 @@ def drive(
             run.perform(op)
         _finish(run)
     except EngineCrashed as error:
+        report = error.report
+        run.unread.append((error.messages, report.get("dp_rank", 0), report.get("tp_rank", 0)))
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
         run.note("hang", **_hang_data(error.report))
     if run.faults:
         header["faults"] = run.faults
+    run.read()
     return run.assembler.build(scenario_id=scenario.id, header=header)
 
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
+        run.unread.append((ended["messages"], rank["dp_rank"], rank["tp_rank"]))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"])
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)

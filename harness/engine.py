@@ -35,6 +35,11 @@ COLLECT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 
 
+Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
+#: what the probe of one rank told, in order
+Messages = list[Frame]
+
+
 class EngineError(Exception):
     """The engine cannot be used (would not start, wrong release): UNKNOWN, not a finding."""
 
@@ -48,11 +53,12 @@ class EngineNotClean(EngineError):
 
 
 class EngineCrashed(Exception):
-    """A scheduler rank died; `report` has site, error, phase, round and rank."""
+    """A scheduler rank died; `report` has site, error, phase, round and rank, `messages` what it had not told yet."""
 
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: dict[str, Any], messages: Messages | None = None) -> None:
         super().__init__(f"{report.get('error', 'engine died')} at {report.get('site', 'unknown site')}")
         self.report = report
+        self.messages = messages or []
 
 
 class EngineHung(Exception):
@@ -79,18 +85,15 @@ class _Peer:
     hello: dict[str, Any]
 
 
-Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one rank reported about one loop turn."""
+    """What one rank reported after one loop turn; on a GPU its messages may be of the turns before."""
 
     dp_rank: int
     tp_rank: int
     number: int
     state: dict[str, Any]
-    messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
+    messages: Messages
 
 
 @dataclass(slots=True)
@@ -276,8 +279,12 @@ class Engine:
             self._ask(peer, {"op": "fault", "name": name, "first": first})
 
     def end(self) -> list[dict[str, Any]]:
-        """Disarm the recorders and read the pool levels; one answer a rank."""
-        return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
+        """Disarm the recorders, read the pool levels and what was not told yet; one answer a rank."""
+        answers = []
+        for peer in self.ranks:
+            answer, arrays = self._asked(peer, {"op": "end"})
+            answers.append({**answer, "messages": _messages(answer, arrays)})
+        return answers
 
     def submit(
         self,
@@ -321,8 +328,11 @@ class Engine:
         ends = self._ask_host(command, seconds=COLLECT_SECONDS)["ends"]
         return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
-    def turn(self, *, expect: list[str]) -> list[Turn]:
-        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
+    def turn(self, *, expect: list[str], meanwhile: Callable[[], None] = lambda: None) -> list[Turn]:
+        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung.
+
+        meanwhile: called once while the engine takes the turn.
+        """
         self._turns += 1
         own = [self._expected(peer, expect) for peer in self.ranks]
         together = len(self.ranks) > 1
@@ -330,6 +340,7 @@ class Engine:
             self._await_arrivals(own)
         for peer, names in zip(self.ranks, own, strict=True):
             self._send(peer, {"op": "turn", "turn": self._turns, "expect": names, "polled": together})
+        meanwhile()
         frames = self._receive_all()
         return [self._read_turn(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
 
@@ -360,8 +371,8 @@ class Engine:
         fallen = ranks.first_to_fall(found)
         if fallen is not None:
             frame = found[fallen]
-            said = frame[0] if isinstance(frame, tuple) else self._silent_death(self.ranks[fallen])
-            raise EngineCrashed({**said, **names[fallen]})
+            said, arrays = frame if isinstance(frame, tuple) else (self._silent_death(self.ranks[fallen]), {})
+            raise EngineCrashed({**said, **names[fallen]}, _messages(said, arrays))
         if any(frame is None for frame in found):
             where = [{**name, **ranks.ask(self._lookout(name))} for name in names]
             silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
@@ -379,13 +390,8 @@ class Engine:
     def _read_turn(self, peer: _Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Turn:
         if report["op"] == "error":
             raise EngineError(str(report["what"]))
-        messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
-        forwards = [message for message, _ in messages if message["ev"] == "forward"]
-        if forwards:  # where a rank was when it was last heard of, should it never speak again
-            self._seen = {name: forwards[-1][name] for name in ("phase", "step", "round")}
-        for name, array in arrays.items():
-            index, _, label = name.partition(".")
-            messages[int(index)][1][label] = array
+        self._seen = report.pop("last", None) or self._seen  # where a rank was, should it never speak again
+        messages = _messages(report, arrays)
         return Turn(
             dp_rank=peer.hello["dp_rank"],
             tp_rank=peer.hello["tp_rank"],
@@ -403,11 +409,14 @@ class Engine:
             raise EngineCrashed({"error": "the process ended between two commands", "site": "unknown"}) from None
 
     def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
+        return self._asked(peer, command, seconds=seconds)[0]
+
+    def _asked(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> Frame:
         self._send(peer, command)
-        answer, _ = self._receive(peer, seconds=seconds)
+        answer, arrays = self._receive(peer, seconds=seconds)
         if answer["op"] == "error":
             raise EngineError(f"the engine refused {command['op']!r}: {answer['what']}")
-        return answer
+        return answer, arrays
 
     def _ask_host(self, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         assert self._host is not None
@@ -424,7 +433,7 @@ class Engine:
         except wire.WireClosed:
             raise EngineCrashed({**rank, **self._silent_death(peer)}) from None
         if message["op"] == "crashed":
-            raise EngineCrashed({**rank, **message})
+            raise EngineCrashed({**rank, **message}, _messages(message, arrays))
         return message, arrays
 
     def _silent_death(self, peer: _Peer) -> dict[str, Any]:
@@ -450,3 +459,12 @@ class Engine:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _messages(report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Messages:
+    """The probe's messages out of a frame, each with its own arrays; an empty list where it brought none."""
+    messages: Messages = [(message, {}) for message in report.pop("messages", ())]
+    for name, array in arrays.items():
+        index, _, label = name.partition(".")
+        messages[int(index)][1][label] = array
+    return messages

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import wire
+from .packed import Arrays
 from .recorder import Recorder, plain_rid
 
 if TYPE_CHECKING:
@@ -68,14 +69,14 @@ class Gate:
             except wire.WireClosed:
                 os._exit(0)  # the control side is gone: nothing is left to serve
             if command["op"] == "turn":
-                self._turn = command["turn"]
+                self._turn = self._recorder.turn = command["turn"]
                 return (
                     self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
                 )
             if command["op"] == "poll":
                 wire.send(self._sock, {"op": "polled", "missing": self._poll(command["expect"], poll)})
                 continue
-            wire.send(self._sock, self._answer(command))
+            wire.send(self._sock, *self._answer(command))
 
     def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
         """Wait until every announced request arrived, then hand them over in the announced order."""
@@ -119,33 +120,38 @@ class Gate:
         return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
 
     def _report_turn(self) -> None:
-        messages = self._recorder.take()
-        arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(messages) for name, array in held.items()}
+        messages, arrays = _together(self._recorder.take())
         report = {
             "op": "turned",
             "turn": self._turn,
-            "messages": [message for message, _ in messages],
+            "messages": messages,
+            "last": self._recorder.last,
             **scheduler_state(self.scheduler),
         }
         self._turn = None
         wire.send(self._sock, report, arrays)
 
-    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
         op = command["op"]
         try:
             if op == "begin":
-                return {"op": "began", **self._begin(command)}
+                return {"op": "began", **self._begin(command)}, {}
             if op == "flush":
-                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}
+                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
             if op == "fault":
-                return {"op": "armed", **self._arm(command)}
+                return {"op": "armed", **self._arm(command)}, {}
             if op == "end":
-                self._recorder.active = False
-                fired = {} if self._faults is None else self._faults.fired()
-                return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}
+                return self._end()
         except Exception as error:  # reported to the control side, which decides
-            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}
-        return {"op": "error", "what": f"unknown command {op!r}"}
+            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}, {}
+        return {"op": "error", "what": f"unknown command {op!r}"}, {}
+
+    def _end(self) -> tuple[dict[str, Any], Arrays]:
+        """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
+        self._recorder.active = False
+        fired = {} if self._faults is None else self._faults.fired()
+        messages, arrays = _together(self._recorder.take(all_of_them=True))
+        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired, "messages": messages}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
@@ -192,9 +198,23 @@ class Gate:
         if frames[-1].filename == __file__:  # the gate itself failed: our fault, and no finding about SGLang
             report = {"op": "error", "what": f"the gate failed: {report['error']}", "trace": report["trace"]}
         try:
-            wire.send(self._sock, report)
+            messages, arrays = self._last_words()
+            wire.send(self._sock, {**report, "messages": messages}, arrays)
         except (wire.WireClosed, OSError):
             pass  # the control side is gone; SGLang still logs the traceback
+
+    def _last_words(self) -> tuple[list[dict[str, Any]], Arrays]:
+        """Rounds of the turns before the one that crashed, where the device still gives them."""
+        try:
+            return _together(self._recorder.take(all_of_them=True, before=self._recorder.turn))
+        except RuntimeError:
+            return [], {}
+
+
+def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> tuple[list[dict[str, Any]], Arrays]:
+    """Messages, and their arrays as 'number of the message.name'."""
+    arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(taken) for name, array in held.items()}
+    return [message for message, _ in taken], arrays
 
 
 def announced_name(item: Any) -> str:

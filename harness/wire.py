@@ -19,7 +19,7 @@ import numpy as np
 
 _LENGTH = struct.Struct(">I")
 #: numpy's short name of a dtype -> the name in a frame. Its long one takes microseconds to ask for.
-_NAMES = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "|b1": "bool"}
+_NAMES = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "|b1": "bool", "|u1": "uint8"}
 _TYPES = {name: np.dtype(short) for short, name in _NAMES.items()}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -29,7 +29,7 @@ class WireClosed(ConnectionError):
 
 
 def encode(message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
-    """One frame as bytes; arrays are int64, int32, float32 or bool."""
+    """One frame as bytes; arrays are int64, int32, uint8, float32 or bool."""
     table, chunks, size = [], [], 0
     for name, array in (arrays or {}).items():
         kind = _NAMES.get(array.dtype.str)
