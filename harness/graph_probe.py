@@ -32,8 +32,8 @@ Original = Callable[..., Any]
 class Call:
     """One thing that happens inside a graph: a 'forward' of a model, or what was 'chosen' from the one before.
 
-    is_draft: whose model; batch: requests the graph was captured for, padding included; fields: where its tensors lie in
-    the graph's buffer.
+    is_draft: whose model; batch: requests the graph was captured for, padding included; fields: where its tensors lie
+    in the graph's buffer.
     """
 
     what: str
@@ -68,8 +68,8 @@ class Book:
         self._parts = []
 
 
-#: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph, since
-#: graphs share one memory pool.
+#: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph,
+#: since graphs share one memory pool.
 OnReplay = Callable[[Book], None]
 
 

@@ -25,7 +25,9 @@ def read(buffer: np.ndarray, pieces: Iterable[tuple[int, Sequence[Field]]]) -> A
     pieces: where fields begin in the buffer, and the fields, whose first bytes count from there. ValueError for a dtype
     that is not known.
     """
-    return {name: _one(buffer, base + start, kind, shape) for base, fields in pieces for name, kind, start, shape in fields}
+    return {
+        name: _one(buffer, base + start, kind, shape) for base, fields in pieces for name, kind, start, shape in fields
+    }
 
 
 def _one(buffer: np.ndarray, start: int, kind: str, shape: Sequence[int]) -> np.ndarray:

@@ -277,7 +277,8 @@ class Probe:
     def _held(self, book: Book) -> int:
         """Where a copy of a graph's buffer begins in the round's bytes; the next replay may write over the buffer."""
         current = self.recorder.round
-        assert current is not None and book.buffer is not None
+        assert current is not None
+        assert book.buffer is not None
         ((base, _fields),) = current.hold([Copy(book.buffer.clone(), ())])
         return base
 
@@ -333,8 +334,8 @@ def read_batch(batch: Any) -> dict[str, Any]:
         return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
     rids = [plain_rid(req.rid) for req in reqs]
     if not mode.is_extend():
-        starts = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
-        return {"mode": "DECODE", "rids": rids, "starts": starts, "lens": [0] * len(rids), "final": [True] * len(rids)}
+        before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
+        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
     starts = list(first_of(batch, PREFIX_LENS))
     lens = list(first_of(batch, EXTEND_LENS))
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]

@@ -34,6 +34,11 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
     return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
 
 
+def _numbers(copy: Copy, name: str) -> list[int]:
+    found: list[int] = copy.read()[name].reshape(-1).tolist()
+    return found
+
+
 @dataclass(slots=True)
 class Round:
     """The batch being run: one entry a request, in batch order.
@@ -60,13 +65,13 @@ class Round:
     @property
     def starts(self) -> list[int]:
         if isinstance(self.given_starts, Copy):
-            self.given_starts = self.given_starts.read()["starts"].tolist()
+            self.given_starts = _numbers(self.given_starts, "starts")
         return self.given_starts
 
     @property
     def accept_lens(self) -> list[int]:
         if isinstance(self.accepted, Copy):
-            self.accepted = self.accepted.read()["lens"].reshape(-1).tolist()
+            self.accepted = _numbers(self.accepted, "lens")
         return self.accepted
 
     def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, Any]]:

@@ -44,7 +44,14 @@ def copied(tensors: dict[str, torch.Tensor | None]) -> Copy | None:
         fields.append((name, name_of(tensor.dtype), size, tuple(tensor.shape)))
         size += part.numel()
         parts.append(part)
-    return Copy(torch.cat(parts), tuple(fields)) if parts else None
+    return Copy(torch.cat(_together(parts)), tuple(fields)) if parts else None
+
+
+def _together(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """All on one device: some releases hold a list of numbers on the host where others have a tensor."""
+    places = {part.device for part in parts}
+    place = next((place for place in places if place.type != "cpu"), torch.device("cpu"))
+    return list(parts) if len(places) == 1 else [part.to(place) for part in parts]
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
@@ -78,7 +85,12 @@ def outputs_of(output: Any) -> Copy | None:
         logits = logits.detach()
         values, ids = torch.topk(logits, min(TOP_LOGITS, logits.shape[-1]), dim=-1)
         # Of equal logits, topk lists any first; SGLang chooses by argmax.
-        found |= {"best": torch.argmax(logits, dim=-1), "top_ids": ids, "top_logits": values, **_normalizer(logits, ids)}
+        found |= {
+            "best": torch.argmax(logits, dim=-1),
+            "top_ids": ids,
+            "top_logits": values,
+            **_normalizer(logits, ids),
+        }
     return copied(found)
 
 
@@ -99,7 +111,7 @@ class Shipper:
         """parts: uint8 tensors of one device."""
         if not parts:
             return Shipment(torch.empty(0, dtype=torch.uint8), None)
-        whole = torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+        whole = torch.cat(_together(parts)) if len(parts) > 1 else parts[0]
         if whole.device.type == "cpu":
             return Shipment(whole, None)
         size = whole.numel()
