@@ -261,7 +261,8 @@ class Probe:
         base = self._held(book) if current.rids else -1
         for call in book.calls:
             phase = self._phase(is_draft=call.is_draft)
-            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": [(base, call.fields)]}
+            pieces = [(base, current.layouts.number(call.fields))]
+            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": pieces}
             if call.what == "chosen":
                 if phase == "DRAFT" and current.rids:
                     requests = list(range(len(current.rids)))

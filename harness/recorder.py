@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .packed import Arrays
+from .packed import Arrays, Field
 from .snapshot import Copy, Shipment, Shipper
 
 #: Rounds that may be on their way to the host before `take` waits for the oldest.
@@ -32,6 +32,26 @@ def plain_rid(rid: str) -> str:
 def ints(tensor: torch.Tensor) -> np.ndarray:
     """Whole numbers as int64, flat; waits for the device."""
     return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
+
+
+@dataclass(slots=True)
+class Layouts:
+    """Fields by number, so that each arrangement travels once a scenario."""
+
+    _numbers: dict[tuple[Field, ...], int] = field(default_factory=dict)
+    _untold: list[tuple[Field, ...]] = field(default_factory=list)
+
+    def number(self, fields: tuple[Field, ...]) -> int:
+        found = self._numbers.get(fields)
+        if found is None:
+            found = self._numbers[fields] = len(self._numbers)
+            self._untold.append(fields)
+        return found
+
+    def news(self) -> list[tuple[Field, ...]]:
+        """Arrangements that were not asked for before, in the order of their numbers."""
+        untold, self._untold = self._untold, []
+        return untold
 
 
 def _numbers(copy: Copy, name: str) -> list[int]:
@@ -61,6 +81,7 @@ class Round:
     events: list[dict[str, Any]] = field(default_factory=list)
     parts: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
+    layouts: Layouts = field(default_factory=lambda: Layouts())
 
     @property
     def starts(self) -> list[int]:
@@ -74,12 +95,12 @@ class Round:
             self.accepted = _numbers(self.accepted, "lens")
         return self.accepted
 
-    def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, Any]]:
-        """Take copies along; where each begins in the round's bytes, and its fields."""
+    def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
+        """Take copies along; where each begins in the round's bytes, and the number of its layout."""
         pieces = []
         for copy in copies:
             if copy is not None:
-                pieces.append((self.size, copy.fields))
+                pieces.append((self.size, self.layouts.number(copy.fields)))
                 self.parts.append(copy.data)
                 self.size += copy.data.numel()
         return pieces
@@ -108,6 +129,7 @@ class Recorder:
         self._target_ids: np.ndarray | None = None
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
+        self._layouts = Layouts()
         self._shipper = Shipper()
         self._underway: deque[tuple[dict[str, Any], Shipment]] = deque()
 
@@ -116,6 +138,7 @@ class Recorder:
         self.take(all_of_them=True)
         self._rounds = 0
         self._lives = {}
+        self._layouts = Layouts()
         self._target_ids = None
         self.round = None
         self.last = {}
@@ -150,6 +173,7 @@ class Recorder:
         epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
         given = starts if isinstance(starts, Copy) else known
         self.round = Round(self._rounds, self.turn, mode, list(rids), given, list(lens), list(final), epochs)
+        self.round.layouts = self._layouts
         self._rounds += 1
         return self.round
 
@@ -180,6 +204,7 @@ class Recorder:
             "rids": current.rids,
             "starts": None if isinstance(starts, Copy) else starts,
             "pieces": pieces,
+            "layouts": self._layouts.news(),
             "lens": current.lens,
             "final": current.final,
             "epochs": current.epochs,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.packed import Arrays, read
+from harness.packed import Arrays, Field, read
 
 Message = dict[str, Any]
 #: What goes into a forward, one entry a row.
@@ -25,11 +25,16 @@ class _Round:
 
     message: Message
     buffer: np.ndarray
+    layouts: list[Sequence[Field]]
     rids: list[str]
     starts: list[int]
     lens: list[int]
     accept_lens: list[int] = field(default_factory=list)
     extends: list[int] = field(default_factory=list)
+
+    def read(self, event: Message) -> Arrays:
+        """The arrays of an event, padding included."""
+        return read(self.buffer, [(base, self.layouts[number]) for base, number in event["pieces"]])
 
     def about(self, requests: Sequence[int]) -> Message:
         """Which requests a message speaks of, and from where."""
@@ -46,17 +51,18 @@ class Unpacker:
     """Reads the rounds of one rank in order. It must see every one of them: a table of ids is told once."""
 
     _target_ids: np.ndarray | None = None
+    _layouts: list[Sequence[Field]] = field(default_factory=list)
 
     def unpack(self, message: Message, arrays: Arrays) -> Iterator[tuple[Message, Arrays]]:
         """One message of a rank as those that `Assembler.feed` takes; others than 'packed' pass as they are."""
         if message["ev"] != "packed":
             yield message, arrays
             return
-        buffer = arrays["bytes"]
+        self._layouts += message["layouts"]
         starts = message["starts"]
+        current = _Round(message, arrays["bytes"], self._layouts, message["rids"], starts or [], message["lens"])
         if starts is None:
-            starts = read(buffer, message["pieces"])["starts"].tolist()
-        current = _Round(message, buffer, message["rids"], starts, message["lens"])
+            current.starts = current.read(message)["starts"].tolist()
         for event in message["events"]:
             yield from getattr(self, f"_{event['what']}")(current, event)
         yield _whole(current), {}
@@ -111,7 +117,7 @@ class Unpacker:
         yield message, {"ids": ids, "probs": probs}
 
     def _proposals(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        found = read(current.buffer, event["pieces"])
+        found = current.read(event)
         ids = self._as_target(found["ids"], mapped=event["mapped"])  # SGLang itself maps when the next round begins
         probs = found["probs"].reshape(ids.shape)
         width = 1 if event["layered"] else ids.shape[1]  # a column a layer, or all from one forward
@@ -120,13 +126,13 @@ class Unpacker:
             yield message, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
 
     def _tree(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        found = read(current.buffer, event["pieces"])
+        found = current.read(event)
         parents = parents_of(found["next"].reshape(-1), found["sibling"].reshape(-1), event["width"])
         yield {"ev": "tree", "round": current.message["index"]}, {"parents": parents}
 
     def _sampled(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         """What the v2 worker's verify gives: lens [b], predict [b·n], index [b, n] of rows in predict."""
-        found = read(current.buffer, event["pieces"])
+        found = current.read(event)
         lens = found["lens"].reshape(-1).tolist()
         rows = found["index"].reshape(len(lens), -1)
         flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
@@ -134,7 +140,7 @@ class Unpacker:
         yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
 
     def _verified(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        found = read(current.buffer, event["pieces"])
+        found = current.read(event)
         current.extends = event["extends"]
         nodes, tokens = found["nodes"].reshape(-1), found["tokens"].reshape(-1)
         yield _accept(current, event["lens"], nodes, tokens, event["width"])
@@ -172,7 +178,7 @@ def _shares(current: _Round, phase: str, rows: int) -> tuple[list[int], list[int
 
 def _read_padded(current: _Round, event: Message) -> Arrays:
     """The arrays of an event; of what a graph did, without the rows it was padded with."""
-    found = read(current.buffer, event["pieces"])
+    found = current.read(event)
     batch = event.get("batch", 0)
     if not batch:
         return found

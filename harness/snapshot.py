@@ -6,7 +6,6 @@ Engine side: standard library, NumPy and torch only. Nothing here may wait for t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,19 +43,21 @@ def copied(tensors: dict[str, torch.Tensor | None]) -> Copy | None:
         fields.append((name, name_of(tensor.dtype), size, tuple(tensor.shape)))
         size += part.numel()
         parts.append(part)
-    return Copy(torch.cat(_together(parts)), tuple(fields)) if parts else None
+    return Copy(_together(parts), tuple(fields)) if parts else None
 
 
-def _together(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """All on one device: some releases hold a list of numbers on the host where others have a tensor."""
-    places = {part.device for part in parts}
-    place = next((place for place in places if place.type != "cpu"), torch.device("cpu"))
-    return list(parts) if len(places) == 1 else [part.to(place) for part in parts]
+def _together(parts: list[torch.Tensor]) -> torch.Tensor:
+    """A new tensor of all the bytes."""
+    try:
+        return torch.cat(parts)
+    except RuntimeError:  # some releases hold a list of numbers on the host where others have a tensor
+        place = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
+        return torch.cat([part.to(place) for part in parts])
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes of a tensor in the order of its indices."""
-    row = tensor.detach().reshape(-1)
+    row = tensor if tensor.dim() == 1 else tensor.reshape(-1)
     if row.stride(0) != 1:  # also a single element, which is contiguous whatever its stride says
         row = row.clone(memory_format=torch.contiguous_format)
     return row.view(torch.uint8)
@@ -107,11 +108,11 @@ class Shipper:
     def __init__(self) -> None:
         self._spare: list[tuple[torch.Tensor, torch.cuda.Event]] = []
 
-    def ship(self, parts: Sequence[torch.Tensor]) -> Shipment:
+    def ship(self, parts: list[torch.Tensor]) -> Shipment:
         """parts: uint8 tensors of one device."""
         if not parts:
             return Shipment(torch.empty(0, dtype=torch.uint8), None)
-        whole = torch.cat(_together(parts)) if len(parts) > 1 else parts[0]
+        whole = _together(parts) if len(parts) > 1 else parts[0]
         if whole.device.type == "cpu":
             return Shipment(whole, None)
         size = whole.numel()
