@@ -246,6 +246,7 @@ def _timed_drive(session: _Session, engine: Engine, scenario: Scenario) -> tuple
     def on_turn(tick: int, state: dict[str, Any]) -> None:
         session.writer.append_event({"event": "turn", "tick": tick, **state})
         session.tell(Turned(tick=tick, state=state))
+        session.settle(leave=1)
 
     trace = drive(engine, scenario, on_turn=on_turn)
     return trace, time.monotonic() - start
