@@ -76,12 +76,13 @@ def _matrix(out: Path, release: str, mode: str, option: str, case: str, revert: 
     return Job(name=name, argv=(*argv, "--runs", str(out / "runs" / name), "--json", _json(out, name)), seconds=240)
 
 
-def generated(out: Path, scenarios: int, seconds: int) -> Iterator[Job]:
+def generated(out: Path, scenarios: int, seconds: int, share: str) -> Iterator[Job]:
     """Generated scenarios on the main release, a share for each combination."""
     names = [name for name, one in COMBINATIONS.items() if one.backend == "triton" and not one.page]
-    share = -(-scenarios // len(names))
+    each = -(-scenarios // len(names))
     for number, name in enumerate(names):
-        argv = ("-m", "benchmarks.gpu_jobs", "generated", name, "--count", str(share), "--seed", str(number))
+        argv = ("-m", "benchmarks.gpu_jobs", "generated", name, "--count", str(each), "--seed", str(number))
+        argv += ("--limit", str(seconds - 10), *(("--share", share) if share else ()))
         yield Job(
             name=f"generated-{name}",
             argv=(*argv, "--engine", MAIN, "--out", str(out), "--json", _json(out, f"generated-{name}")),
@@ -98,7 +99,7 @@ def cost(out: Path) -> Iterator[Job]:
             yield Job(name=name, argv=(*argv, "--repeats", repeats, "--json", _json(out, name)), seconds=330)
 
 
-def fa3(out: Path) -> Iterator[Job]:
+def fa3(out: Path, seconds: int, share: str) -> Iterator[Job]:
     """SGLang #27360: trees over pages of several tokens on fa3, in a graph; fixed, and with the fix taken out."""
     for name, revert in (
         ("plain-graphs-fa3", ()),
@@ -110,13 +111,13 @@ def fa3(out: Path) -> Iterator[Job]:
     ):
         whole = f"generated-{name}" + ("-reverted" if revert else "")
         argv = ("-m", "benchmarks.gpu_jobs", "generated", name, "--count", "25", "--seed", "27360", *revert)
-        yield Job(
-            name=whole, argv=(*argv, "--engine", MAIN, "--out", str(out), "--json", _json(out, whole)), seconds=240
-        )
+        argv += ("--limit", str(seconds - 10), *(("--share", share) if share else ()))
+        argv += ("--engine", MAIN, "--out", str(out))
+        yield Job(name=whole, argv=(*argv, "--json", _json(out, whole)), seconds=seconds)
 
 
 def workers(out: Path) -> Iterator[Job]:
-    argv = ("-m", "benchmarks.gpu_jobs", "workers", "card", "--count", "24", "--engine", MAIN, "--out", str(out))
+    argv = ("-m", "benchmarks.gpu_jobs", "workers", "card", "--count", "12", "--engine", MAIN, "--out", str(out))
     yield Job(name="workers", argv=(*argv, "--json", _json(out, "workers")), seconds=240)
 
 
@@ -189,14 +190,15 @@ def main() -> int:
     parser.add_argument(
         "--only", default="", help="only jobs whose name contains one of these, comma-separated; $ is its end"
     )
+    parser.add_argument("--share", default="", help="GiB that each engine of these two leases; no lease by default")
     parser.add_argument("--mutants", default=FLOAT_MUTANTS, help="which mutants, comma-separated")
     options = parser.parse_args()
     parts = {
         "corpus": lambda: corpus(options.out),
-        "generated": lambda: generated(options.out, options.scenarios, options.seconds),
+        "generated": lambda: generated(options.out, options.scenarios, options.seconds, options.share),
         "cost": lambda: cost(options.out),
         "workers": lambda: workers(options.out),
-        "fa3": lambda: fa3(options.out),
+        "fa3": lambda: fa3(options.out, options.seconds, options.share),
         "index": lambda: tree_index(options.out),
         "mutants": lambda: mutants(options.out, options.mutants),
     }

@@ -9,6 +9,7 @@ import difflib
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from harness.assemble import Assembler
@@ -43,7 +44,7 @@ class _Run:
     faults: list[str] = field(default_factory=list)
     idle: bool = False
     #: what the last turn brought and was not read yet, with the rank it is of
-    unread: list[tuple[Messages, int, int]] = field(default_factory=list)
+    unread: list[tuple[Callable[[], Messages], int, int]] = field(default_factory=list)
     #: the scenario's tick of each turn the engine counted
     ticks: dict[int, int] = field(default_factory=dict)
     unpackers: dict[tuple[int, int], Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
@@ -137,7 +138,7 @@ class _Run:
         unread, self.unread = self.unread, []
         for messages, dp_rank, tp_rank in unread:
             unpacker = self.unpackers[(dp_rank, tp_rank)]
-            for packed, held in messages:
+            for packed, held in messages():
                 tick = self.ticks.get(packed.get("turn", -1), self.tick)
                 for message, arrays in unpacker.unpack(packed, held):
                     self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
@@ -162,7 +163,7 @@ def drive(
         _finish(run)
     except EngineCrashed as error:
         report = error.report
-        run.unread.append((error.messages, report.get("dp_rank", 0), report.get("tp_rank", 0)))
+        run.unread.append((partial(list, error.messages), report.get("dp_rank", 0), report.get("tp_rank", 0)))
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
         run.note("hang", **_hang_data(error.report))
@@ -174,7 +175,7 @@ def drive(
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
-        run.unread.append((ended["messages"], rank["dp_rank"], rank["tp_rank"]))
+        run.unread.append((partial(list, ended["messages"]), rank["dp_rank"], rank["tp_rank"]))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"])
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)

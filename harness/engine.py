@@ -5,6 +5,7 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import socket
@@ -93,7 +94,11 @@ class Turn:
     tp_rank: int
     number: int
     state: dict[str, Any]
-    messages: Messages
+    told: dict[str, np.ndarray]
+
+    def messages(self) -> Messages:
+        """What the probe told; takes a while to read, which nobody should wait for."""
+        return _messages(self.told)
 
 
 @dataclass(slots=True)
@@ -283,7 +288,7 @@ class Engine:
         answers = []
         for peer in self.ranks:
             answer, arrays = self._asked(peer, {"op": "end"})
-            answers.append({**answer, "messages": _messages(answer, arrays)})
+            answers.append({**answer, "messages": _messages(arrays)})
         return answers
 
     def submit(
@@ -372,7 +377,7 @@ class Engine:
         if fallen is not None:
             frame = found[fallen]
             said, arrays = frame if isinstance(frame, tuple) else (self._silent_death(self.ranks[fallen]), {})
-            raise EngineCrashed({**said, **names[fallen]}, _messages(said, arrays))
+            raise EngineCrashed({**said, **names[fallen]}, _messages(arrays))
         if any(frame is None for frame in found):
             where = [{**name, **ranks.ask(self._lookout(name))} for name in names]
             silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
@@ -391,13 +396,12 @@ class Engine:
         if report["op"] == "error":
             raise EngineError(str(report["what"]))
         self._seen = report.pop("last", None) or self._seen  # where a rank was, should it never speak again
-        messages = _messages(report, arrays)
         return Turn(
             dp_rank=peer.hello["dp_rank"],
             tp_rank=peer.hello["tp_rank"],
             number=report["turn"],
             state={key: report[key] for key in ("running", "waiting", "chunked", "idle")},
-            messages=messages,
+            told=arrays,
         )
 
     def _send(self, peer: _Peer, command: dict[str, Any]) -> None:
@@ -433,7 +437,7 @@ class Engine:
         except wire.WireClosed:
             raise EngineCrashed({**rank, **self._silent_death(peer)}) from None
         if message["op"] == "crashed":
-            raise EngineCrashed({**rank, **message}, _messages(message, arrays))
+            raise EngineCrashed({**rank, **message}, _messages(arrays))
         return message, arrays
 
     def _silent_death(self, peer: _Peer) -> dict[str, Any]:
@@ -461,9 +465,10 @@ class Engine:
             self._folder = None
 
 
-def _messages(report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Messages:
-    """The probe's messages out of a frame, each with its own arrays; an empty list where it brought none."""
-    messages: Messages = [(message, {}) for message in report.pop("messages", ())]
+def _messages(arrays: dict[str, np.ndarray]) -> Messages:
+    """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
+    text = arrays.pop("messages", None)
+    messages: Messages = [] if text is None else [(message, {}) for message in json.loads(text.tobytes())]
     for name, array in arrays.items():
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array

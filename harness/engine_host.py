@@ -46,6 +46,8 @@ from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 _PR_SET_PDEATHSIG = 1
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
+#: Room for a round of a wide model, so that a scheduler need not wait until it is read; the system may give less.
+SEND_BYTES = 8 << 20
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -56,6 +58,7 @@ def _die_with_parent() -> None:
 
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     sock.connect(path)
     return sock
 

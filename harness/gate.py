@@ -1,11 +1,12 @@
 """Lockstep: holds a scheduler's own event loop where it asks for requests, one turn per command.
 
-Engine side: standard library and SGLang's objects only. It must not replace the loop; it decides *when* the loop
+Engine side: standard library, NumPy and SGLang's objects only. It must not replace the loop; it decides *when* the loop
 may take its next turn and which of the requests that really arrived over SGLang's sockets are delivered then.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -14,6 +15,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import wire
 from .packed import Arrays
 from .recorder import Recorder, plain_rid
@@ -21,6 +24,7 @@ from .recorder import Recorder, plain_rid
 if TYPE_CHECKING:
     from .fault_wraps import Faults
 
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
 
@@ -120,11 +124,10 @@ class Gate:
         return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
 
     def _report_turn(self) -> None:
-        messages, arrays = _together(self._recorder.take())
+        arrays = _together(self._recorder.take())
         report = {
             "op": "turned",
             "turn": self._turn,
-            "messages": messages,
             "last": self._recorder.last,
             **scheduler_state(self.scheduler),
         }
@@ -150,8 +153,8 @@ class Gate:
         """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
         self._recorder.active = False
         fired = {} if self._faults is None else self._faults.fired()
-        messages, arrays = _together(self._recorder.take(all_of_them=True))
-        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired, "messages": messages}, arrays
+        arrays = _together(self._recorder.take(all_of_them=True))
+        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
@@ -198,23 +201,25 @@ class Gate:
         if frames[-1].filename == __file__:  # the gate itself failed: our fault, and no finding about SGLang
             report = {"op": "error", "what": f"the gate failed: {report['error']}", "trace": report["trace"]}
         try:
-            messages, arrays = self._last_words()
-            wire.send(self._sock, {**report, "messages": messages}, arrays)
+            wire.send(self._sock, report, self._last_words())
         except (wire.WireClosed, OSError):
             pass  # the control side is gone; SGLang still logs the traceback
 
-    def _last_words(self) -> tuple[list[dict[str, Any]], Arrays]:
+    def _last_words(self) -> Arrays:
         """Rounds of the turns before the one that crashed, where the device still gives them."""
         try:
             return _together(self._recorder.take(all_of_them=True, before=self._recorder.turn))
         except RuntimeError:
-            return [], {}
+            return {}
 
 
-def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> tuple[list[dict[str, Any]], Arrays]:
-    """Messages, and their arrays as 'number of the message.name'."""
+def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:
+    """Messages as one more array, since whoever drives us shall read them later, and theirs as 'its number.name'."""
+    if not taken:
+        return {}
+    text = _ENCODE([message for message, _ in taken]).encode()
     arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(taken) for name, array in held.items()}
-    return [message for message, _ in taken], arrays
+    return {"messages": np.frombuffer(text, np.uint8), **arrays}
 
 
 def announced_name(item: Any) -> str:

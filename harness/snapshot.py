@@ -50,8 +50,12 @@ def _together(parts: list[torch.Tensor]) -> torch.Tensor:
     """A new tensor of all the bytes."""
     try:
         return torch.cat(parts)
-    except RuntimeError:  # some releases hold a list of numbers on the host where others have a tensor
-        place = next((part.device for part in parts if part.device.type != "cpu"), parts[0].device)
+    except RuntimeError:
+        places = {part.device for part in parts}
+        if len(places) == 1:
+            raise
+        # some releases hold a list of numbers on the host where others have a tensor
+        place = next(place for place in places if place.type != "cpu")
         return torch.cat([part.to(place) for part in parts])
 
 
@@ -127,7 +131,7 @@ class Shipper:
             if spare.numel() >= size:
                 return self._spare.pop(place)
         rounded = 1 << max(16, (size - 1).bit_length())
-        return torch.empty(rounded, dtype=torch.uint8, pin_memory=True), torch.cuda.Event()
+        return torch.empty(rounded, dtype=torch.uint8, device="cpu", pin_memory=True), torch.cuda.Event()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,22 +30,30 @@ class WireClosed(ConnectionError):
 
 def encode(message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
     """One frame as bytes; arrays are int64, int32, uint8, float32 or bool."""
-    table, chunks, size = [], [], 0
+    return b"".join(_parts(message, arrays))
+
+
+def _parts(message: dict[str, Any], arrays: dict[str, np.ndarray] | None) -> list[bytes | memoryview]:
+    """A frame as what can be sent without copying the arrays."""
+    table, chunks, size = [], list[bytes | memoryview](), 0
     for name, array in (arrays or {}).items():
         kind = _NAMES.get(array.dtype.str)
         if kind is None:
             raise TypeError(f"array {name!r} has dtype {array.dtype}; allowed: {', '.join(_TYPES)}")
         table.append([name, kind, array.shape])
-        chunks.append(array.tobytes())
+        chunks.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         size += array.nbytes
     header = _ENCODE({**message, "_arrays": table, "_size": size}).encode()
-    return b"".join([_LENGTH.pack(len(header)), header, *chunks])
+    return [_LENGTH.pack(len(header)), header, *chunks]
 
 
 def send(sock: socket.socket, message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
     """Write one frame; WireClosed if the peer is gone."""
+    parts = _parts(message, arrays)
     try:
-        sock.sendall(encode(message, arrays))
+        sent = sock.sendmsg(parts)
+        if sent < sum(memoryview(part).nbytes for part in parts):
+            sock.sendall(b"".join(parts)[sent:])
     except (BrokenPipeError, ConnectionResetError) as error:
         raise WireClosed("the peer closed the connection") from error
 
