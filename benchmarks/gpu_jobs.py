@@ -20,13 +20,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_numbers import Numbers
+from cases import checkpoints
 from cases.fixed import default_scenarios
 from cases.hunt import Hunt, as_json, greedy_text
+from cases.recipes import Recipe
 from cases.strategies import BOOTS, Boot, programs
-from harness import envs
+from harness import envs, leases
 from harness.engine import EngineError
+from harness.faults import FAULTS
 from harness.launch import ProbeLevel
 from harness.live import LiveEngines
+from harness.mutants import Campaign
+from harness.scoreboard import document
 from harness.trace import Trace
 from harness.types import Scenario, SpecConfig
 
@@ -40,19 +45,37 @@ class Combination:
     backend: str = "triton"
     graphs: bool = True
     overlap: bool | None = None
+    page: int = 0
 
     def of(self, scenario: Scenario, asked: argparse.Namespace) -> Scenario:
         if asked.device == "cpu":  # a rehearsal
             return scenario
         options = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap")}
+        if self.page:
+            options["page"] = self.page
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
 
+
+#: A model as wide and deep as a small real one: what the probe costs there is what it costs a user.
+LARGE = Recipe(
+    name="bench-large",
+    seed=7,
+    vocab=32000,
+    hidden=2048,
+    intermediate=5632,
+    layers=16,
+    heads=16,
+    kv_heads=4,
+    head_dim=128,
+)
 
 #: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
 TREES = {
     boot.name: boot
     for boot in (
         Boot(name="short-tree", why="two candidates a step, five nodes", spec=SpecConfig(k=2, t=2, n=5)),
+        Boot(name="short-four-tree", why="four candidates a step", spec=SpecConfig(k=2, t=4, n=8)),
+        Boot(name="four-tree", why="with three steps", spec=SpecConfig(k=3, t=4, n=8), assumes=("F-003",)),
         Boot(name="short-wide-tree", why="eight candidates a step", spec=SpecConfig(k=2, t=8, n=16)),
     )
 }
@@ -72,6 +95,11 @@ COMBINATIONS: dict[str, Combination] = {
     "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
     "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
     "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
+    "plain-graphs-fa3": Combination(boot="plain", backend="fa3"),
+    "tree-pages-graphs-fa3": Combination(boot="short-four-tree", backend="fa3", page=4),
+    "tree-pages-graphs-triton": Combination(boot="short-four-tree", page=4),
+    "deeper-tree-pages-graphs-fa3": Combination(boot="four-tree", backend="fa3", page=4),
+    "plain-eager-normal-loop": Combination(boot="plain", graphs=False, overlap=False),
 }
 
 
@@ -80,28 +108,36 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
     chosen = COMBINATIONS[options.name]
     boot = {**BOOTS, **TREES}[chosen.boot]
     folder = options.out / "runs" / f"generated-{options.name}"
-    hunt = Hunt(engines=engines, release=options.engine, folder=folder)
-    drawn = programs(boot, count=options.count, seed_value=options.seed, greedy=greedy_text(boot.spec))
+    hunt = Hunt(engines=engines, release=options.engine, folder=folder, revert=options.revert)
+    engines.assumed = boot.assumes
+    drawn = programs(boot, count=options.count, seed_value=options.seed, greedy=greedy_text(boot))
     start = time.monotonic()
     ties = choices = 0
     graphs: dict[str, int] = {}
-    spent = {"engine": 0.0, "judged": 0.0}
-    error, numbers = "", Numbers()
-    for scenario in drawn:
+    error, numbers, apart = "", Numbers(), 0.0
+    outcomes = hunt.drive_all(chosen.of(scenario, options) for scenario in drawn)
+    while True:
         try:
-            outcome = _timed(hunt, chosen.of(scenario, options), spent)
+            outcome = next(outcomes, None)
         except EngineError as failure:
             error = str(failure)
             break
+        if outcome is None:
+            break
+        mark = time.monotonic()
         if outcome.passed:
             numbers.add(outcome.trace, outcome.reference)
         ties += outcome.verdict.ties
         choices += outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
         for phase, count in in_graphs(outcome.trace).items():
             graphs[phase] = graphs.get(phase, 0) + count
+        apart += time.monotonic() - mark  # what only this benchmark asks for
         if time.monotonic() - start > options.limit:
             error = f"stopped after {options.limit} s"
             break
+    wall = time.monotonic() - start
+    engine = engines.engine_seconds
+    spent = {"engine": engine, "judged": wall - engine - sum(engines.boot_seconds) - apart}
     header = engines.header
     return {
         **as_json(hunt),
@@ -113,19 +149,9 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         "choices": choices,
         "spent": spent,
         "boot_seconds": engines.boot_seconds,
-        "wall": time.monotonic() - start,
+        "wall": wall,
         "error": error,
     }
-
-
-def _timed(hunt: Hunt, scenario: Scenario, spent: dict[str, float]) -> Any:
-    before, boots = hunt.engines.engine_seconds, sum(hunt.engines.boot_seconds)
-    start = time.monotonic()
-    outcome = hunt.drive(scenario)
-    engine = hunt.engines.engine_seconds - before
-    spent["engine"] += engine
-    spent["judged"] += time.monotonic() - start - engine - (sum(hunt.engines.boot_seconds) - boots)
-    return outcome
 
 
 def in_graphs(trace: Trace) -> dict[str, int]:
@@ -145,7 +171,11 @@ def cost(options: argparse.Namespace, make: Callable[[str], Timed]) -> dict[str,
     """
     default = default_scenarios()
     same_boot = [scenario for scenario in default if scenario.boot_key() == default[0].boot_key()]
-    scenarios = [Combination(boot="plain", graphs=options.name == "graphs").of(one, options) for one in same_boot]
+    graphs = options.name.endswith("graphs")
+    scenarios = [Combination(boot="plain", graphs=graphs).of(one, options) for one in same_boot]
+    if options.name.startswith("large"):
+        checkpoints.RECIPES[LARGE.name] = LARGE
+        scenarios = [one.model_copy(update={"checkpoint": LARGE.name}) for one in scenarios]
     levels: list[ProbeLevel] = options.levels.split(",")
     hosts = {level: make(level) for level in levels}
     launches = {level: host.launch(scenarios[0], engine=options.engine, probe=level) for level, host in hosts.items()}
@@ -180,6 +210,13 @@ def cost(options: argparse.Namespace, make: Callable[[str], Timed]) -> dict[str,
         "same_rounds": committed.get("tokens") == committed["full"],
         "header": hosts["full"].header,
     }
+
+
+def mutants(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:
+    """The mutants of --only, eagerly or in graphs; as `eaglecheck mutants`, beside engines without leases."""
+    faults = [FAULTS[name] for name in options.only.split(",")]
+    knobs = {"graphs": True} if options.name == "graphs" else {}
+    return document(Campaign(engines, options.engine, faults, print, knobs).run())
 
 
 def texts(committed: list[dict[str, Any]]) -> list[Any]:
@@ -254,7 +291,7 @@ def committed_by(trace: Trace) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("generated", "cost", "workers"))
+    parser.add_argument("what", choices=("generated", "cost", "workers", "mutants"))
     parser.add_argument("name")
     parser.add_argument("--engine", default="0.5.13")
     parser.add_argument("--count", type=int, default=50)
@@ -264,21 +301,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda", help="cpu only rehearses")
     parser.add_argument("--levels", default="off,tokens,full", help="probe levels, the untraced one first")
     parser.add_argument("--workers", default="1,2,4")
+    parser.add_argument("--revert", type=int, help="pull request whose fix SGLang shall take out again")
+    parser.add_argument("--only", default="", help="which mutants, comma-separated")
+    parser.add_argument("--share", type=float, help="GiB of the card that each engine leases; none by default")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(argv)
     if options.what == "cost":
-        document = cost(options, lambda level: _engines(options, f"cost-{options.name}-{level}"))
+        found = cost(options, lambda level: _engines(options, f"cost-{options.name}-{level}"))
     elif options.what == "workers":
-        document = workers(options)
+        found = workers(options)
+    elif options.what == "mutants":
+        engines = _engines(options, f"mutants-{options.name}")
+        try:
+            found = mutants(options, engines)
+        finally:
+            engines.close()
     else:
         engines = _engines(options, f"generated-{options.name}")
         try:
-            document = generated(options, engines)
+            found = generated(options, engines)
         finally:
             engines.close()
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(json.dumps(document, indent=1, default=str))
+    options.json.write_text(json.dumps(found, indent=1, default=str))
     return 0
 
 
@@ -288,6 +334,7 @@ def _engines(options: argparse.Namespace, name: str) -> Timed:
         default=options.engine,
         device=options.device,
         logs=options.out / "logs" / name,
+        lease=leases.request(options.share) if options.share else None,
     )
 
 

@@ -35,7 +35,7 @@ def _lines(one: Done) -> Iterator[str]:
         )
     elif one.name == "workers":
         yield f"{one.name:44} scenarios a minute by workers: {one.document['scenarios_a_minute']}"
-    elif one.name == "mutants":
+    elif one.name.startswith("mutants"):
         yield f"{one.name:44} {one.document.get('verdict')}; unsound: {one.document.get('unsound')}"
         for score in one.document.get("mutants", []):
             yield f"  {score.get('id', '?'):36} {score.get('verdict', '?'):9} {score.get('why', '')[:90]}"

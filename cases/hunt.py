@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,18 @@ class Hunt:
         start = time.monotonic()
         outcome = self.engines(scenario, engine=self.release, revert=self.revert, fresh=True)
         self.seconds += time.monotonic() - start
+        return self._noted(outcome)
+
+    def drive_all(self, scenarios: Iterable[Scenario]) -> Iterator[ScenarioOutcome]:
+        """The same for many, each judged while the engine is at the next one."""
+        start = time.monotonic()
+        for outcome in self.engines.stream(scenarios, engine=self.release, revert=self.revert):
+            self.seconds += time.monotonic() - start
+            yield self._noted(outcome)
+            start = time.monotonic()
+
+    def _noted(self, outcome: ScenarioOutcome) -> ScenarioOutcome:
+        scenario = outcome.scenario
         self.outcomes[str(outcome.verdict.outcome)] += 1
         self.positions += outcome.verdict.compared.get("positions", 0)
         self.table.add(scenario, outcome.verdict)

@@ -25,7 +25,9 @@ def test_engine_equals_the_reference(drive_scenario, release, scenario):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.verdict.outcome is Outcome.PASS, outcome.verdict.reasons
     assert outcome.divergences == ()
-    assert outcome.text_identical is True
+    # In half precision a near tie may be decided otherwise; then the verdict has counted it.
+    narrow = outcome.trace.header["dtype"] != "float32"
+    assert outcome.text_identical is True or (narrow and outcome.verdict.ties > 0)
 
 
 @pytest.mark.engine(boot=BOOT)

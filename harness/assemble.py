@@ -5,7 +5,9 @@ It must not interpret: a value the probe did not report stays "does not apply".
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -81,39 +83,41 @@ class Assembler:
         phase, step, round_index = message["phase"], message["step"], message["round"]
         hidden_in = self._keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
         hidden_out = self._keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
-        out_at = {row: hidden_out + i for i, row in enumerate(message["hidden_rows"])}
-        logits_at = {row: i for i, row in enumerate(message["logit_rows"])}
-        row = 0
-        places: list[list[int]] = []
-        shares = zip(message["rids"], message["epochs"], message["committed"], message["lens"], strict=True)
-        for rid, epoch, committed, length in shares:
-            places.append([])
-            for slot in range(length):
-                at = logits_at.get(row, -1)
-                places[-1].append(len(self.rows.columns["rid"]))
-                self.rows.add(
-                    rid=rid,
-                    phase=phase,
-                    slot=slot,
-                    committed=committed,
-                    round=round_index,
-                    tick=tick,
-                    dp_rank=dp_rank,
-                    epoch=epoch,
-                    step=step,
-                    input_id=int(arrays["input_ids"][row]),
-                    position=int(arrays["positions"][row]),
-                    cache_slot=int(arrays["cache_slots"][row]),
-                    hidden_in=hidden_in + row if hidden_in >= 0 else -1,
-                    hidden_out=out_at.get(row, -1),
-                    lse=float(arrays["lse"][at]) if at >= 0 else float("nan"),
-                    top_ids=arrays["top_ids"][at] if at >= 0 else (),
-                    top_logits=arrays["top_logits"][at] if at >= 0 else (),
-                )
-                if phase == "VERIFY" and at >= 0:
-                    self.rows.columns["chosen_ids"][-1] = arrays["top_ids"][at][:1]
-                row += 1
-        self._last[(dp_rank, round_index, phase, step)] = places
+        lens = message["lens"]
+        count = sum(lens)
+        first = len(self.rows.columns["rid"])
+        out_at = [-1] * count
+        for i, row in enumerate(message["hidden_rows"]):
+            out_at[row] = hidden_out + i
+        lse, top_ids, top_logits, chosen = [float("nan")] * count, [()] * count, [()] * count, [()] * count
+        for at, row in enumerate(message["logit_rows"]):
+            lse[row] = arrays["lse"][at]
+            top_ids[row], top_logits[row] = arrays["top_ids"][at], arrays["top_logits"][at]
+            if phase == "VERIFY":
+                chosen[row] = arrays["top_ids"][at][:1]
+        self.rows.extend(
+            count,
+            rid=_each(message["rids"], lens),
+            epoch=_each(message["epochs"], lens),
+            committed=_each(message["committed"], lens),
+            slot=[slot for length in lens for slot in range(length)],
+            phase=[phase] * count,
+            step=[step] * count,
+            round=[round_index] * count,
+            tick=[tick] * count,
+            dp_rank=[dp_rank] * count,
+            input_id=arrays["input_ids"].tolist(),
+            position=arrays["positions"].tolist(),
+            cache_slot=arrays["cache_slots"].tolist(),
+            hidden_in=list(range(hidden_in, hidden_in + count)) if hidden_in >= 0 else [-1] * count,
+            hidden_out=out_at,
+            lse=lse,
+            top_ids=top_ids,
+            top_logits=top_logits,
+            chosen_ids=chosen,
+        )
+        ends = np.cumsum([first, *lens]).tolist()
+        self._last[(dp_rank, round_index, phase, step)] = [list(range(start, end)) for start, end in pairwise(ends)]
 
     def _keep(self, name: str, array: np.ndarray | None) -> int:
         """Append rows to a side tensor; returns the number of its first row, -1 if there is none."""
@@ -210,3 +214,8 @@ class Assembler:
             events=tuple(self.events),
             tensors={name: np.concatenate(parts) for name, parts in self._hidden.items()},
         )
+
+
+def _each(values: Sequence[Any], lens: Sequence[int]) -> list[Any]:
+    """A request's value for each of its rows."""
+    return [value for value, length in zip(values, lens, strict=True) for _ in range(length)]

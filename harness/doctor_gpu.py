@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from harness import cards, fit, prebuild, slimming
+from harness import cards, fit, gpus, leases, prebuild, slimming
 from harness.cards import Card
 from harness.diagnosis import Finding, Status
 from harness.envs import EngineEnv
@@ -42,6 +42,7 @@ def graphics(names: Sequence[str]) -> Iterator[Finding]:
         yield Finding(name="GPU", status="ok", detail=detail)
         return
     yield from (_card(card) for card in found)
+    yield from _leases()
     yield _torch()
     yield _cuda_compiler()
 
@@ -61,6 +62,16 @@ def _card(card: Card) -> Finding:
             mend="nvidia-smi  # shows who holds the memory",
         )
     return Finding(name="GPU", status="ok", detail=detail)
+
+
+def _leases() -> Iterator[Finding]:
+    """How many engines may still start on each card, and who has the others."""
+    try:
+        lines = leases.describe()
+    except gpus.CardError as error:
+        yield Finding(name="GPU leases", status="warn", detail=str(error).replace("\n", ";"))
+        return
+    yield from (Finding(name="GPU leases", status="ok", detail=line) for line in lines)
 
 
 def _torch() -> Finding:

@@ -6,14 +6,17 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 from __future__ import annotations
 
 import difflib
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from harness.assemble import Assembler
-from harness.engine import Engine, EngineCrashed, EngineHung
+from harness.engine import Engine, EngineCrashed, EngineHung, Messages
 from harness.faults import FAULTS
 from harness.paired_engine import PairedEngine
+from harness.rounds import Unpacker
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Op, RequestSpec, Scenario
 
@@ -24,6 +27,8 @@ SPARE_TURNS = 64
 PAUSE, RESUME = "PauseGenerationReqInput", "ContinueGenerationReqInput"
 
 OnTurn = Callable[[int, dict[str, Any]], None]
+#: side ("" where there is only one), dp_rank, tp_rank
+Place = tuple[str, int, int]
 
 
 class ScriptError(ValueError):
@@ -41,6 +46,11 @@ class _Run:
     submitted: dict[str, None] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     idle: bool = False
+    #: what the last turn brought and was not read yet, with the rank it is of
+    unread: list[tuple[Callable[[], Messages], Place]] = field(default_factory=list)
+    #: the scenario's tick of each turn a side counted
+    ticks: dict[tuple[str, int], int] = field(default_factory=dict)
+    unpackers: dict[Place, Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
         self.assembler.events.append(Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data))
@@ -130,16 +140,24 @@ class _Run:
 
     def _turn(self) -> None:
         expect, self.announced = self.announced, []
-        turns = self.engine.turn(expect=expect)
+        turns = self.engine.turn(expect=expect, meanwhile=self.read)
         for turn in turns:
-            for message, arrays in turn.messages:
-                self.assembler.feed(
-                    message, arrays, tick=self.tick, dp_rank=turn.dp_rank, tp_rank=turn.tp_rank, side=turn.side
-                )
+            self.ticks[(turn.side, turn.number)] = self.tick
+            self.unread.append((turn.messages, (turn.side, turn.dp_rank, turn.tp_rank)))
             self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
         self.idle = all(turn.state["idle"] for turn in turns)
         self.on_turn(self.tick, turns[-1].state)
         self.tick += 1
+
+    def read(self) -> None:
+        """Assemble what was brought; a round is of the turn it ran in, however late it comes."""
+        unread, self.unread = self.unread, []
+        for messages, place in unread:
+            side, dp_rank, tp_rank = place
+            for packed, held in messages():
+                tick = self.ticks.get((side, packed.get("turn", -1)), self.tick)
+                for message, arrays in self.unpackers[place].unpack(packed, held):
+                    self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
 
 
 def _to(side: str | None, message: str) -> str:
@@ -169,11 +187,16 @@ def drive(
             run.perform(op)
         _finish(run)
     except EngineCrashed as error:
+        report = error.report
+        place = (report.get("side", ""), report.get("dp_rank", 0), report.get("tp_rank", 0))
+        run.unread.append((partial(list, error.messages), place))
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
+        run.read()
         run.note("hang", **_hang_data(error.report, run.assembler.rounds))
     if run.faults:
         header["faults"] = run.faults
+    run.read()
     return run.assembler.build(scenario_id=scenario.id, header=header)
 
 
@@ -183,6 +206,8 @@ def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
+        place = (rank.get("side", ""), rank["dp_rank"], rank["tp_rank"])
+        run.unread.append((partial(list, ended["messages"]), place))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)

@@ -5,6 +5,7 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import socket
@@ -35,6 +36,11 @@ COLLECT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 
 
+Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
+#: what the probe of one rank told, in order
+Messages = list[Frame]
+
+
 class EngineError(Exception):
     """The engine cannot be used (would not start, wrong release): UNKNOWN, not a finding."""
 
@@ -48,11 +54,12 @@ class EngineNotClean(EngineError):
 
 
 class EngineCrashed(Exception):
-    """A scheduler rank died; `report` has site, error, phase, round and rank."""
+    """A scheduler rank died; `report` has site, error, phase, round and rank, `messages` what it had not told yet."""
 
-    def __init__(self, report: dict[str, Any]) -> None:
+    def __init__(self, report: dict[str, Any], messages: Messages | None = None) -> None:
         super().__init__(f"{report.get('error', 'engine died')} at {report.get('site', 'unknown site')}")
         self.report = report
+        self.messages = messages or []
 
 
 class EngineHung(Exception):
@@ -81,20 +88,21 @@ class _Peer:
     hello: dict[str, Any]
 
 
-Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """What one rank reported about one loop turn."""
+    """What one rank reported after one loop turn; on a GPU its messages may be of the turns before."""
 
     dp_rank: int
     tp_rank: int
     number: int
     state: dict[str, Any]
-    messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]]
+    told: dict[str, np.ndarray]
     #: "prefill" or "decode" where these are two engines
     side: str = ""
+
+    def messages(self) -> Messages:
+        """What the probe told; takes a while to read, which nobody should wait for."""
+        return _messages(self.told)
 
 
 @dataclass(slots=True)
@@ -289,8 +297,12 @@ class Engine:
             self._ask(peer, {"op": "transfer", "what": what, "rooms": rooms})
 
     def end(self) -> list[dict[str, Any]]:
-        """Disarm the recorders and read the pool levels; one answer a rank."""
-        return [self._ask(peer, {"op": "end"}) for peer in self.ranks]
+        """Disarm the recorders, read the pool levels and what was not told yet; one answer a rank."""
+        answers = []
+        for peer in self.ranks:
+            answer, arrays = self._asked(peer, {"op": "end"})
+            answers.append({**answer, "messages": _messages(arrays)})
+        return answers
 
     def submit(
         self,
@@ -340,8 +352,11 @@ class Engine:
         ends = self._ask_host(command, seconds=COLLECT_SECONDS)["ends"]
         return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
-    def turn(self, *, expect: list[str]) -> list[Turn]:
-        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
+    def turn(self, *, expect: list[str], meanwhile: Callable[[], None] = lambda: None) -> list[Turn]:
+        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung.
+
+        meanwhile: called once while the engine takes the turn.
+        """
         self._turns += 1
         own = [self._expected(peer, expect) for peer in self.ranks]
         together = len(self.ranks) > 1
@@ -349,6 +364,7 @@ class Engine:
             self._await_arrivals(own)
         for peer, names in zip(self.ranks, own, strict=True):
             self._send(peer, {"op": "turn", "turn": self._turns, "expect": names, "polled": together})
+        meanwhile()
         frames = self._receive_all()
         return [self._read_turn(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
 
@@ -379,8 +395,8 @@ class Engine:
         fallen = ranks.first_to_fall(found)
         if fallen is not None:
             frame = found[fallen]
-            said = frame[0] if isinstance(frame, tuple) else self._silent_death(self.ranks[fallen])
-            raise EngineCrashed({**said, **names[fallen]})
+            said, arrays = frame if isinstance(frame, tuple) else (self._silent_death(self.ranks[fallen]), {})
+            raise EngineCrashed({**said, **names[fallen]}, _messages(arrays))
         if any(frame is None for frame in found):
             where = [{**name, **ranks.ask(self._lookout(name))} for name in names]
             silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
@@ -398,20 +414,14 @@ class Engine:
     def _read_turn(self, peer: _Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Turn:
         if report["op"] == "error":
             raise EngineError(str(report["what"]))
-        messages: list[tuple[dict[str, Any], dict[str, np.ndarray]]] = [(m, {}) for m in report.pop("messages")]
-        forwards = [message for message, _ in messages if message["ev"] == "forward"]
-        if forwards:  # where a rank was when it was last heard of, should it never speak again
-            self._seen = {name: forwards[-1][name] for name in ("phase", "step", "round")}
-        for name, array in arrays.items():
-            index, _, label = name.partition(".")
-            messages[int(index)][1][label] = array
+        self._seen = report.pop("last", None) or self._seen  # where a rank was, should it never speak again
         return Turn(
             dp_rank=peer.hello["dp_rank"],
             tp_rank=peer.hello["tp_rank"],
             number=report["turn"],
             state={key: report[key] for key in ("running", "waiting", "chunked", "idle")}
             | ({"moving": report["moving"]} if self.launch.boot.get("handoff") else {}),
-            messages=messages,
+            told=arrays,
             side=self.launch.boot.get("handoff", {}).get("side", ""),
         )
 
@@ -424,11 +434,14 @@ class Engine:
             raise EngineCrashed({"error": "the process ended between two commands", "site": "unknown"}) from None
 
     def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
+        return self._asked(peer, command, seconds=seconds)[0]
+
+    def _asked(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> Frame:
         self._send(peer, command)
-        answer, _ = self._receive(peer, seconds=seconds)
+        answer, arrays = self._receive(peer, seconds=seconds)
         if answer["op"] == "error":
             raise EngineError(f"the engine refused {command['op']!r}: {answer['what']}")
-        return answer
+        return answer, arrays
 
     def _ask_host(self, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         assert self._host is not None
@@ -445,7 +458,7 @@ class Engine:
         except wire.WireClosed:
             raise EngineCrashed({**rank, **self._silent_death(peer)}) from None
         if message["op"] == "crashed":
-            raise EngineCrashed({**rank, **message})
+            raise EngineCrashed({**rank, **message}, _messages(arrays))
         return message, arrays
 
     def _silent_death(self, peer: _Peer) -> dict[str, Any]:
@@ -471,3 +484,13 @@ class Engine:
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+def _messages(arrays: dict[str, np.ndarray]) -> Messages:
+    """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
+    text = arrays.pop("messages", None)
+    messages: Messages = [] if text is None else [(message, {}) for message in json.loads(text.tobytes())]
+    for name, array in arrays.items():
+        index, _, label = name.partition(".")
+        messages[int(index)][1][label] = array
+    return messages

@@ -48,6 +48,8 @@ _PR_SET_PDEATHSIG = 1
 SUBMIT_STEPS = 20
 #: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks.
 SGLANG_PORT_DELTA, PORTS, FIRST_PORT = 233, 16, 20000
+#: Room for a round of a wide model, so that a scheduler need not wait until it is read; the system may give less.
+SEND_BYTES = 8 << 20
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -58,6 +60,7 @@ def _die_with_parent() -> None:
 
 def _connect(path: str) -> socket.socket:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
     sock.connect(path)
     return sock
 

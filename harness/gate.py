@@ -1,11 +1,12 @@
 """Lockstep: holds a scheduler's own event loop where it asks for requests, one turn per command.
 
-Engine side: standard library and SGLang's objects only. It must not replace the loop; it decides *when* the loop
+Engine side: standard library, NumPy and SGLang's objects only. It must not replace the loop; it decides *when* the loop
 may take its next turn and which of the requests that really arrived over SGLang's sockets are delivered then.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -14,13 +15,17 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from . import wire
 from .loopback import RULE_BOOK
+from .packed import Arrays
 from .recorder import Recorder, plain_rid
 
 if TYPE_CHECKING:
     from .fault_wraps import Faults
 
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
 
@@ -69,14 +74,14 @@ class Gate:
             except wire.WireClosed:
                 os._exit(0)  # the control side is gone: nothing is left to serve
             if command["op"] == "turn":
-                self._turn = command["turn"]
+                self._turn = self._recorder.turn = command["turn"]
                 return (
                     self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
                 )
             if command["op"] == "poll":
                 wire.send(self._sock, {"op": "polled", "missing": self._poll(command["expect"], poll)})
                 continue
-            wire.send(self._sock, self._answer(command))
+            wire.send(self._sock, *self._answer(command))
 
     def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
         """Wait until every announced request arrived, then hand them over in the announced order."""
@@ -120,36 +125,40 @@ class Gate:
         return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
 
     def _report_turn(self) -> None:
-        messages = self._recorder.take()
-        arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(messages) for name, array in held.items()}
+        arrays = _together(self._recorder.take())
         report = {
             "op": "turned",
             "turn": self._turn,
-            "messages": [message for message, _ in messages],
+            "last": self._recorder.last,
             **scheduler_state(self.scheduler),
         }
         self._turn = None
         wire.send(self._sock, report, arrays)
 
-    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
         op = command["op"]
         try:
             if op == "begin":
-                return {"op": "began", **self._begin(command)}
+                return {"op": "began", **self._begin(command)}, {}
             if op == "flush":
-                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}
+                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
             if op == "fault":
-                return {"op": "armed", **self._arm(command)}
+                return {"op": "armed", **self._arm(command)}, {}
             if op == "transfer":
                 RULE_BOOK.apply(command["what"], command["rooms"])
-                return {"op": "ruled"}
+                return {"op": "ruled"}, {}
             if op == "end":
-                self._recorder.active = False
-                fired = {} if self._faults is None else self._faults.fired()
-                return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}
+                return self._end()
         except Exception as error:  # reported to the control side, which decides
-            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}
-        return {"op": "error", "what": f"unknown command {op!r}"}
+            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}, {}
+        return {"op": "error", "what": f"unknown command {op!r}"}, {}
+
+    def _end(self) -> tuple[dict[str, Any], Arrays]:
+        """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
+        self._recorder.active = False
+        fired = {} if self._faults is None else self._faults.fired()
+        arrays = _together(self._recorder.take(all_of_them=True))
+        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
@@ -197,9 +206,25 @@ class Gate:
         if frames[-1].filename == __file__:  # the gate itself failed: our fault, and no finding about SGLang
             report = {"op": "error", "what": f"the gate failed: {report['error']}", "trace": report["trace"]}
         try:
-            wire.send(self._sock, report)
+            wire.send(self._sock, report, self._last_words())
         except (wire.WireClosed, OSError):
             pass  # the control side is gone; SGLang still logs the traceback
+
+    def _last_words(self) -> Arrays:
+        """Rounds of the turns before the one that crashed, where the device still gives them."""
+        try:
+            return _together(self._recorder.take(all_of_them=True, before=self._recorder.turn))
+        except RuntimeError:
+            return {}
+
+
+def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:
+    """Messages as one more array, since whoever drives us shall read them later, and theirs as 'its number.name'."""
+    if not taken:
+        return {}
+    text = _ENCODE([message for message, _ in taken]).encode()
+    arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(taken) for name, array in held.items()}
+    return {"messages": np.frombuffer(text, np.uint8), **arrays}
 
 
 def announced_name(item: Any) -> str:

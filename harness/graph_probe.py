@@ -1,11 +1,11 @@
-"""Sees inside CUDA graphs: copies captured with each graph, read back after each of its replays.
+"""Sees inside CUDA graphs: copies captured with each graph, and shipped with the round after each of its replays.
 
 A replay runs no Python, so what a wrapper records while a graph is captured is a place, not a value. While
 `torch.cuda.CUDAGraph` captures, every model call and every choice puts copies of its tensors aside; just before the
 capture ends they are packed into one buffer, which the graph fills again whenever it is replayed. No class of SGLang's
 graph runners is touched: releases differ in those, and all of them go through torch's own.
 
-Engine side: standard library, NumPy and torch only. Nothing here may synchronise during a capture, and a warm-up
+Engine side: standard library and torch only. Nothing here may synchronise during a capture, and a warm-up
 (the same Python run outside a capture) must leave no trace.
 """
 
@@ -19,75 +19,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 
 from .hooks import Ledger
-from .recorder import TOP_LOGITS, Arrays
+from .packed import Field
+from .snapshot import Copy, copied, inputs_of, outputs_of
 
 Original = Callable[..., Any]
 
-#: How a captured dtype is packed, and what it is when it comes back.
-_PACKED: dict[bool, tuple[torch.dtype, Any]] = {True: (torch.float32, np.float32), False: (torch.int64, np.int64)}
 
-
-@dataclass(frozen=True)
-class Field:
-    """Where one copied tensor lies in a buffer."""
-
-    name: str
-    start: int
-    shape: tuple[int, ...]
-    kind: Any
-
-
-@dataclass(frozen=True)
-class Copy:
-    """A tensor's values at one moment, as bytes on its own device."""
-
-    part: torch.Tensor
-    shape: tuple[int, ...]
-    kind: Any
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> Copy:
-        dtype, kind = _PACKED[tensor.dtype.is_floating_point]
-        flat = torch.empty(tensor.numel(), dtype=dtype, device=tensor.device)  # `to` would keep foreign strides
-        flat.copy_(tensor.detach().reshape(-1))
-        return Copy(flat.view(torch.uint8), tuple(tensor.shape), kind)
-
-
-def copies(tensors: dict[str, torch.Tensor | None]) -> dict[str, Copy]:
-    """Copies of those that are there."""
-    return {name: Copy.of(tensor) for name, tensor in tensors.items() if tensor is not None}
-
-
-def inputs_of(input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool) -> dict[str, Copy]:
-    """What goes into a forward, as it is now: positions are advanced in place afterwards."""
-    hidden = getattr(forward_batch.spec_info, "hidden_states", None) if is_draft else None
-    kept = hidden if isinstance(hidden, torch.Tensor) and hidden.numel() else None
-    found = {"input_ids": input_ids, "positions": positions, "cache_slots": forward_batch.out_cache_loc}
-    return copies({**found, "hidden_in": kept})
-
-
-def outputs_of(output: Any) -> dict[str, Copy]:
-    """What a forward says, of a LogitsProcessorOutput: hidden rows, top logits with their ids, log-sum-exp."""
-    logits, hidden = output.next_token_logits, output.hidden_states
-    found: dict[str, torch.Tensor | None] = {"hidden_out": hidden}
-    if logits is not None:
-        wide = logits.detach().float()
-        values, ids = torch.topk(wide, min(TOP_LOGITS, wide.shape[-1]), dim=-1)
-        # Of equal logits, topk lists any first; SGLang chooses by argmax.
-        found |= {"best": torch.argmax(wide, dim=-1), "top_ids": ids, "top_logits": values}
-        found["lse"] = torch.logsumexp(wide, dim=-1)
-    return copies(found)
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Call:
     """One thing that happens inside a graph: a 'forward' of a model, or what was 'chosen' from the one before.
 
-    is_draft: whose model; batch: requests the graph was captured for, padding included.
+    is_draft: whose model; batch: requests the graph was captured for, padding included; fields: where its tensors lie
+    in the graph's buffer.
     """
 
     what: str
@@ -96,32 +42,23 @@ class Call:
     fields: tuple[Field, ...]
 
 
-@dataclass(frozen=True)
-class Replayed:
-    """A call with the values of one replay, padding included."""
-
-    what: str
-    is_draft: bool
-    batch: int
-    arrays: Arrays
-
-
 @dataclass
 class Book:
-    """What one graph does, in order, and the buffer its copies are in."""
+    """What one graph does, in order, and the buffer its copies are in: uint8 [n], filled again by every replay."""
 
     calls: list[Call] = field(default_factory=list)
     buffer: torch.Tensor | None = None
     _parts: list[torch.Tensor] = field(default_factory=list)
     _size: int = 0
 
-    def put(self, what: str, *, is_draft: bool, batch: int, copies: dict[str, Copy]) -> None:
+    def put(self, what: str, *, is_draft: bool, batch: int, copies: Sequence[Copy | None]) -> None:
         """Keep copies that were made at this place of the graph, in the order of the calls."""
         fields = []
-        for name, copied in copies.items():
-            fields.append(Field(name, self._size, copied.shape, copied.kind))
-            self._parts.append(copied.part)
-            self._size += copied.part.numel()
+        for copy in copies:
+            if copy is not None:
+                fields += [(name, kind, self._size + start, shape) for name, kind, start, shape in copy.fields]
+                self._parts.append(copy.data)
+                self._size += copy.data.numel()
         self.calls.append(Call(what, is_draft, batch, tuple(fields)))
 
     def close(self) -> None:
@@ -130,44 +67,10 @@ class Book:
             self.buffer = torch.cat(self._parts)
         self._parts = []
 
-    def read(self) -> list[Replayed]:
-        """Every call with the values of the last replay; waits for the graph."""
-        if self.buffer is None:
-            return []
-        packed = self.buffer.cpu().numpy()
-        return [Replayed(call.what, call.is_draft, call.batch, unpack(packed, call.fields)) for call in self.calls]
 
-
-def whole_forward(before: dict[str, Copy], output: Any) -> Arrays:
-    """All rows that went into an eager forward and came out of it, with one transfer from the device."""
-    book = Book()
-    book.put("forward", is_draft=False, batch=0, copies={**before, **outputs_of(output)})
-    book.close()
-    return book.read()[0].arrays
-
-
-def best_first(top_ids: np.ndarray, best: np.ndarray) -> np.ndarray:
-    """top_ids [r, 16] with the argmax best [r] in front, where equal logits let another id stand there."""
-    rows = np.flatnonzero(top_ids[:, 0] != best)
-    ordered = top_ids.copy()
-    for row in rows.tolist():
-        others = [token for token in top_ids[row].tolist() if token != best[row]]
-        ordered[row] = [int(best[row]), *others][: top_ids.shape[1]]
-    return ordered
-
-
-def unpack(packed: np.ndarray, fields: Sequence[Field]) -> Arrays:
-    """uint8 buffer -> arrays by name, each its own copy."""
-    arrays = {}
-    for one in fields:
-        count = int(np.prod(one.shape, dtype=np.int64))
-        size = count * np.dtype(one.kind).itemsize
-        arrays[one.name] = packed[one.start : one.start + size].copy().view(one.kind).reshape(one.shape)
-    return arrays
-
-
-#: Told what happened inside, after each replay of a graph that has calls.
-OnReplay = Callable[[list[Replayed]], None]
+#: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph,
+#: since graphs share one memory pool.
+OnReplay = Callable[[Book], None]
 
 
 class GraphProbe:
@@ -176,7 +79,7 @@ class GraphProbe:
     def __init__(self) -> None:
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
-        #: whether a replay is worth reading: asked before the copy from the device
+        #: whether a replay is worth telling
         self.wanted: Callable[[], bool] = lambda: False
         self._open: Book | None = None
         self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
@@ -236,7 +139,7 @@ class GraphProbe:
             result = original(graph, *args, **kwargs)
             book = self._books.get(graph)
             if book is not None and self.on_replay is not None and self.wanted():
-                self.on_replay(book.read())
+                self.on_replay(book)
             return result
 
         return replay
@@ -263,7 +166,7 @@ class GraphProbe:
             before = inputs_of(input_ids, positions, forward_batch, is_draft=is_draft)
             output = original(input_ids, positions, forward_batch, *args, **kwargs)
             batch = int(forward_batch.batch_size)
-            book.put("forward", is_draft=is_draft, batch=batch, copies={**before, **outputs_of(output)})
+            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, outputs_of(output)))
             return output
 
         return forward
@@ -294,16 +197,5 @@ class GraphProbe:
         assert book is not None
         batch = book.calls[-1].batch if book.calls else 0
         width = ids.shape[-1]
-        found = copies({"ids": ids.reshape(-1, width), "probs": probs.reshape(-1, width)})
-        book.put("chosen", is_draft=True, batch=batch, copies=found)
-
-
-def without_padding(array: np.ndarray, *, batch: int, requests: int, packed: int) -> np.ndarray:
-    """The rows of `array` that belong to the `requests` real ones of a graph captured for `batch`.
-
-    packed: how many rows they have where rows of different requests follow each other without gaps (the draft extend of
-    the v1 worker); 0 where each request has a block of its own.
-    """
-    if packed and len(array) > batch:
-        return array[:packed]
-    return array[: requests * (len(array) // batch)]
+        found = copied({"ids": ids.reshape(-1, width), "probs": probs.reshape(-1, width)})
+        book.put("chosen", is_draft=True, batch=batch, copies=(found,))

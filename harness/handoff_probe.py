@@ -10,9 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from .probe import PREFIX_LENS, Probe, first_of
-from .recorder import floats, ints, plain_rid
+from .recorder import ints, plain_rid
+from .snapshot import copied
 
 #: The token that the prefill side chose last: its name changed in 0.5.12.
 BONUS = ("bonus_tokens", "verified_id")
@@ -56,51 +58,24 @@ class HandoffProbe:
         return process_prebuilt
 
     def _tell(self, batch: Any, lengths: list[int], prefixes: list[int]) -> None:
-        """One row a position whose KV arrived; the last one with what the first draft step will be fed."""
-        recorder, given = self._probe.recorder, batch.spec_info
-        requests = range(len(lengths))
-        bonus = ints(first_of(given, BONUS))
-        rotated, slots = [], []
-        for i, length in zip(requests, lengths, strict=True):
+        """The slots whose KV arrived, and what the first draft step will be fed."""
+        recorder, given, pool = self._probe.recorder, batch.spec_info, batch.req_to_token_pool.req_to_token
+        texts, slots = [], []
+        for i, length in enumerate(lengths):
             req = batch.reqs[i]
-            text = [*req.origin_input_ids, *req.output_ids][:length]
-            rotated += [*text[1:], int(bonus[i])]
-            row = int(batch.req_pool_indices[i])
-            slots.append(ints(batch.req_to_token_pool.req_to_token[row, :length]))
-        arrays = {
-            "input_ids": np.asarray(rotated, dtype=np.int64),
-            "positions": np.full(len(rotated), -1, dtype=np.int64),
-            "cache_slots": np.concatenate(slots),
-            "hidden_out": floats(given.hidden_states),
+            texts.append([*req.origin_input_ids, *req.output_ids][1:length])
+            slots.append(pool[int(batch.req_pool_indices[i]), :length])
+        if self._target_ids is not None:
+            recorder.map_ids(self._target_ids)
+        tensors = {
+            "bonus": first_of(given, BONUS),
+            "slots": torch.cat(slots),
+            "hidden": given.hidden_states,
+            "ids": given.topk_index,
+            "probs": given.topk_p,
         }
-        ends = (np.cumsum(lengths) - 1).tolist()
-        recorder.forward(
-            phase="PREBUILT",
-            step=0,
-            requests=list(requests),
-            lens=lengths,
-            arrays=arrays,
-            hidden_rows=ends,
-            logit_rows=[],
-        )
-        shape = given.topk_index.shape
-        recorder.chosen(
-            phase="PREBUILT",
-            step=0,
-            requests=list(requests),
-            ids=self._as_target(ints(given.topk_index).reshape(shape)),
-            probs=floats(given.topk_p),
-        )
-        current = recorder.round
-        assert current is not None
-        recorder.put({"ev": "handed", "round": current.index, "rids": list(current.rids), "prefixes": prefixes})
-
-    def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
-        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
-        if self._target_ids is None:
-            return draft_ids
-        known = (draft_ids >= 0) & (draft_ids < len(self._target_ids))
-        return np.where(known, self._target_ids[np.where(known, draft_ids, 0)], -1)
+        mapped = self._target_ids is not None
+        recorder.note("handed", copied(tensors), texts=texts, prefixes=prefixes, mapped=mapped)
 
 
 def _target_ids(scheduler: Any) -> np.ndarray | None:

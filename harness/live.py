@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -199,6 +200,22 @@ class LiveEngines:
             findings=tuple(group(divergences)),
             text_identical=text_identical(trace, reference),
         )
+
+    def stream(self, scenarios: Iterable[Scenario], *, engine: str, revert: int | None) -> Iterator[ScenarioOutcome]:
+        """Outcomes in order; each is judged while the engine is at the next scenario. Raises EngineError."""
+        waiting: Future[ScenarioOutcome] | None = None
+        with ThreadPoolExecutor(max_workers=1) as judges:
+            for scenario in scenarios:
+                launch = self.launch(scenario, engine=engine, revert=revert)
+                trace = self.drive(launch, scenario)
+                before, waiting = (
+                    waiting,
+                    judges.submit(self.judge, scenario, trace, release=launch.boot["release"], revert=revert),
+                )
+                if before is not None:
+                    yield before.result()
+            if waiting is not None:
+                yield waiting.result()
 
     def _oracle(self, scenario: Scenario) -> Oracle:
         if scenario.checkpoint not in self._oracles:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cases.exercises import EXERCISES
 from harness.checks.evidence import gather
@@ -59,6 +59,8 @@ class Campaign:
     engine: str
     faults: Sequence[Fault]
     tell: Tell = lambda _step: None
+    #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
+    knobs: dict[str, Any] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     _wrong: dict[str, str] = field(default_factory=dict)
@@ -85,7 +87,7 @@ class Campaign:
     def _wrong_without(self, need: str) -> str:
         """What the unmutated exercises of a need show, empty if they pass; driven once."""
         if need not in self._wrong:
-            self._wrong[need] = next((why for one in EXERCISES[need] if (why := self._unmutated(one))), "")
+            self._wrong[need] = next((why for one in self._exercises(need) if (why := self._unmutated(one))), "")
             self.unsound += [self._wrong[need]] if self._wrong[need] else []
         return self._wrong[need]
 
@@ -93,13 +95,16 @@ class Campaign:
         """Mutants that end the engine last, after it has been shown that the others left nothing behind."""
         for fault in faults:
             if not may_end_it(fault):
-                self._note(self._ask(fault, EXERCISES[fault.needs]))
-        left = self._unmutated(EXERCISES[faults[0].needs][0], fresh=True) if faults else ""
+                self._note(self._ask(fault, self._exercises(fault.needs)))
+        left = self._unmutated(self._exercises(faults[0].needs)[0], fresh=True) if faults else ""
         if left:
             self.unsound.append(f"after the mutants: {left}")
         for fault in faults:
             if may_end_it(fault):
-                self._note(self._ask(fault, EXERCISES[fault.needs]))
+                self._note(self._ask(fault, self._exercises(fault.needs)))
+
+    def _exercises(self, need: str) -> list[Scenario]:
+        return [one.model_copy(update={"engine": one.engine.model_copy(update=self.knobs)}) for one in EXERCISES[need]]
 
     def _unmutated(self, scenario: Scenario, *, fresh: bool = False) -> str:
         """What is wrong without any mutant, empty if nothing is."""

@@ -138,12 +138,12 @@ class PairedEngine:
         self.prefill.collect(asked)
         return self.decode.collect(asked)
 
-    def turn(self, *, expect: list[str]) -> list[Turn]:
-        """One turn of the prefill side, then one of the decode side."""
+    def turn(self, *, expect: list[str], meanwhile: Callable[[], None] = lambda: None) -> list[Turn]:
+        """One turn of the prefill side, then one of the decode side. meanwhile: called while either takes its turn."""
         return [
             turn
             for name, side in zip(SIDES, self.sides, strict=True)
-            for turn in _named(name, side, [one for one in map(_own(name), expect) if one])
+            for turn in _named(name, side, [one for one in map(_own(name), expect) if one], meanwhile)
         ]
 
     def close(self) -> None:
@@ -164,9 +164,9 @@ def _own(side: str) -> Callable[[str], str]:
     return name
 
 
-def _named(name: str, side: Engine, expect: list[str]) -> list[Turn]:
+def _named(name: str, side: Engine, expect: list[str], meanwhile: Callable[[], None]) -> list[Turn]:
     try:
-        return side.turn(expect=expect)
+        return side.turn(expect=expect, meanwhile=meanwhile)
     except (EngineCrashed, EngineHung) as error:
         error.report["side"] = name
         raise

@@ -11,11 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 
 from .compat import Release
-from .graph_probe import Copy, GraphProbe, Replayed, best_first, inputs_of, whole_forward, without_padding
+from .graph_probe import Book, GraphProbe
 from .hooks import Ledger
-from .recorder import Arrays, Recorder, floats, ints, plain_rid
+from .recorder import Recorder, ints, plain_rid
+from .snapshot import Copy, copied, inputs_of, outputs_of
 from .tail_probe import holes, wrong_copies
 
 Original = Callable[..., Any]
@@ -30,8 +32,10 @@ class Probe:
         self.graphs = graphs
         self.ledger = Ledger() if graphs is None else graphs.ledger
         self._replays = 0
-        #: target id of each draft id, int64 [V'], of the drafting call in progress; None: they are the same
-        self._target_ids: np.ndarray | None = None
+        #: the worker's table of target ids, as it was found and as int64 [V']
+        self._hot_ids: tuple[Any, np.ndarray] | None = None
+        #: whether the drafting call in progress speaks of ids of the draft's own vocabulary
+        self._mapped = False
         #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
         self._prefills = False
 
@@ -81,10 +85,14 @@ class Probe:
             recorder.open_round(**read_batch(batch))
             self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
             try:
-                return original(worker, batch, *args, **kwargs)
+                result = original(worker, batch, *args, **kwargs)
+            except BaseException:
+                recorder.drop_round()
+                raise
             finally:
                 recorder.phase = None
-                recorder.close_round()
+            recorder.close_round()
+            return result
 
         return forward_batch_generation
 
@@ -95,8 +103,7 @@ class Probe:
             if recorder.round is None:
                 return original(worker, batch, *args, **kwargs)
             recorder.phase, recorder.step = phase, 0
-            ids = getattr(worker, "hot_token_id", None)
-            self._target_ids = None if ids is None else ints(ids)
+            self._use_ids(getattr(worker, "hot_token_id", None))
             try:
                 result = original(worker, batch, *args, **kwargs)
             finally:
@@ -105,6 +112,15 @@ class Probe:
             return result
 
         return call
+
+    def _use_ids(self, hot_ids: Any) -> None:
+        """The table of the worker that drafts now; read once, since reading it waits for the device."""
+        self._mapped = hot_ids is not None
+        if not self._mapped:
+            return
+        if self._hot_ids is None or self._hot_ids[0] is not hot_ids:
+            self._hot_ids = hot_ids, ints(hot_ids)
+        self.recorder.map_ids(self._hot_ids[1])
 
     # -- drafting ----------------------------------------------------------------------------------------------
 
@@ -115,19 +131,17 @@ class Probe:
         links = verify_input.retrieve_next_token
         if links is None or links.numel() == 0:
             return
-        self.recorder.tree(parents_of(ints(links), ints(verify_input.retrieve_next_sibling), links.shape[-1]))
+        width = links.shape[-1]
+        self.recorder.note("tree", copied({"next": links, "sibling": verify_input.retrieve_next_sibling}), width=width)
 
     def _draft_prefill(self, original: Original) -> Original:
         return self._in_phase("DRAFT_PREFILL", original, self._after_draft_prefill)
 
     def _after_draft_prefill(self, batch: Any, args: tuple[Any, ...], result: Any) -> None:
-        requests = range(len(self._rids()))
+        requests = list(range(len(self._rids())))
         next_token_ids = args[1]
         if next_token_ids is not None and requests:
-            ids = ints(next_token_ids).reshape(len(requests), -1)
-            self.recorder.chosen(
-                phase="PREFILL", step=0, requests=requests, ids=ids, probs=np.ones(ids.shape, np.float32)
-            )
+            self._chose("PREFILL", 0, requests, next_token_ids, None)
         self._proposals("DRAFT_PREFILL", result if result is not None else batch.spec_info, requests)
 
     def _draft_extend(self, original: Original) -> Original:
@@ -142,33 +156,23 @@ class Probe:
         assert current is not None
         self._proposals("EXTEND", draft_input, current.extend_rids)
 
-    def _proposals(self, phase: str, draft_input: Any, requests: Any) -> None:
-        if len(requests) == 0:
+    def _proposals(self, phase: str, draft_input: Any, requests: list[int]) -> None:
+        if not requests:
             return
-        ids, probs = ints(draft_input.topk_index).reshape(draft_input.topk_index.shape), floats(draft_input.topk_p)
-        ids = self._as_target(ids)  # mapped by SGLang itself only when the next round begins
-        width = 1 if self.release.layered else ids.shape[1]  # a column a layer, or all from one forward
-        for step, at in enumerate(range(0, ids.shape[1], width)):
-            own = (slice(None), slice(at, at + width))
-            self.recorder.chosen(phase=phase, step=step, requests=requests, ids=ids[own], probs=probs[own])
+        copy = copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
+        facts = {"phase": phase, "requests": requests, "mapped": self._mapped, "layered": self.release.layered}
+        self.recorder.note("proposals", copy, **facts)
 
-    def _as_target(self, draft_ids: np.ndarray) -> np.ndarray:
-        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
-        if self._target_ids is None:
-            return draft_ids
-        known = (draft_ids >= 0) & (draft_ids < len(self._target_ids))
-        return np.where(known, self._target_ids[np.where(known, draft_ids, 0)], -1)
+    def _chose(self, phase: str, step: int, requests: list[int], ids: Any, probs: Any) -> None:
+        self.recorder.note("chosen", copied({"ids": ids, "probs": probs}), phase=phase, step=step, requests=requests)
 
     def _select(self, original: Original) -> Original:
         recorder = self.recorder
 
         def select_top_k_tokens(i: int, topk_p: Any, topk_index: Any, *args: Any, **kwargs: Any) -> Any:
             if recorder.phase == "DRAFT" and recorder.round is not None and i > 0 and topk_index.numel():
-                requests = range(len(recorder.round.rids))
-                ids = ints(topk_index).reshape(-1, topk_index.shape[-1])
-                recorder.chosen(
-                    phase="DRAFT", step=i - 1, requests=requests, ids=ids, probs=floats(topk_p).reshape(ids.shape)
-                )
+                ids = topk_index.reshape(-1, topk_index.shape[-1])
+                self._chose("DRAFT", i - 1, list(range(len(recorder.round.rids))), ids, topk_p)
             return original(i, topk_p, topk_index, *args, **kwargs)
 
         return select_top_k_tokens
@@ -180,10 +184,8 @@ class Probe:
         def choose(*args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if recorder.phase == "DRAFT" and recorder.round is not None and result[1].numel():
-                requests = range(len(recorder.round.rids))
-                ids = ints(result[1]).reshape(-1, result[1].shape[-1])
-                probs = floats(result[0]).reshape(ids.shape)
-                recorder.chosen(phase="DRAFT", step=recorder.step - 1, requests=requests, ids=ids, probs=probs)
+                ids = result[1].reshape(-1, result[1].shape[-1])
+                self._chose("DRAFT", recorder.step - 1, list(range(len(recorder.round.rids))), ids, result[0])
             return result
 
         return choose
@@ -193,12 +195,14 @@ class Probe:
     def _sample(self, original: Original) -> Original:
         def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(verify_input, *args, **kwargs)
-            if self.recorder.round is not None and self.recorder.round.mode == "DECODE":
-                predict, accept_lens, accept_index = (ints(item) for item in result)
-                lens = accept_lens.tolist()
-                rows = accept_index.reshape(len(lens), -1)
-                flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
-                self._accepted(lens, flat, predict[flat], verify_input.draft_token_num)
+            current = self.recorder.round
+            if current is not None and current.mode == "DECODE":
+                predict, accept_lens, accept_index = result
+                copy = copied({"predict": predict, "lens": accept_lens, "index": accept_index})
+                assert copy is not None
+                current.accepted = copy
+                current.extend_rids = list(range(len(current.rids)))
+                self.recorder.note("sampled", copy, width=int(verify_input.draft_token_num))
             return result
 
         return sample
@@ -224,11 +228,12 @@ class Probe:
 
         def walk(*args: Any, **kwargs: Any) -> Any:
             if recorder.round is not None:
-                recorder.coins(
+                names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
+                recorder.note(
+                    "coins",
+                    copied({name: kwargs[given] for name, given in names.items()}),
                     rule=getattr(original, "__name__", type(original).__name__),
                     thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
-                    nodes=floats(kwargs["uniform_samples"]),
-                    final=floats(kwargs["uniform_samples_for_final_sampling"]),
                 )
             return original(*args, **kwargs)
 
@@ -241,20 +246,15 @@ class Probe:
             current = self.recorder.round
             if current is not None and current.mode == "DECODE":
                 output = result[1]
-                lens = [1 + count for count in first_of(output, ACCEPTED_DRAFTS)]
-                nodes = ints(first_of(output, ACCEPTED_INDICES))
-                self._accepted(lens, nodes, ints(first_of(output, ACCEPTED_TOKENS)), spec_info.draft_token_num)
+                current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
                 current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+                found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
+                copy = copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
+                facts = {"lens": current.accepted, "extends": current.extend_rids}
+                self.recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
             return result
 
         return verify
-
-    def _accepted(self, lens: list[int], flat_nodes: np.ndarray, tokens: np.ndarray, width: int) -> None:
-        owner = np.repeat(np.arange(len(lens)), lens)
-        self.recorder.accept(lens=lens, nodes=flat_nodes - owner * width, tokens=tokens)
-        current = self.recorder.round
-        assert current is not None
-        current.extend_rids = list(range(len(lens)))
 
     # -- model forwards ----------------------------------------------------------------------------------------
 
@@ -269,14 +269,15 @@ class Probe:
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
-            before: dict[str, Copy] = {}  # an idle rank has no rows
+            before: Copy | None = None  # an idle rank has no rows
             if live:
                 before = inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
             output = original(runner, forward_batch, *args, **kwargs)
             if self._replays == replays:  # else a graph ran, and what happened inside it has been told
                 self._entered(phase)
                 if live:
-                    self._emit(phase, step, whole_forward(before, output.logits_output))
+                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
+                    recorder.note("forward", before, outputs_of(output.logits_output), **facts)
             return output
 
         return forward
@@ -291,39 +292,36 @@ class Probe:
         if phase in DRAFTING:
             self.recorder.step += 1
 
-    def _replayed(self, calls: list[Replayed]) -> None:
+    def _replayed(self, book: Book) -> None:
         """What one graph did, told as if each of its forwards and choices had just happened."""
         recorder = self.recorder
         current = recorder.round
         assert current is not None
         self._replays += 1
-        for call in calls:
+        base = self._held(book) if current.rids else -1
+        for call in book.calls:
             phase = self._phase(is_draft=call.is_draft)
+            pieces = [(base, current.layouts.number(call.fields))]
+            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": pieces}
             if call.what == "chosen":
                 if phase == "DRAFT" and current.rids:
-                    arrays = self._without_padding(phase, call)
-                    requests = range(len(current.rids))
-                    step = recorder.step - 1
-                    recorder.chosen(phase=phase, step=step, requests=requests, ids=arrays["ids"], probs=arrays["probs"])
+                    requests = list(range(len(current.rids)))
+                    current.events.append({"what": "chosen", "step": recorder.step - 1, "requests": requests, **facts})
                 continue
             step = recorder.step if call.is_draft else 0
             recorder.last = {"phase": phase, "step": step, "round": current.index}
             self._entered(phase, graph=call.batch)
             if current.rids:
-                self._emit(phase, step, self._without_padding(phase, call))
+                mapped, packs = self._mapped and call.is_draft, self.release.generation == "v1"
+                current.events.append({"what": "forward", "step": step, "mapped": mapped, "packs": packs, **facts})
 
-    def _without_padding(self, phase: str, call: Replayed) -> Arrays:
+    def _held(self, book: Book) -> int:
+        """Where a copy of a graph's buffer begins in the round's bytes; the next replay may write over the buffer."""
         current = self.recorder.round
         assert current is not None
-        extends = phase == "EXTEND"
-        requests = len(current.extend_rids) if extends else len(current.rids)
-        packed = 0
-        if extends and self.release.generation == "v1":
-            packed = sum(current.accept_lens[i] for i in current.extend_rids)
-        return {
-            name: without_padding(array, batch=call.batch, requests=requests, packed=packed)
-            for name, array in call.arrays.items()
-        }
+        assert book.buffer is not None
+        ((base, _fields),) = current.hold([Copy(book.buffer.clone(), ())])
+        return base
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
@@ -335,40 +333,6 @@ class Probe:
         mode = self._round_mode()
         return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
-    def _emit(self, phase: str, step: int, found: Arrays) -> None:
-        """One forward: `found` has every row it was fed and every row it gave."""
-        current = self.recorder.round
-        assert current is not None
-        requests = list(range(len(current.rids)))
-        rows = len(found["input_ids"])
-        if phase in ("PREFILL", "DRAFT_PREFILL"):
-            lens = list(current.lens)
-        elif phase == "EXTEND":
-            requests = list(current.extend_rids)
-            lens = [current.accept_lens[i] for i in requests]
-        else:
-            lens = [rows // max(1, len(requests))] * len(requests)
-        keep = kept_rows(lens, rows, len(requests))
-        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get("lse", ())))
-        hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
-        arrays = {name: found[name][keep] for name in INPUTS if name in found}
-        if logit_rows:
-            arrays |= {name: found[name][logit_index] for name in ("top_logits", "lse")}
-            arrays["top_ids"] = best_first(found["top_ids"][logit_index], found["best"][logit_index])
-            if phase in DRAFTING:
-                arrays["top_ids"] = self._as_target(arrays["top_ids"])
-        if hidden_rows:
-            arrays["hidden_out"] = found["hidden_out"][hidden_index]
-        self.recorder.forward(
-            phase=phase,
-            step=step,
-            requests=requests,
-            lens=lens,
-            arrays=arrays,
-            hidden_rows=hidden_rows,
-            logit_rows=logit_rows,
-        )
-
     def _rids(self) -> list[str]:
         return [] if self.recorder.round is None else self.recorder.round.rids
 
@@ -378,8 +342,6 @@ class Probe:
 
 #: Phases whose logits are over the draft's vocabulary.
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
-#: What goes into a forward, one entry a row.
-INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
 CHAIN_CHOOSER = "draft_topk1_postprocess"
 
@@ -406,6 +368,11 @@ def first_of(owner: Any, names: tuple[str, ...]) -> Any:
     raise AttributeError(f"{type(owner).__name__} has none of {', '.join(names)}")
 
 
+def as_tensor(values: Any) -> torch.Tensor:
+    """Whole numbers that some releases hold as a list."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
+
+
 def read_batch(batch: Any) -> dict[str, Any]:
     """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
     mode = batch.forward_mode
@@ -414,48 +381,10 @@ def read_batch(batch: Any) -> dict[str, Any]:
         return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
     rids = [plain_rid(req.rid) for req in reqs]
     if not mode.is_extend():
-        starts = batch.seq_lens.tolist()
-        return {"mode": "DECODE", "rids": rids, "starts": starts, "lens": [0] * len(rids), "final": [True] * len(rids)}
+        before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
+        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
     starts = list(first_of(batch, PREFIX_LENS))
     lens = list(first_of(batch, EXTEND_LENS))
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
     final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
     return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}
-
-
-def kept_rows(lens: list[int], rows: int, requests: int) -> np.ndarray:
-    """Row numbers of a forward that belong to accepted tokens: a block of equal width a request, or packed rows."""
-    if sum(lens) == rows:
-        return np.arange(rows)
-    width = rows // requests
-    return np.concatenate([np.arange(i * width, i * width + length) for i, length in enumerate(lens)])
-
-
-def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) -> tuple[list[int], list[int]]:
-    """Which kept rows an output tensor of `produced` rows speaks of, and which of its rows to read for them.
-
-    Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
-    """
-    ends = np.cumsum(lens) - 1
-    if produced == 0:
-        return [], []
-    if produced == len(lens) and produced != len(keep):
-        return ends.tolist(), list(range(produced))
-    if phase == "EXTEND":
-        index = ends if produced == len(keep) else keep[ends]
-        return ends.tolist(), np.asarray(index).tolist()
-    return list(range(len(keep))), keep.tolist()
-
-
-def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:
-    """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes."""
-    children = next_token.reshape(-1, width)
-    siblings = next_sibling.reshape(-1, width)
-    parents = np.full(children.shape, -1, dtype=np.int64)
-    for b in range(children.shape[0]):
-        for node in range(width):
-            child = children[b, node]
-            while child != -1:
-                parents[b, child] = node
-                child = siblings[b, child]
-    return parents

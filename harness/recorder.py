@@ -1,10 +1,15 @@
-"""Collects what one scheduler rank did, as wire messages; knows rounds and requests, not SGLang's classes.
+"""Collects what one scheduler rank did, round by round; knows rounds and requests, not SGLang's classes.
+
+A round's tensors leave the device in one transfer that nobody waits for: `take` gives the rounds whose bytes have
+arrived, usually one turn late, so that the scheduler runs ahead of the device as it does without us. What the bytes
+mean is worked out on the control side (`harness.rounds`).
 
 Engine side: standard library, NumPy and torch only. It must copy and never modify a tensor it is shown.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,9 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
-TOP_LOGITS = 16  # same number as harness.trace.TOP_LOGITS; this side must not import it
+from .packed import Arrays, Field
+from .snapshot import Copy, Shipment, Shipper
 
-Arrays = dict[str, np.ndarray]
+#: Rounds that may be on their way to the host before `take` waits for the oldest.
+MOST_UNDERWAY = 2
 
 
 def plain_rid(rid: str) -> str:
@@ -23,39 +30,80 @@ def plain_rid(rid: str) -> str:
 
 
 def ints(tensor: torch.Tensor) -> np.ndarray:
+    """Whole numbers as int64, flat; waits for the device."""
     return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
 
 
-def floats(tensor: torch.Tensor) -> np.ndarray:
-    return np.array(tensor.detach().to("cpu", torch.float32).numpy(), dtype=np.float32)
+@dataclass(slots=True)
+class Layouts:
+    """Fields by number, so that each arrangement travels once a scenario."""
+
+    _numbers: dict[tuple[Field, ...], int] = field(default_factory=dict)
+    _untold: list[tuple[Field, ...]] = field(default_factory=list)
+
+    def number(self, fields: tuple[Field, ...]) -> int:
+        found = self._numbers.get(fields)
+        if found is None:
+            found = self._numbers[fields] = len(self._numbers)
+            self._untold.append(fields)
+        return found
+
+    def news(self) -> list[tuple[Field, ...]]:
+        """Arrangements that were not asked for before, in the order of their numbers."""
+        untold, self._untold = self._untold, []
+        return untold
 
 
-def summarize_logits(logits: torch.Tensor) -> Arrays:
-    """logits [r, vocab] -> top_ids int64 [r, 16], top_logits float32 [r, 16], lse float32 [r]."""
-    logits = logits.detach().float()
-    values, ids = torch.topk(logits, min(TOP_LOGITS, logits.shape[-1]), dim=-1)
-    return {
-        "top_ids": np.array(ids.cpu().numpy(), dtype=np.int64),
-        "top_logits": floats(values),
-        "lse": floats(torch.logsumexp(logits, dim=-1)),
-    }
+def _numbers(copy: Copy, name: str) -> list[int]:
+    found: list[int] = copy.read()[name].reshape(-1).tolist()
+    return found
 
 
 @dataclass(slots=True)
 class Round:
-    """The batch being run: one entry a request, in batch order."""
+    """The batch being run: one entry a request, in batch order.
+
+    starts and accept_lens may still be on the device; asking for them here waits for it, and only mutants ask.
+    """
 
     index: int
+    turn: int
     mode: str
     rids: list[str]
-    starts: list[int]
+    given_starts: list[int] | Copy
     lens: list[int]
     final: list[bool]
     epochs: list[int]
     forwards: dict[str, int] = field(default_factory=dict)
     graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
-    accept_lens: list[int] = field(default_factory=list)
+    accepted: list[int] | Copy = field(default_factory=list)
     extend_rids: list[int] = field(default_factory=list)  # batch rows that take part in the draft-extend
+    events: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[torch.Tensor] = field(default_factory=list)
+    size: int = 0
+    layouts: Layouts = field(default_factory=lambda: Layouts())
+
+    @property
+    def starts(self) -> list[int]:
+        if isinstance(self.given_starts, Copy):
+            self.given_starts = _numbers(self.given_starts, "starts")
+        return self.given_starts
+
+    @property
+    def accept_lens(self) -> list[int]:
+        if isinstance(self.accepted, Copy):
+            self.accepted = _numbers(self.accepted, "lens")
+        return self.accepted
+
+    def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
+        """Take copies along; where each begins in the round's bytes, and the number of its layout."""
+        pieces = []
+        for copy in copies:
+            if copy is not None:
+                pieces.append((self.size, self.layouts.number(copy.fields)))
+                self.parts.append(copy.data)
+                self.size += copy.data.numel()
+        return pieces
 
 
 @dataclass(slots=True)
@@ -68,38 +116,64 @@ class _Life:
 
 
 class Recorder:
-    """Messages of the turn in progress; `take` empties it."""
+    """Rounds of the scenario in progress; `take` empties it."""
 
     def __init__(self) -> None:
         self.active = False
         self.phase: str | None = None
         self.step = 0
+        self.turn = 0
         self.round: Round | None = None
         self.last: dict[str, Any] = {}
+        #: target id of each draft id, int64 [V'], where they differ; told once a scenario
+        self._target_ids: np.ndarray | None = None
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
-        self._messages: list[tuple[dict[str, Any], Arrays]] = []
+        self._layouts = Layouts()
+        self._shipper = Shipper()
+        self._underway: deque[tuple[dict[str, Any], Shipment]] = deque()
 
     def begin(self) -> None:
         """Forget the previous scenario."""
+        self.take(all_of_them=True)
         self._rounds = 0
         self._lives = {}
-        self._messages = []
+        self._layouts = Layouts()
+        self._target_ids = None
         self.round = None
         self.last = {}
 
-    def take(self) -> list[tuple[dict[str, Any], Arrays]]:
-        messages, self._messages = self._messages, []
-        return messages
+    def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[dict[str, Any], Arrays]]:
+        """Finished rounds, oldest first: those that have arrived; all_of_them waits for the rest.
 
-    def put(self, message: dict[str, Any], arrays: Arrays | None = None) -> None:
-        self._messages.append((message, arrays or {}))
+        before: only rounds of turns before this one.
+        """
+        found = []
+        while self._underway:
+            message, shipment = self._underway[0]
+            if before is not None and message["turn"] >= before:
+                break
+            if not (all_of_them or len(self._underway) > MOST_UNDERWAY or shipment.ready()):
+                break
+            self._underway.popleft()
+            found.append((message, {"bytes": shipment.bytes()}))
+        return found
 
     def open_round(
-        self, *, mode: str, rids: Sequence[str], starts: Sequence[int], lens: Sequence[int], final: Sequence[bool]
+        self,
+        *,
+        mode: str,
+        rids: Sequence[str],
+        starts: Sequence[int] | Copy,
+        lens: Sequence[int],
+        final: Sequence[bool],
     ) -> Round:
-        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, starts, strict=True)]
-        self.round = Round(self._rounds, mode, list(rids), list(starts), list(lens), list(final), epochs)
+        """starts: one a request, or a copy with a field of that name while they are on the device."""
+        known = [-1] * len(rids) if isinstance(starts, Copy) else list(starts)
+        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
+        given = starts if isinstance(starts, Copy) else known
+        self.round = Round(self._rounds, self.turn, mode, list(rids), given, list(lens), list(final), epochs)
+        self.round.layouts = self._layouts
         self._rounds += 1
         return self.round
 
@@ -114,86 +188,51 @@ class Recorder:
         return life.epoch
 
     def close_round(self) -> None:
-        current = self.round
+        """The round is over: its bytes start on their way."""
+        current, self.round = self.round, None
         if current is None:
             return
-        self.round = None
-        if current.mode == "DECODE":
-            current.lens = current.accept_lens or [0] * len(current.rids)
-        for rid, start, length in zip(current.rids, current.starts, current.lens, strict=True):
+        starts = current.given_starts
+        pieces = current.hold([starts]) if isinstance(starts, Copy) else []
+        known = [0] * len(current.rids) if isinstance(starts, Copy) else starts  # how far a decode came, nobody asks
+        for rid, start, length in zip(current.rids, known, current.lens, strict=True):
             self._lives[rid].reached = start + length
-        self.put(
-            {
-                "ev": "round",
-                "index": current.index,
-                "mode": current.mode,
-                "rids": current.rids,
-                "starts": current.starts,
-                "lens": current.lens,
-                "final": current.final,
-                "epochs": current.epochs,
-                "forwards": current.forwards,
-                "graphs": current.graphs,
-            }
-        )
-
-    def forward(
-        self,
-        *,
-        phase: str,
-        step: int,
-        requests: Sequence[int],
-        lens: Sequence[int],
-        arrays: Arrays,
-        hidden_rows: Sequence[int],
-        logit_rows: Sequence[int],
-    ) -> None:
-        """One model forward of the current round.
-
-        requests: batch rows taking part; lens: rows each of them has in `arrays` (input_ids, positions, cache_slots,
-        hidden_in?, hidden_out?, top_ids?, ...). hidden_rows / logit_rows: which of those rows the entries of
-        hidden_out / top_ids belong to.
-        """
-        current = self._current()
-        self.put(
-            {
-                "ev": "forward",
-                "round": current.index,
-                "phase": phase,
-                "step": step,
-                "rids": [current.rids[i] for i in requests],
-                "epochs": [current.epochs[i] for i in requests],
-                "committed": [current.starts[i] for i in requests],
-                "lens": list(lens),
-                "hidden_rows": list(hidden_rows),
-                "logit_rows": list(logit_rows),
-            },
-            arrays,
-        )
-
-    def chosen(self, *, phase: str, step: int, requests: Sequence[int], ids: np.ndarray, probs: np.ndarray) -> None:
-        """What the engine chose from the last rows of a forward: ids [rows, t], rows a multiple of the requests."""
-        current = self._current()
         message = {
-            "ev": "chosen",
-            "round": current.index,
-            "phase": phase,
-            "step": step,
-            "rids": [current.rids[i] for i in requests],
-            "epochs": [current.epochs[i] for i in requests],
-            "committed": [current.starts[i] for i in requests],
+            "ev": "packed",
+            "turn": current.turn,
+            "index": current.index,
+            "mode": current.mode,
+            "rids": current.rids,
+            "starts": None if isinstance(starts, Copy) else starts,
+            "pieces": pieces,
+            "layouts": self._layouts.news(),
+            "lens": current.lens,
+            "final": current.final,
+            "epochs": current.epochs,
+            "forwards": current.forwards,
+            "graphs": current.graphs,
+            "events": current.events,
         }
-        self.put(message, {"ids": ids, "probs": probs})
+        self._underway.append((message, self._shipper.ship(current.parts)))
 
-    def tree(self, parents: np.ndarray) -> None:
-        """parents [b, n], -1 for the root."""
-        self.put({"ev": "tree", "round": self._current().index}, {"parents": parents})
+    def drop_round(self) -> None:
+        """The round failed: what it left on the device may be no longer readable."""
+        self.round = None
 
-    def accept(self, *, lens: list[int], nodes: np.ndarray, tokens: np.ndarray) -> None:
-        """lens [b]; nodes, tokens [Σ lens]: accepted node (within its tree) and the token its target chose."""
+    def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
+        """Something that happened in the current round, with the tensors that show it."""
         current = self._current()
-        current.accept_lens = lens
-        self.put({"ev": "accept", "round": current.index, "lens": lens}, {"nodes": nodes, "tokens": tokens})
+        current.events.append({"what": what, **facts, "pieces": current.hold(copies)})
+
+    def put(self, message: dict[str, Any]) -> None:
+        """A message of its own, in its place among what happened in the current round."""
+        self._current().events.append({"what": "message", "message": message})
+
+    def map_ids(self, target_ids: np.ndarray) -> None:
+        """From here on draft ids stand for these target ids."""
+        if self._target_ids is not target_ids:
+            self._target_ids = target_ids
+            self._current().events.append({"what": "ids", "ids": target_ids.tolist()})
 
     def tails(self, *, holes: list[int], wrong: list[int]) -> None:
         """The batch row of each slot copied for branches about to be drafted, and of each that holds something else."""
@@ -210,12 +249,6 @@ class Recorder:
                 "wrong": [wrong.count(i) for i in requests],
             }
         )
-
-    def coins(self, *, rule: str, thresholds: list[float], nodes: np.ndarray, final: np.ndarray) -> None:
-        """What a sampled verify is decided by: one coin a node [b, n], one for the last token [b]."""
-        current = self._current()
-        message = {"ev": "coins", "round": current.index, "rids": current.rids, "rule": rule, "thresholds": thresholds}
-        self.put(message, {"nodes": nodes, "final": final})
 
     def _current(self) -> Round:
         if self.round is None:

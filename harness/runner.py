@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -86,10 +86,18 @@ class _Session:
     header: dict[str, Any] = field(default_factory=dict)
     boots: int = 0
     boot_seconds: float = 0.0
+    #: one thread that judges while the engine is at the next scenario, and what it has not given back yet, in order
+    judges: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    unsettled: deque[Future[ScenarioResult]] = field(default_factory=deque)
 
     def tell(self, event: Any) -> None:
         for observer in self.observers:
             observer(event)
+
+    def settle(self, *, leave: int = 0) -> None:
+        """Take judged scenarios in their order, until at most `leave` are still with the judge."""
+        while len(self.unsettled) > leave or (self.unsettled and self.unsettled[0].done()):
+            _record(self, self.unsettled.popleft().result())
 
 
 def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
@@ -105,8 +113,10 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items():
                 session.oracles[name] = loader.submit(_load_oracle, target, draft, session.plan.assumed)
-            for scenarios in by_boot(plan.scenarios):
-                _run_group(session, scenarios)
+            with session.judges:
+                for scenarios in by_boot(plan.scenarios):
+                    _run_group(session, scenarios)
+                    session.settle()
         verdict = merge([result.verdict for result in session.results])
         writer.finish(verdict)
     except BaseException as error:
@@ -151,7 +161,9 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
     with contextlib.ExitStack() as stack:
         engine: Engine | PairedEngine | None = None
         for scenario in scenarios:
-            session.tell(Started(scenario=scenario, index=len(session.results) + 1, total=len(session.plan.scenarios)))
+            session.settle(leave=1)
+            number = len(session.results) + len(session.unsettled) + 1
+            session.tell(Started(scenario=scenario, index=number, total=len(session.plan.scenarios)))
             try:
                 if engine is None:
                     engine = stack.enter_context(_booted(session, scenario))
@@ -164,13 +176,16 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
             except EngineError as error:
                 if isinstance(error, NoLease) and session.lease is not None:
                     session.lease = replace(session.lease, wait=0.0)
+                session.settle()
                 _give_up(session, scenario, str(error))
                 engine = None
                 continue
             if any(event.name in ("crash", "hang") for event in trace.events):
                 engine.close()
                 engine = None
-            _judge(session, scenario, trace, seconds)
+            session.unsettled.append(session.judges.submit(_judge, session, scenario, trace, seconds))
+            if engine is None:
+                session.settle()
 
 
 @contextlib.contextmanager
@@ -211,12 +226,14 @@ def _timed_drive(session: _Session, engine: Engine | PairedEngine, scenario: Sce
     def on_turn(tick: int, state: dict[str, Any]) -> None:
         session.writer.append_event({"event": "turn", "tick": tick, **state})
         session.tell(Turned(tick=tick, state=state))
+        session.settle(leave=1)
 
     trace = drive(engine, scenario, on_turn=on_turn)
     return trace, time.monotonic() - start
 
 
-def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds: float) -> None:
+def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds: float) -> ScenarioResult:
+    """Judge and store one scenario; runs beside the engine, so it tells nobody."""
     marks = [time.monotonic()]
     oracle = session.oracles[scenario.checkpoint].result()
     marks[0] = time.monotonic()  # waiting for torch to load is not the reference's cost
@@ -231,25 +248,22 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
     marks.append(time.monotonic())
     from harness.texts import text_identical
 
-    _record(
-        session,
-        ScenarioResult(
-            scenario=scenario,
-            verdict=verdict,
-            divergences=tuple(divergences),
-            findings=tuple(group(divergences)),
-            folder=folder,
-            specimen=specimen,
-            text_identical=text_identical(engine, reference),
-            rounds=len(engine.rounds),
-            draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
-            seconds={
-                "engine": engine_seconds,
-                "reference": marks[1] - marks[0],
-                "judge": marks[2] - marks[1],
-                "store": marks[3] - marks[2],
-            },
-        ),
+    return ScenarioResult(
+        scenario=scenario,
+        verdict=verdict,
+        divergences=tuple(divergences),
+        findings=tuple(group(divergences)),
+        folder=folder,
+        specimen=specimen,
+        text_identical=text_identical(engine, reference),
+        rounds=len(engine.rounds),
+        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
+        seconds={
+            "engine": engine_seconds,
+            "reference": marks[1] - marks[0],
+            "judge": marks[2] - marks[1],
+            "store": marks[3] - marks[2],
+        },
     )
 
 

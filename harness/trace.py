@@ -6,6 +6,7 @@ Rows are held as a struct of arrays: one NumPy column a field, ragged columns as
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,14 +111,39 @@ class RowBuilder:
         for name, column in self.columns.items():
             column.append(values[name])
 
+    def extend(self, count: int, **columns: Sequence[Any]) -> None:
+        """`count` rows at once: a value a row for each column named, the others as `add` leaves them."""
+        for name, column in self.columns.items():
+            column.extend(columns[name] if name in columns else [_ABSENT[name]] * count)
+
     def build(self) -> Rows:
         c = self.columns
         return Rows(
             ints={name: np.asarray(c[name], dtype=np.int64) for name in INT_COLUMNS},
             strings={name: np.asarray(c[name], dtype=object) for name in STRING_COLUMNS},
             floats={name: np.asarray(c[name], dtype=np.float32) for name in FLOAT_COLUMNS},
-            lists={name: [np.asarray(value, dtype=dtype) for value in c[name]] for name, dtype in LIST_COLUMNS.items()},
+            lists={name: _arrays(c[name], dtype) for name, dtype in LIST_COLUMNS.items()},
         )
+
+
+#: What a row says of a column that does not apply to it.
+_ABSENT: dict[str, Any] = {
+    **dict.fromkeys(INT_COLUMNS, -1),
+    **dict.fromkeys(("dp_rank", "epoch", "step"), 0),
+    **dict.fromkeys(FLOAT_COLUMNS, float("nan")),
+    **dict.fromkeys(LIST_COLUMNS, ()),
+}
+
+
+def _arrays(values: Sequence[Any], dtype: Any) -> list[np.ndarray]:
+    """Each value as an array of its own; most are one already, or nothing at all."""
+    nothing = np.empty(0, dtype=dtype)
+    return [
+        (value if isinstance(value, np.ndarray) and value.dtype == dtype else np.asarray(value, dtype=dtype))
+        if len(value)
+        else nothing
+        for value in values
+    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

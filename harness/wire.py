@@ -19,7 +19,7 @@ import numpy as np
 
 _LENGTH = struct.Struct(">I")
 #: numpy's short name of a dtype -> the name in a frame. Its long one takes microseconds to ask for.
-_NAMES = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "|b1": "bool"}
+_NAMES = {"<i8": "int64", "<i4": "int32", "<f4": "float32", "|b1": "bool", "|u1": "uint8"}
 _TYPES = {name: np.dtype(short) for short, name in _NAMES.items()}
 _ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -29,23 +29,31 @@ class WireClosed(ConnectionError):
 
 
 def encode(message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> bytes:
-    """One frame as bytes; arrays are int64, int32, float32 or bool."""
-    table, chunks, size = [], [], 0
+    """One frame as bytes; arrays are int64, int32, uint8, float32 or bool."""
+    return b"".join(_parts(message, arrays))
+
+
+def _parts(message: dict[str, Any], arrays: dict[str, np.ndarray] | None) -> list[bytes | memoryview]:
+    """A frame as what can be sent without copying the arrays."""
+    table, chunks, size = [], list[bytes | memoryview](), 0
     for name, array in (arrays or {}).items():
         kind = _NAMES.get(array.dtype.str)
         if kind is None:
             raise TypeError(f"array {name!r} has dtype {array.dtype}; allowed: {', '.join(_TYPES)}")
         table.append([name, kind, array.shape])
-        chunks.append(array.tobytes())
+        chunks.append(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
         size += array.nbytes
     header = _ENCODE({**message, "_arrays": table, "_size": size}).encode()
-    return b"".join([_LENGTH.pack(len(header)), header, *chunks])
+    return [_LENGTH.pack(len(header)), header, *chunks]
 
 
 def send(sock: socket.socket, message: dict[str, Any], arrays: dict[str, np.ndarray] | None = None) -> None:
     """Write one frame; WireClosed if the peer is gone."""
+    parts = _parts(message, arrays)
     try:
-        sock.sendall(encode(message, arrays))
+        sent = sock.sendmsg(parts)
+        if sent < sum(memoryview(part).nbytes for part in parts):
+            sock.sendall(b"".join(parts)[sent:])
     except (BrokenPipeError, ConnectionResetError) as error:
         raise WireClosed("the peer closed the connection") from error
 

@@ -210,11 +210,27 @@ def ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]
 
 def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
     """One story an epoch; after a restart the prompt is everything known so far."""
-    tokens = list(request.prompt)
-    for _, turns in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):
-        story = _follow(tokens, list(turns), view)
-        tokens = list(story.tokens)
+    tokens, in_flight = list(request.prompt), 0
+    for _, group in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):
+        turns = list(group)
+        if in_flight and _reached(turns) == len(tokens) - in_flight:
+            del tokens[-in_flight:]
+        story = _follow(tokens, turns, view)
+        tokens, in_flight = list(story.tokens), _last_committed(story)
         yield story
+
+
+def _reached(turns: list[Turn]) -> int:
+    """How many tokens a request had when it was prefilled; -1 if it never was to the end."""
+    return next((turn.start + turn.length for turn in turns if turn.record.mode == "PREFILL" and turn.final), -1)
+
+
+def _last_committed(story: Story) -> int:
+    """Tokens of the decode round a story ends with. A request that is retracted while its verify is in flight, which
+    overlap scheduling allows, never gets them and commits them anew.
+    """
+    turn, committed = story.turns[-1] if story.turns else (None, ())
+    return len(committed) if turn is not None and turn.record.mode == "DECODE" else 0
 
 
 def _follow(tokens: list[int], turns: list[Turn], view: EngineView) -> Story:

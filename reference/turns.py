@@ -10,7 +10,7 @@ Symbols: c committed length, k steps, t topk, n tree nodes, a accept length, T t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -124,7 +124,17 @@ class Writer:
             }
             if scored:
                 values["chosen_probs"] = (logits[chosen] - lse).exp().float().numpy()
-        self._rows.add(**asdict(where), phase=str(phase), slot=slot, **values)
+        self._rows.add(
+            rid=where.rid,
+            epoch=where.epoch,
+            dp_rank=where.dp_rank,
+            round=where.round,
+            tick=where.tick,
+            committed=where.committed,
+            phase=str(phase),
+            slot=slot,
+            **values,
+        )
 
     def build(self) -> tuple[Rows, dict[str, np.ndarray]]:
         """The rows, and float32 [rows,h] tensors by name."""

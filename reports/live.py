@@ -34,6 +34,7 @@ class LiveLine:
         self._last = clock()
         self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
         self._now = ""
+        self._places: dict[str, str] = {}
         self._said = ""
         self._engine: list[str] = []
 
@@ -54,13 +55,13 @@ class LiveLine:
                 self._booted(header, seconds)
             case Started(scenario=scenario, index=index, total=total):
                 place = f"{index:>{len(str(total))}}/{total}"
-                self._now = f"scenario {place} {scenario.name}"
+                self._now = self._places[scenario.id] = f"scenario {place} {scenario.name}"
                 self._show(self._now, once="")
             case Turned(tick=tick, state=state):
                 running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
                 self._show(f"{self._now}: turn {tick}, {running} running, {waiting} waiting", once="")
             case Judged(result=result):
-                self._say(scenario_line(self._now, result))
+                self._say(scenario_line(self._places.get(result.scenario.id, self._now), result))
 
     def _booted(self, header: dict[str, Any], seconds: float) -> None:
         """The engine in full the first time, in one line when the same one comes up again."""

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.cli import options, prepare
+from harness.cli.adapt import Wanted, adapted
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded, unknown
 from harness.deviations import IDLE_CRASH
 from harness.documents import check_target, write_json
@@ -23,6 +24,7 @@ def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
     only: Annotated[str | None, typer.Option(help="Only these mutants, comma-separated.")] = None,
+    graphs: options.Graphs = None,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -38,6 +40,8 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     prepare.check_device(device)
+    wanted = Wanted(graphs=graphs)
+    adapted([], wanted, device=device)
     faults = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)
     root = prepare.writable(prepare.runs_root(runs))
@@ -53,7 +57,7 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            board = Campaign(engines, env.version, faults, line).run()
+            board = Campaign(engines, env.version, faults, line, wanted.changes()).run()
     finally:
         engines.close()
     render_scoreboard(console, board)

@@ -1,0 +1,159 @@
+"""A round's bytes: told once they have arrived, in order, and not waited for while only a few are underway."""
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.gate import _together
+from harness.packed import read
+from harness.recorder import MOST_UNDERWAY, Recorder
+from harness.rounds import Unpacker
+from harness.snapshot import Shipment, copied
+
+
+class Slow:
+    """Stands for the way off a device: bytes arrive when the test says so, or when somebody waits for them."""
+
+    def __init__(self):
+        self.arrived, self.waits = 0, 0
+
+    def ship(self, parts):
+        number, whole = len(self.sent), torch.cat(parts)
+        self.sent.append(whole)
+
+        def synchronize():
+            if number >= self.arrived:
+                self.waits += 1
+
+        event = SimpleNamespace(query=lambda: number < self.arrived, synchronize=synchronize)
+        return Shipment(whole, event, lambda: None)
+
+    sent: list = None
+
+
+@pytest.fixture
+def slow():
+    made = Slow()
+    made.sent = []
+    return made
+
+
+def recorder_with(shipper):
+    made = Recorder()
+    made._shipper = shipper
+    return made
+
+
+def decode(recorder, *, start, turn):
+    """One decode round of one request, committed length on the device."""
+    recorder.turn = turn
+    recorder.open_round(
+        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}), lens=[0], final=[True]
+    )
+    recorder.close_round()
+
+
+def starts_in(taken):
+    unpacker = Unpacker()
+    return [message["starts"] for packed, held in taken for message, _ in unpacker.unpack(packed, held)]
+
+
+def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
+    recorder = recorder_with(slow)
+    decode(recorder, start=7, turn=3)
+    assert recorder.take() == []
+    slow.arrived = 1
+    taken = recorder.take()
+    assert [message["turn"] for message, _ in taken] == [3]
+    assert starts_in(taken) == [[7]]
+    assert slow.waits == 0
+
+
+def test_only_when_too_many_are_underway_the_oldest_is_waited_for(slow):
+    recorder = recorder_with(slow)
+    for turn in range(MOST_UNDERWAY):
+        decode(recorder, start=turn, turn=turn)
+    assert recorder.take() == []
+    decode(recorder, start=MOST_UNDERWAY, turn=MOST_UNDERWAY)
+    assert starts_in(recorder.take()) == [[0]]
+    assert slow.waits == 1
+
+
+def test_the_end_of_a_scenario_waits_for_all_of_them_in_their_order(slow):
+    recorder = recorder_with(slow)
+    decode(recorder, start=1, turn=1)
+    decode(recorder, start=2, turn=2)
+    taken = recorder.take(all_of_them=True)
+    assert [message["turn"] for message, _ in taken] == [1, 2]
+    assert starts_in(taken)[:1] == [[1]]
+
+
+def test_a_crash_tells_only_turns_before_its_own(slow):
+    recorder = recorder_with(slow)
+    decode(recorder, start=1, turn=1)
+    decode(recorder, start=2, turn=2)
+    assert [message["turn"] for message, _ in recorder.take(all_of_them=True, before=2)] == [1]
+
+
+def test_a_failed_round_is_not_told(slow):
+    recorder = recorder_with(slow)
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
+    recorder.drop_round()
+    recorder.close_round()
+    assert recorder.take(all_of_them=True) == []
+
+
+def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
+    recorder = recorder_with(slow)
+    decode(recorder, start=1, turn=1)
+    decode(recorder, start=2, turn=2)
+    first, second = (message["layouts"] for message, _ in recorder.take(all_of_them=True))
+    assert (len(first), second) == (1, [])
+    recorder.begin()
+    decode(recorder, start=3, turn=3)
+    ((message, _),) = recorder.take(all_of_them=True)
+    assert len(message["layouts"]) == 1
+
+
+def test_a_mutant_that_asks_gets_numbers_from_the_device():
+    recorder = Recorder()
+    current = recorder.open_round(
+        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([9])}), lens=[0], final=[True]
+    )
+    current.accepted = copied({"lens": torch.tensor([3], dtype=torch.int32)})
+    assert (current.starts, current.accept_lens) == ([9], [3])
+
+
+def test_a_frame_holds_messages_beside_the_bytes_they_speak_of(slow):
+    recorder = recorder_with(slow)
+    decode(recorder, start=5, turn=1)
+    arrays = _together(recorder.take(all_of_them=True))
+    (message,) = json.loads(arrays["messages"].tobytes())
+    found = read(arrays["0.bytes"], [(base, message["layouts"][number]) for base, number in message["pieces"]])
+    assert found["starts"].tolist() == [5]
+    assert _together([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "back"),
+    [
+        (torch.float16, np.float32),
+        (torch.bfloat16, np.float32),
+        (torch.float32, np.float32),
+        (torch.int32, np.int64),
+        (torch.bool, np.int64),
+    ],
+)
+def test_every_dtype_comes_back_with_its_values(dtype, back):
+    tensor = torch.tensor([[0, 1], [3, 2]]).to(dtype)
+    (found,) = copied({"x": tensor}).read().values()
+    assert found.dtype == back
+    assert found.tolist() == tensor.to(torch.float32).tolist()
+
+
+def test_an_unknown_dtype_is_named():
+    with pytest.raises(ValueError, match="complex64"):
+        read(np.zeros(8, np.uint8), [(0, [("x", "complex64", 0, (1,))])])
