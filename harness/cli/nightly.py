@@ -105,7 +105,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     store.finish(folder, night)
     if todo.shard[1] > 1:
         say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
-        say(console, f"judge the whole night:  eaglecheck night SHARD... --nights {asked.nights}")
+        say(console, "judge the whole night:  eaglecheck night SHARD... --nights STORE")
         return Exit.PASS
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
 
