@@ -46,10 +46,10 @@ from eaglecheck_engine.hooks import ImportHooks  # noqa: E402
 _PR_SET_PDEATHSIG = 1
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
-#: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks.
-SGLANG_PORT_DELTA, PORTS, FIRST_PORT = 233, 16, 20000
 #: Room for a round of a wide model, so that a scheduler need not wait until it is read; the system may give less.
 SEND_BYTES = 8 << 20
+#: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks. It names `port` + 10000 too.
+SGLANG_PORT_DELTA, PORTS, FIRST_PORT, LAST_PORT = 233, 16, 20000, 50000
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
 
@@ -295,12 +295,12 @@ def _free_ports(number: int) -> int:
 
     number: different for engines that look at the same time; each begins at a place of its own.
     """
-    blocks = (65000 - FIRST_PORT) // PORTS
+    blocks = (LAST_PORT - FIRST_PORT) // PORTS
     for turn in range(blocks):
         first = FIRST_PORT + PORTS * ((number + turn) % blocks)
         if all(_is_free(port) for port in range(first, first + PORTS)):
             return first - SGLANG_PORT_DELTA
-    raise RuntimeError(f"no {PORTS} ports in a row are free between {FIRST_PORT} and 65000")
+    raise RuntimeError(f"no {PORTS} ports in a row are free between {FIRST_PORT} and {LAST_PORT}")
 
 
 def _is_free(port: int) -> bool:
