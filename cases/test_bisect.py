@@ -71,7 +71,7 @@ def _bisect(folder, *arguments):
 
 
 @pytest.mark.engine(release="0.5.11", boot=CASE.scenario.boot_key(), ends_it=True)
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice(alone):
     arguments = ("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13")
     done, found = _bisect(alone, *arguments)
