@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from cases.families import FAMILIES
-from harness.cli import app
+from harness.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}

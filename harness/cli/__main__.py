@@ -1,5 +1,5 @@
 """`python -m harness.cli`: the `eaglecheck` command where it is not installed."""
 
-from harness.cli import app
+from harness.cli.app import app
 
 app(prog_name="eaglecheck")
