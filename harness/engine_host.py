@@ -215,12 +215,12 @@ def _install_in(
 def _tree(package: types.ModuleType) -> dict[str, str]:
     """The folder a commit's SGLang was imported from; nothing for a release."""
     boot = json.loads(os.environ[ENV_BOOT])
-    return {} if boot["tree"] is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
+    return {} if boot.get("tree") is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
 
 
 def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
     """A commit is known by where its files lie, since it need not know its version; a release by its version."""
-    if boot["tree"] is not None:
+    if boot.get("tree") is not None:
         found = Path(str(package.__file__)).resolve()
         if not found.is_relative_to(Path(boot["tree"]).resolve()):
             raise RuntimeError(f"asked for the SGLang in {boot['tree']}, imported {found}")
