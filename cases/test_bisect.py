@@ -17,7 +17,7 @@ from harness import envs
 from harness.bisect import published
 from harness.bisect.search import Tried, search
 from harness.bisect.subjects import Failure, Run, call, why
-from harness.cli.app import app
+from harness.cli.main import app
 
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
 CASE = catalogue.load("pr25015")

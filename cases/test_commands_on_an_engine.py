@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cases import catalogue
-from harness.cli.app import app
+from harness.cli.main import app
 
 POSITION_CASE = catalogue.load("pr25015")
 BAD, GOOD = POSITION_CASE.bad_up_to, "0.5.13"
@@ -27,7 +27,7 @@ class Refuse:
         if name.split(".")[0] == "sglang":
             raise SystemExit("sglang was imported")
 sys.meta_path.insert(0, Refuse())
-from harness.cli.app import app
+from harness.cli.main import app
 try:
     app()
 finally:

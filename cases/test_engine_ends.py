@@ -68,7 +68,7 @@ def start(tmp_path):
     started = []
 
     def run(*arguments):
-        command = [sys.executable, "-c", "from harness.cli import app; app()", "run", "--runs", str(tmp_path)]
+        command = [sys.executable, "-c", "from harness.cli.main import app; app()", "run", "--runs", str(tmp_path)]
         process = subprocess.Popen([*command, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         started.append(process)
         return process

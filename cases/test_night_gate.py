@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from cases.cells import Cell
 from cases.meta import nights
 from cases.programs import DEFAULT
-from harness.cli.app import app
+from harness.cli.main import app
 from harness.faults import FAULTS
 from harness.mutants import with_fault
 from harness.night import store

@@ -37,7 +37,7 @@ def furnish(home: Path, *, body: str = ENDS, versions: Sequence[str] = envs.SUPP
 def start(*arguments: str, cwd: Path, home: Path | None = None, **variables: str) -> subprocess.Popen[str]:
     """The real command, as a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-c", "from harness.cli import app; app()", *arguments],
+        [sys.executable, "-c", "from harness.cli.main import app; app()", *arguments],
         cwd=cwd,
         env={**os.environ, **({"EAGLECHECK_HOME": str(home)} if home else {}), **variables},
         stdout=subprocess.PIPE,

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
 from harness import envs
-from harness.cli import app, pairs
+from harness.cli import pairs
+from harness.cli.main import app
 from harness.engine import Engine
 
 

@@ -199,7 +199,7 @@ STARTS = """
 import os, pathlib, sys
 from cases.meta import pretended_engine
 from harness import envs, runner
-from harness.cli.app import app
+from harness.cli.main import app
 from harness.engine import Engine
 
 def spawn(*_):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
 from harness import envs
-from harness.cli.app import app
+from harness.cli.main import app
 from harness.store import RunReader, RunWriter
 from harness.types import Outcome
 

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from cases.meta.pretended_pip import PretendedPip, quiet
 from harness import closure, doctor, envs
-from harness.cli.app import app
+from harness.cli.main import app
 
 usage = namedtuple("usage", "total used free")
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.catalogue import CORPUS
-from harness.cli.app import app
+from harness.cli.main import app
 from harness.store import read_case
 from harness.types import Scenario
 

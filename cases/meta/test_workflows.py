@@ -13,7 +13,7 @@ import typer
 import yaml
 
 from cases.families import FAMILIES
-from harness.cli.app import app
+from harness.cli.main import app
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}

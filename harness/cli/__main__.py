@@ -1,5 +1,5 @@
 """`python -m harness.cli`: the `eaglecheck` command where it is not installed."""
 
-from harness.cli.app import app
+from harness.cli.main import app
 
 app(prog_name="eaglecheck")
