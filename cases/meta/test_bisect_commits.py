@@ -23,8 +23,8 @@ from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
 from harness.bisect.subjects import Failure, Run, Subject
 from harness.bisect.verdicts import Cache
-from harness.cli.main import app
 from harness.cli.bisect_runs import Setting
+from harness.cli.main import app
 from harness.types import Outcome
 
 CASE = catalogue.load("pr25015")

@@ -17,7 +17,7 @@ def test_every_planned_test_reported_once_is_no_fault():
 
 
 def test_missing_test_is_named():
-    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test was planned and not reported: b"]
+    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test was planned and not reported, of 3: b"]
 
 
 def test_doubled_test_is_named():
@@ -26,4 +26,4 @@ def test_doubled_test_is_named():
 
 def test_many_missing_tests_are_counted_and_not_all_named():
     (fault,) = _census(["abcdefgh"], "a").faults()
-    assert fault == "incomplete: 7 tests were planned and not reported: b, c, d, e, f and 2 more"
+    assert fault == "incomplete: 7 tests were planned and not reported, of 8: b, c, d, e, f and 2 more"
