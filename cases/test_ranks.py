@@ -31,7 +31,8 @@ def test_neighbours_change_nothing(engines, release, monkeypatch, name):
     outcome = engines(FAMILY[name], engine=release)
     assert outcome.passed, outcome.verdict.reasons
     assert all(outcome.verdict.coverage.get(want) for want in FAMILY[name].wants)
-    assert outcome.verdict.compared["idle_states"] > 0
+    if any("idle" in want for want in FAMILY[name].wants):
+        assert outcome.verdict.compared["idle_states"] > 0
     assert outcome.verdict.compared["token_counts"] > 0
 
 
