@@ -211,11 +211,12 @@ class Gate:
             pass  # the control side is gone; SGLang still logs the traceback
 
     def _last_words(self) -> Arrays:
-        """Rounds of the turns before the one that crashed, where the device still gives them."""
+        """Rounds of the turns before the one that crashed, where the device still gives them, and what it said."""
+        said: list[tuple[dict[str, Any], Arrays]] = [(message, {}) for message in self._recorder.last_said]
         try:
-            return _together(self._recorder.take(all_of_them=True, before=self._recorder.turn))
+            return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
         except RuntimeError:
-            return {}
+            return _together(said)
 
 
 def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:

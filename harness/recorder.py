@@ -125,6 +125,8 @@ class Recorder:
         self.turn = 0
         self.round: Round | None = None
         self.last: dict[str, Any] = {}
+        #: messages without tensors of a round that failed
+        self.last_said: list[dict[str, Any]] = []
         #: target id of each draft id, int64 [V'], where they differ; told once a scenario
         self._target_ids: np.ndarray | None = None
         self._rounds = 0
@@ -142,6 +144,7 @@ class Recorder:
         self._target_ids = None
         self.round = None
         self.last = {}
+        self.last_said = []
 
     def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[dict[str, Any], Arrays]]:
         """Finished rounds, oldest first: those that have arrived; all_of_them waits for the rest.
@@ -216,8 +219,11 @@ class Recorder:
         self._underway.append((message, self._shipper.ship(current.parts)))
 
     def drop_round(self) -> None:
-        """The round failed: what it left on the device may be no longer readable."""
-        self.round = None
+        """The round failed: what it left on the device may be no longer readable, what was said of it is."""
+        current, self.round = self.round, None
+        if current is not None:
+            said = [event["message"] for event in current.events if event["what"] == "message"]
+            self.last_said = [{**message, "turn": current.turn} for message in said]
 
     def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
         """Something that happened in the current round, with the tensors that show it."""

@@ -189,6 +189,16 @@ def test_idle_state_has_the_width_of_busy_ranks(made):
         assert (("SHAPE", "idle_width", "EXTEND", "idle-width") in seen) is found
 
 
+def test_first_draft_step_takes_what_the_draft_gave_for_a_prompt(made):
+    scenario, engine = made
+    tensors = {name: rows for name, rows in engine.tensors.items() if name != "hidden_in.DRAFT"}
+    given = tensors["hidden_out.DRAFT_PREFILL"].shape[1]
+    for width, found in ((given, False), (given + 1, True)):
+        event = Event(name="idle_state", tick=0, dp_rank=1, data={"phase": "DRAFT", "width": width, "round": 0})
+        seen = roots(scenario, replace(engine, tensors=tensors, events=(*engine.events, event)))
+        assert (("SHAPE", "idle_width", "DRAFT", "idle-width") in seen) is found
+
+
 def state(name, *, dp_rank, rows, **data):
     given = {"phase": "EXTEND", "step": 0, "round": 0, "rows": rows, "width": 3, "dtype": "float32", "held": rows}
     return Event(name=name, tick=0, dp_rank=dp_rank, data=given | data)

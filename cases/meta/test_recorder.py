@@ -157,3 +157,16 @@ def test_every_dtype_comes_back_with_its_values(dtype, back):
 def test_an_unknown_dtype_is_named():
     with pytest.raises(ValueError, match="complex64"):
         read(np.zeros(8, np.uint8), [(0, [("x", "complex64", 0, (1,))])])
+
+
+def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenario():
+    recorder = Recorder()
+    recorder.turn = 3
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
+    recorder.put({"ev": "state", "round": 0, "width": 64})
+    recorder.note("tree", copied({"next": torch.tensor([1])}), width=1)
+    recorder.drop_round()
+    assert recorder.last_said == [{"ev": "state", "round": 0, "width": 64, "turn": 3}]
+    assert recorder.take(all_of_them=True) == []
+    recorder.begin()
+    assert recorder.last_said == []

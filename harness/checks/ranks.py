@@ -48,12 +48,17 @@ def check_idle_width(evidence: Evidence) -> CheckResult:
 
 
 def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -> Any:
-    """What the busy ranks bring to the same forward; for a width alone, what any rows of that phase have."""
+    """What the busy ranks bring to the same forward; for a width alone, what any rows of that phase have.
+
+    Before the first draft step of all, what the draft gave for a prompt: that is what a draft step is fed.
+    """
     if field not in event.data:
         return None
     if busy:
         return busy[0].data[field]
-    rows = evidence.engine.tensors.get(f"hidden_in.{event.data['phase']}")
+    phase, tensors = event.data["phase"], evidence.engine.tensors
+    given = tensors.get("hidden_out.DRAFT_PREFILL") if phase == "DRAFT" else None
+    rows = tensors.get(f"hidden_in.{phase}", given)
     return rows.shape[1] if rows is not None and field == "width" else None
 
 
