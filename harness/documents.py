@@ -150,7 +150,7 @@ def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 #: What goes into a file, by the option that names the file.
-CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown"}
+CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown", "junit": "JUnit XML", "summary": "summary"}
 
 
 def check_target(target: str | None, *, what: str = "json") -> None:

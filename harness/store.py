@@ -50,6 +50,9 @@ from harness.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
 
+#: Where a run keeps its failures, each a folder that `replay` takes.
+SPECIMENS = "specimens"
+
 
 class StoreError(Exception):
     """A folder that cannot be written or read; the text is meant for people."""
@@ -267,7 +270,11 @@ def write_specimen(
 
 
 def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
-    """What `write_specimen` wrote."""
+    """What `write_specimen` wrote. StoreError for anything else, a whole run among it."""
+    if not (folder / SCENARIO).is_file() and (folder / SPECIMENS).is_dir():
+        inside = sorted(path.name for path in (folder / SPECIMENS).iterdir())
+        some = f"{folder / SPECIMENS / inside[0]}" if inside else "there is none in it"
+        raise StoreError(f"{folder} is a run, and a specimen is wanted\n  one of its specimens:  {some}")
     return _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
 
 

@@ -145,7 +145,7 @@ class RequestSpec(_Strict):
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
     prompt: Annotated[tuple[int, ...], Field(min_length=1)]
     max_new_tokens: Annotated[int, Field(ge=1)] = 16
-    temperature: Annotated[float, Field(ge=0.0)] = 0.0
+    temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
     seed: int | None = None
     stop_ids: tuple[int, ...] = ()
     priority: int | None = None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -13,6 +15,7 @@ from cases.meta import pretended_engine
 from harness import envs
 from harness.cli import pairs
 from harness.cli.main import app
+from harness.cli.outcome import Exit, _attempt
 from harness.engine import Engine
 
 
@@ -236,3 +239,28 @@ def test_a_fault_of_our_own_keeps_its_traceback_and_exits_4(place, monkeypatch):
     assert done.stderr.splitlines()[-1] == (
         "eaglecheck: this is a fault in eaglecheck itself; please report it with the lines above"
     )
+
+
+class Full:
+    """Standard output on a disk without room, or with nobody at its other end."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, *_args, **_kwargs):
+        raise OSError(self.number, os.strerror(self.number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_output_that_cannot_be_written_is_no_divergence(number, monkeypatch):
+    monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
+    assert _attempt(Full(number), (), {}) is Exit.UNKNOWN
+
+
+def test_rich_turns_a_reader_that_left_into_an_exit_which_is_no_divergence(monkeypatch):
+    monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
+
+    def command():
+        raise SystemExit(1)  # rich.console.Console.on_broken_pipe
+
+    assert _attempt(command, (), {}) is Exit.UNKNOWN

@@ -230,6 +230,13 @@ BAD = {
     "shard-without-seed": ["matrix", "--nights", "n", "--families", "eagle", "--shard", "1/2"],
     "more-shards-than-cells": ["matrix", "--nights", "n", *ONE, "--seed", "1", "--shard", "1/9"],
     "no-seconds": ["matrix", "--nights", "n", "--families", "eagle", "--seconds", "0"],
+    "seconds-without-end": ["matrix", "--nights", "n", "--families", "eagle", "--seconds", "inf"],
+    "seconds-that-are-none": ["matrix", "--nights", "n", "--families", "eagle", "--seconds", "nan"],
+    "store-is-a-file": ["matrix", "--nights", "file", *ONE],
+    "store-is-damaged": ["matrix", "--nights", "damaged", *ONE],
+    "night-in-a-file": ["night", "--nights", "file"],
+    "junit-nowhere": ["night", "--nights", "empty", "--junit", "no/where.xml"],
+    "summary-is-a-folder": ["night", "--nights", "empty", "--summary", "empty"],
     "two-reverts": ["matrix", "--nights", "n", *ONE, "--revert", "25015,26329"],
     "nothing-runs-there": ["matrix", "--nights", "n", "--engines", "0.5.11", "--families", "mtp"],
     "page": ["matrix", "--nights", "n", "--families", "paged", "--page", "4"],
@@ -244,6 +251,9 @@ def test_what_cannot_be_is_refused_before_anything_slow(work, name, snapshot, mo
     monkeypatch.setattr("harness.engine.Engine.boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr("cases.catalogue.names", lambda: ["pr25015", "pr26329"])
     (work / "empty").mkdir()
+    (work / "file").touch()
+    (work / "damaged" / "one").mkdir(parents=True)
+    (work / "damaged" / "one" / "plan.json").write_text("{")
     done = call(*BAD[name])
     assert (done.exit_code, done.stdout) == (2, "")
     assert done.stderr == snapshot

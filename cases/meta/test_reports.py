@@ -273,6 +273,8 @@ WRONG = {
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
     "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "is not whole JSON"),
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "a list 'cells'"),
+    "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
+    "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
     "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv DIR"),
 }
 
@@ -283,7 +285,7 @@ def test_usage_errors_say_what_to_type(work, name):
     (work / "broken.json").write_text("{")
     (work / "mutants.json").write_text(json.dumps(MUTANTS))
     arguments, said = WRONG[name]
-    done = call("report", *[str(run) if one == "RUN" else one for one in arguments])
+    done = call("report", *[one.replace("RUN", str(run)) for one in arguments])
     assert done.exit_code == 2, done.output
     assert said.replace("RUN", str(run)) in done.stderr
     assert not (work / "a.html").exists()

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from cases import known
 from harness.cli import options
-from harness.cli.nightly import conclude
+from harness.cli.nightly import check_store, conclude
 from harness.cli.outcome import Exit, UsageError, guarded
 from harness.documents import check_target
 from harness.night import store
@@ -45,6 +45,9 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
+    check_store(nights)
+    for option, target in (("junit", junit_file), ("summary", summary_file)):
+        check_target(None if target is None else str(target), what=option)
     entries = known.read(known_file or known.FILE)
     if shards:
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())

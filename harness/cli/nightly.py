@@ -5,6 +5,7 @@ It must not start an engine before everything that can be refused was refused.
 
 from __future__ import annotations
 
+import math
 import platform
 import secrets
 from collections.abc import Callable, Sequence
@@ -59,6 +60,13 @@ class Asked:
     wanted: Wanted = field(default_factory=Wanted)
 
 
+def check_store(root: Path) -> None:
+    """UsageError or StoreError before hours are spent, for a store that could not be judged with after them."""
+    if root.exists() and not root.is_dir():
+        raise UsageError(f"--nights {root}: that is not a folder\n  name a folder, there or not:  --nights nights")
+    store.nights(root)
+
+
 def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     """The whole of it. Exits 0 for a green night, 1 or 3 for a red one; a shard is not judged and exits 0."""
     entries = known.read(asked.known or known.FILE)
@@ -70,6 +78,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         prepare.check_revert(asked.revert, cell.engine)
         prepare.check_scenarios(cell.scenarios, device=asked.device)
     todo = _plan(asked, cells, shard)
+    check_store(asked.nights)
     prepare.writable(asked.nights)
     environments = {
         version: prepare.engine_environment(version, lambda text: say(console, text))
@@ -148,7 +157,7 @@ def _cells(asked: Asked) -> list[Cell]:
         )
     if asked.wanted.page is not None:
         raise UsageError("--page: scenarios of a night come with their own\n  allowed: --families paged")
-    if asked.scenarios < 0 or asked.seconds <= 0:
+    if asked.scenarios < 0 or not 0 < asked.seconds < math.inf:
         raise UsageError(
             f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
             "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import errno
 import functools
 import os
 import signal
@@ -34,6 +35,10 @@ class Exit(IntEnum):
 
 
 BY_OUTCOME = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.DIVERGENCE, Outcome.UNKNOWN: Exit.UNKNOWN}
+
+
+#: No room where output goes, which may be standard output itself.
+FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class UsageError(Exception):
@@ -71,11 +76,14 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
             return command(*args, **kwargs)
     except KeyboardInterrupt as stop:
         return _say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich makes the one into the other, with the exit code of a divergence
         return _reader_gone()
     except (typer.Exit, typer.Abort):
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            _reader_gone()
+            return _say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
         code = _foreseen(error)
         if code is None:
             traceback.print_exc()

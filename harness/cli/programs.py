@@ -34,14 +34,22 @@ def choose_scenarios(names: list[str], files: list[Path], family: str | None = N
         return usual
     known = {scenario.name: scenario for scenario in usual}
     known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
+    if family is not None and files and not names:
+        raise UsageError(f"--family {family} says nothing about a --scenario-file\n  leave one of them out")
     for name in names:
         if name not in known:
-            raise UsageError(unknown("scenario", name, known))
+            raise UsageError(unknown("scenario", name, known) + _owner(name))
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
     twice = [name for (name, _), count in Counter((one.name, one.id) for one in chosen).items() if count > 1]
     if twice:
         raise UsageError(f"scenario {twice[0]!r} is asked for twice\n  name it once: the same scenario repeats exactly")
     return chosen
+
+
+def _owner(name: str) -> str:
+    """Where a scenario of that name is, if another family has it."""
+    found = [family for family, one in FAMILIES.items() if any(scenario.name == name for scenario in one.scenarios)]
+    return f"\n  {name} is a scenario of another family:  --family {found[0]} --scenario {name}" if found else ""
 
 
 def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None) -> None:

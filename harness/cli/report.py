@@ -63,6 +63,8 @@ def command(
 
     beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"))
     report = read_report(run)
+    for option, place in (("html", html), ("markdown", markdown), ("csv", csv), ("parquet", parquet)):
+        _keep_out(run, option, None if place in (None, "-") else Path(str(place)))
     written = [
         *([] if html is None else write_html(report, html, beside=beside)),
         *([] if markdown is None else write_markdown(report, markdown)),
@@ -74,6 +76,12 @@ def command(
     if report.source.missing:
         say(console, report.source.missing, style="bold yellow")
     return Exit.PASS
+
+
+def _keep_out(run: Path, option: str, place: Path | None) -> None:
+    """UsageError for a place in the run that is read: its own files must stay what they are."""
+    if place is not None and place.resolve().is_relative_to(run.resolve()):
+        raise UsageError(f"--{option} {place}: that is inside the run itself\n  name a place outside {run}")
 
 
 def _document(path: Path | None, command: str) -> dict[str, Any] | None:
