@@ -137,7 +137,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
 
 
 def _left_behind(session: _Session) -> str:
-    folder, judged = session.writer.folder, len(session.results)
+    folder = session.writer.folder
+    judged = len(list(folder.glob("*/verdict.json")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(session.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
