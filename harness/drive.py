@@ -187,9 +187,7 @@ def drive(
             run.perform(op)
         _finish(run)
     except EngineCrashed as error:
-        report = error.report
-        place = (report.get("side", ""), report.get("dp_rank", 0), report.get("tp_rank", 0))
-        run.unread.append((partial(list, error.messages), place))
+        run.unread.append((partial(list, error.messages), _place_of(error.report)))
         run.note("crash", **_crash_data(error.report))
     except EngineHung as error:
         run.read()
@@ -200,14 +198,18 @@ def drive(
     return run.assembler.build(scenario_id=scenario.id, header=header)
 
 
+def _place_of(told: dict[str, Any]) -> Place:
+    """Which rank a handshake or a crash report is of."""
+    return told.get("side", ""), told.get("dp_rank", 0), told.get("tp_rank", 0)
+
+
 def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
     return {"side": handshake["side"]} if "side" in handshake else {}
 
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
-        place = (rank.get("side", ""), rank["dp_rank"], rank["tp_rank"])
-        run.unread.append((partial(list, ended["messages"]), place))
+        run.unread.append((partial(list, ended["messages"]), _place_of(rank)))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)

@@ -24,7 +24,7 @@ from harness.envs import EngineEnv
 from harness.launch import CpuAttention, ProbeLevel, build_launch
 from harness.leases import Request
 from harness.paired_engine import PairedEngine, engine_of
-from harness.store import write_specimen
+from harness.store import SPECIMENS, write_specimen
 from harness.trace import Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
 
@@ -78,7 +78,7 @@ class ScenarioOutcome:
     def save_specimen(self, root: Path) -> Path:
         """A folder that `eaglecheck replay` runs again, where there is something to look at."""
         name = f"{self.scenario.name}-{self.scenario.id}-{self.release}" + (f"-r{self.revert}" if self.revert else "")
-        folder = root / "specimens" / name
+        folder = root / SPECIMENS / name
         return write_specimen(
             folder,
             self.scenario,

@@ -38,7 +38,8 @@ from harness.progress import (
     Started,
     Turned,
 )
-from harness.store import RunWriter, write_specimen
+from harness.run_folders import VERDICT
+from harness.store import SPECIMENS, RunWriter, write_specimen
 from harness.trace import RowBuilder, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
 from harness.words import counted
@@ -138,7 +139,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
 
 def _left_behind(session: _Session) -> str:
     folder = session.writer.folder
-    judged = len(list(folder.glob("*/verdict.json")))  # the last one may be stored and not taken from the judge yet
+    judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(session.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
@@ -271,7 +272,7 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
 def _specimen(
     session: _Session, scenario: Scenario, engine: Trace, reference: Trace, divergences: Sequence[Divergence]
 ) -> Path:
-    folder = session.writer.folder / "specimens" / f"{scenario.name}-{scenario.id}"
+    folder = session.writer.folder / SPECIMENS / f"{scenario.name}-{scenario.id}"
     first = next((found for found in divergences if found.first), divergences[0])
     plan = session.plan
     header = {**engine.header, "release": plan.env.version, "device": plan.device}

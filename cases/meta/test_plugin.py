@@ -62,6 +62,24 @@ def _processes(folder):
     return [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
 
 
+#: A test that drove an engine and found a wrong draft position.
+FAILING = """
+from cases.meta import handmade
+from harness.checks import group, judge
+from harness.live import ScenarioOutcome
+def test_one(engines):
+    scenario = handmade.scenario()
+    trace, reference = handmade.build(scenario)
+    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
+    verdict, divergences = judge(scenario, trace, reference)
+    engines.latest = ScenarioOutcome(
+        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
+        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
+    )
+    assert engines.latest.passed
+"""
+
+
 def test_header_names_releases_device_and_home(session, tmp_path):
     done = session("def test_one(): pass")
     assert done.returncode == 0, done.stdout
@@ -140,22 +158,7 @@ def test_one(engines):
 
 
 def test_failing_test_names_the_divergence_and_what_to_type(session, tmp_path):
-    text = """
-from cases.meta import handmade
-from harness.checks import group, judge
-from harness.live import ScenarioOutcome
-def test_one(engines):
-    scenario = handmade.scenario()
-    trace, reference = handmade.build(scenario)
-    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
-    verdict, divergences = judge(scenario, trace, reference)
-    engines.latest = ScenarioOutcome(
-        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
-        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
-    )
-    assert engines.latest.passed
-"""
-    done = session(text)
+    done = session(FAILING)
     assert done.returncode == 1
     assert "draft position differs" in done.stdout
     (folder,) = (tmp_path / "runs" / "specimens").iterdir()
@@ -275,22 +278,7 @@ def test_report_that_nobody_planned_is_a_fault():
 
 
 def test_junit_says_which_engine_a_test_drove_and_what_it_found(session, tmp_path):
-    text = """
-from cases.meta import handmade
-from harness.checks import group, judge
-from harness.live import ScenarioOutcome
-def test_one(engines):
-    scenario = handmade.scenario()
-    trace, reference = handmade.build(scenario)
-    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
-    verdict, divergences = judge(scenario, trace, reference)
-    engines.latest = ScenarioOutcome(
-        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
-        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
-    )
-    assert engines.latest.passed
-"""
-    session(text, f"--junitxml={tmp_path / 'out.xml'}")
+    session(FAILING, f"--junitxml={tmp_path / 'out.xml'}")
     found = {one.get("name"): one.get("value") for one in ElementTree.parse(tmp_path / "out.xml").iter("property")}
     assert (found["eaglecheck.engine"], found["eaglecheck.verdict"]) == ("0.5.13", "FAIL")
     assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"
