@@ -13,8 +13,7 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from cases import catalogue, histories
-from harness import envs
-from harness.bisect import published
+from harness import envs, published
 from harness.bisect.search import Tried, search
 from harness.bisect.subjects import Failure, Run, call, why
 from harness.cli.main import app

@@ -86,7 +86,7 @@ def _release(asked: str | None) -> str:
 def _environment(version: str) -> envs.EngineEnv:
     """What there is of a release; nothing is installed in the middle of a test session."""
     here = envs.current()
-    return here if here is not None and here.version == version else envs.state(envs.supported(version))
+    return here if here is not None and here.version == version else envs.state(envs.resolve(version))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

@@ -35,6 +35,7 @@ def place(tmp_path, monkeypatch, made):
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
     pretended_engine.furnish(tmp_path / "home")
+    (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -115,7 +116,6 @@ REFUSED = {
     "release-unknown": ["run", "--engine", "9.9.9"],
     "release-no-version": ["run", "--engine", "newest"],
     "release-not-here": ["run", "--engine", "0.5.9"],
-    "release-replaced": ["run", "--engine", "0.5.12"],
     "release-in-matrix": ["matrix", "--engines", "0.5.11,x", "--cases", "pr25015"],
     "release-install": ["engines", "install", "0.5.13", "1.0"],
     "scenario-unknown": ["run", "--scenario", "singel"],

@@ -90,7 +90,8 @@ def test_header_names_releases_device_and_home(session, tmp_path):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--engine=0.9.9", "supported: 0.5.11, 0.5.12.post1, 0.5.13"),
+        ("--engine=0.4.9", "cannot be driven: there are no hooks for releases before 0.5.11"),
+        ("--engine=next", "in our tests: 0.5.11, 0.5.12.post1, 0.5.13"),
         ("--engine=0.5.13", "install it:  eaglecheck engines install 0.5.13"),
         ("--device=tpu", "allowed: cpu, cuda"),
     ],

@@ -56,6 +56,8 @@ def make_plan(
     env: this ready environment, whatever `engine` says.
     """
     version = envs.resolve(engine) if env is None else env.version
+    if standing := envs.standing(version):
+        say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
     attention = check_attention(cpu_attention)
