@@ -19,6 +19,7 @@ from harness.checks import (
     ranks,
     rounds,
     sampled,
+    seeds,
     slots,
     tails,
     verify,
@@ -47,6 +48,7 @@ FAMILIES = (
     losslessness,
     sampled,
     tails,
+    seeds,
 )
 
 
