@@ -53,7 +53,8 @@ class Cell:
 
     def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
         """What the reference takes for granted in one scenario."""
-        return tuple(name for name in self.assumes if DEVIATIONS[name].shows_in(scenario.spec, dp=scenario.engine.dp))
+        dp, graphs = scenario.engine.dp, bool(scenario.engine.graphs)
+        return tuple(name for name in self.assumes if DEVIATIONS[name].shows_in(scenario.spec, dp=dp, graphs=graphs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -144,3 +144,20 @@ _DISAGG = Family(
 
 _ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP, _DISAGG)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+#: What a test session drives of families it was not asked for.
+SOME: dict[str, tuple[str, ...]] = {
+    "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
+    "tree": ("t4-four-together", "t4-staggered-arrivals"),
+    "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+}
+
+
+def of_family(name: str | None) -> list[tuple[str, Scenario]]:
+    """(family, scenario): all of the named family, or SOME where none is named."""
+    chosen = SOME if name is None else {name: tuple(one.name for one in FAMILIES[name].scenarios)}
+    return [
+        (family, scenario)
+        for family, names in chosen.items()
+        for scenario in FAMILIES[family].scenarios
+        if scenario.name in names
+    ]

@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 #: In the order of their turns.
 SIDES = ("prefill", "decode")
 #: Events made of what a rank told about a batch.
-TOLD = ("handed", "idle_state", "busy_state")
+TOLD = ("handed", "idle_state", "busy_state", "coins", "tails", "again")
 
 
 @dataclass(slots=True)
@@ -57,6 +57,7 @@ class Assembler:
             "round": self._round,
             "state": self._state,
             "coins": self._coins,
+            "again": self._again,
             "tails": self._tails,
             "handed": self._handed,
         }[message["ev"]]
@@ -177,6 +178,11 @@ class Assembler:
         told = {name: message[name] for name in ("round", "rule", "thresholds")}
         data = {**told, "coins": coins, "tp_rank": tp_rank}
         self.events.append(Event(name="coins", tick=tick, dp_rank=dp_rank, data=data))
+
+    def _again(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        """Rows before the committed length that a layer ran once more; told by the first rank of a group."""
+        data = {name: message[name] for name in ("round", "step", "rows")} | {"tp_rank": tp_rank}
+        self.events.append(Event(name="again", tick=tick, dp_rank=dp_rank, data=data))
 
     def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         data = {name: message[name] for name in ("round", "rids", "prefixes")}

@@ -24,7 +24,7 @@ class Deviation:
     """One finding of docs/findings.md that the reference can predict, or that a stand-in in the engine lets pass.
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
-    layers draft (MTP).
+    layers draft (MTP). in_graphs: only inside CUDA graphs.
     """
 
     id: str
@@ -33,9 +33,10 @@ class Deviation:
     least_t: int
     least_dp: int = 1
     layered: bool = False
+    in_graphs: bool = False
 
-    def shows_in(self, spec: SpecConfig, *, dp: int = 1) -> bool:
-        if self.layered and spec.algorithm != "MTP":
+    def shows_in(self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False) -> bool:
+        if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs):
             return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
 
@@ -67,7 +68,15 @@ GUESSED_TAIL = Deviation(
     least_t=1,
     layered=True,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL)}
+REFUSED_STATES = Deviation(
+    id="F-020",
+    what="rows that MTP layers run once more in CUDA graphs read the states of refused nodes",
+    least_k=2,
+    least_t=1,
+    layered=True,
+    in_graphs=True,
+)
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, REFUSED_STATES)}
 
 
 class UnknownDeviation(ValueError):
@@ -91,10 +100,10 @@ def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
 
 
-def notes(header: dict[str, object], spec: SpecConfig, *, dp: int) -> list[str]:
+def notes(header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool = False) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
-    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]
+    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs)]
 
 
 def told_in(reasons: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from . import (  # noqa: F401  (importing them makes their acts known)
     fault_acts_eagle3,
     fault_acts_layers,
     fault_acts_pool,
+    fault_acts_sampled,
     fault_acts_tree,
 )
 from .fault_acts import ACTS, Scene, Share, Values

@@ -184,6 +184,7 @@ def _arguments(
         "enable_dp_attention": engine.dp > 1,
         "disable_custom_all_reduce": engine.tp > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority,
+        "enable_deterministic_inference": engine.deterministic,
         "max_total_tokens": engine.pool_tokens,
         # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.
         "chunked_prefill_size": 64,

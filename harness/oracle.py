@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.deviations import GUESSED_TAIL, HEADER, SLOT_CACHE
+from harness.deviations import GUESSED_TAIL, HEADER, REFUSED_STATES, SLOT_CACHE
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
@@ -68,8 +68,8 @@ class Oracle:
         if asked not in self._sessions:
             target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
             sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
-            guesses = GUESSED_TAIL.id in self.assumed
-            self._sessions[asked] = session_of(target, head, spec, sight=sight, guesses=guesses)
+            guesses, refused = GUESSED_TAIL.id in self.assumed, REFUSED_STATES.id in self.assumed
+            self._sessions[asked] = session_of(target, head, spec, sight=sight, guesses=guesses, refused=refused)
         return self._sessions[asked]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:

@@ -6,8 +6,11 @@ record a name it could not find as if it had been observed: what is missing is l
 
 from __future__ import annotations
 
+import importlib
 import sys
+import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -52,10 +55,8 @@ class Probe:
         wrap(module, "select_top_k_tokens", self._select)
         if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
-        sampler = sys.modules[release.greedy]
-        for name in SAMPLED_WALKS:
-            if getattr(sampler, name, None) is not None:
-                wrap(sampler, name, self._coins)
+        for owner, name in sampled_walks(release):
+            wrap(owner, name, self._coins)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if pages is not None and hasattr(pages, TAIL_COPIER):
             wrap(pages, TAIL_COPIER, self._tails)
@@ -347,6 +348,18 @@ CHAIN_CHOOSER = "draft_topk1_postprocess"
 
 #: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+#: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
+WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
+
+
+def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
+    """(module, name) of every place from which a verify may take what walks by coins."""
+    places = [sys.modules[release.greedy]]
+    for name in WALKS_AT_CALL:
+        with suppress(ImportError):  # not in this release, or only a stub on a CPU
+            places.append(importlib.import_module(name))
+    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
+
 
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"

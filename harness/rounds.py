@@ -31,6 +31,7 @@ class _Round:
     lens: list[int]
     accept_lens: list[int] = field(default_factory=list)
     extends: list[int] = field(default_factory=list)
+    width: int = 0  # nodes of a verified tree
 
     def read(self, event: Message) -> Arrays:
         """The arrays of an event, padding included."""
@@ -85,8 +86,13 @@ class Unpacker:
     def _forward(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         phase = event["phase"]
         found = _read_padded(current, event)
+        requests, lens = _shares(current, phase, len(found["input_ids"]))
+        again = _run_again(current, event, len(found["input_ids"]), len(requests))
+        if again:
+            found = {name: _without_front(array, len(requests), again) for name, array in found.items()}
+            told = {"round": current.message["index"], "step": event["step"], "rows": again}
+            yield {"ev": "again", **told}, {}
         rows = len(found["input_ids"])
-        requests, lens = _shares(current, phase, rows)
         keep = kept_rows(lens, rows, len(requests))
         logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get("best", ())))
         hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
@@ -135,6 +141,7 @@ class Unpacker:
         found = current.read(event)
         lens = found["lens"].reshape(-1).tolist()
         rows = found["index"].reshape(len(lens), -1)
+        current.width = event["width"]
         flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
         current.extends = list(range(len(lens)))
         yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
@@ -203,6 +210,21 @@ def _shares(current: _Round, phase: str, rows: int) -> tuple[list[int], list[int
     if phase == "EXTEND":
         return list(current.extends), [current.accept_lens[i] for i in current.extends]
     return everyone, [rows // max(1, len(everyone))] * len(everyone)
+
+
+def _run_again(current: _Round, event: Message, rows: int, requests: int) -> int:
+    """How many rows before its committed length each request ran once more in a draft extend, as MTP layers may."""
+    if event["phase"] != "EXTEND" or event.get("packs") or not current.width or rows % max(1, requests):
+        return 0
+    return max(0, rows // max(1, requests) - current.width)
+
+
+def _without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
+    """Blocks of equal width, one a request, each without its first `again` rows; one row a request stays as it is."""
+    width = len(array) // requests
+    if width <= again:
+        return array
+    return array.reshape(requests, width, *array.shape[1:])[:, again:].reshape(-1, *array.shape[1:])
 
 
 def _read_padded(current: _Round, event: Message) -> Arrays:

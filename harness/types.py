@@ -116,6 +116,8 @@ class EngineConfig(_Strict):
 
     pd: prompts run on one engine and decoding on another, each with these knobs (running_limit: the decode side's).
     decode_cache: the decode side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+
+    deterministic: a request's seed decides what it samples, whoever shares its batch.
     """
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
@@ -133,6 +135,7 @@ class EngineConfig(_Strict):
     running_limit: Annotated[int, Field(ge=1)] | None = None
     pd: bool = False
     decode_cache: bool = False
+    deterministic: bool = False
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""

@@ -1,9 +1,9 @@
 """The only window through which the reference looks at an engine's trace.
 
-It may see which rounds happened, the committed tokens, what the engine chose and fed at each step, and the coins that
-decided a sampled verify, and nothing else: no positions, no cache slots, no hidden states, no logits. What is missing,
-incomplete or not a token id is reported as unknown (an empty tuple or None), so a broken trace can never break the
-reference. This module must not judge.
+It may see which rounds happened and how many rows ran once more in them, the committed tokens, what the engine chose
+and fed at each step, and the coins that decided a sampled verify, and nothing else: no positions, no cache slots, no
+hidden states, no logits. What is missing, incomplete or not a token id is reported as unknown (an empty tuple or None),
+so a broken trace can never break the reference. This module must not judge.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class EngineView:
             for event in trace.events
             if event.name == "coins"
             for rid, own in event.data["coins"].items()
+        }
+        self._again = {
+            (event.dp_rank, event.data["round"], event.data["step"]): int(event.data["rows"])
+            for event in trace.events
+            if event.name == "again"
         }
         self._index: dict[tuple[int, int, str, str, int], dict[int, int]] = defaultdict(dict)
         ints, strings = self._rows.ints, self._rows.strings
@@ -116,6 +121,12 @@ class EngineView:
             chosen = self._chosen(turn, phase, last, layer)
             found.append(chosen[0] if len(chosen) == 1 else None)
         return tuple(found)
+
+    def ran_again(self, turn: Turn) -> tuple[int, ...]:
+        """How many rows before its first each layer ran once more in a turn; () if none did."""
+        at = turn.record.dp_rank, turn.record.index
+        counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.k))
+        return counts if any(counts) else ()
 
     def _first_proposals(self, before: Turn) -> tuple[int, ...]:
         """Its last draft row's t choices, or those that were handed over."""

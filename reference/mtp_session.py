@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -25,17 +26,23 @@ from reference.verify import Walk
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
-    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False) -> None:
-        """guesses: predict an engine that reads guesses where a chunk ends inside a prompt (F-010)."""
+    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False) -> None:
+        """Deviations of an engine to predict, see docs/findings.md.
+
+        guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
+        the states of the last verified nodes, accepted or not (F-020).
+        """
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
-        self.target, self.layers, self.spec, self.guesses = head.target, head, spec, guesses
+        self.target, self.layers, self.spec = head.target, head, spec
+        self.guesses, self.refused = guesses, refused
 
     def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        stale = self._stale(turns, view, story.tokens) if self.refused else {}
         windows = [
             _window(
                 turn,
@@ -43,6 +50,8 @@ class MtpSession(ReferenceSession):
                 known=known,
                 proposals=view.layer_proposals(turn),
                 guess=self._guess(turn, view, hidden),
+                again=view.ran_again(turn),
+                stale=stale.get(turn.start),
             )
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
@@ -74,6 +83,17 @@ class MtpSession(ReferenceSession):
             return None
         chosen = view.target_choice(turn)
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
+
+    def _stale(
+        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
+    ) -> dict[int, torch.Tensor]:
+        """Start of a decode turn -> states [k-1,h] of the last nodes that the decode turn before it verified."""
+        pairs = [(turn, after) for (turn, _), (after, _) in pairwise(turns) if turn.record.mode == "DECODE"]
+        trees = [(turn.start, after.start, view.conditions(turn, None).tree) for turn, after in pairs]
+        known = [(start, after, tree) for start, after, tree in trees if tree is not None]
+        answers = verify(self.layers, torch.tensor(tokens), [(start, tree) for start, _, tree in known])
+        kept = self.spec.k - 1
+        return {after: hidden[len(hidden) - kept :] for (_, after, _), (hidden, _) in zip(known, answers, strict=True)}
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -201,12 +221,10 @@ def _known(story: Story) -> list[int]:
     return known[::-1]
 
 
-def _window(
-    turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...], guess: int | None
-) -> Window:
-    """The rows a turn ran the layers over, and how much text there was when it did."""
+def _window(turn: Turn, committed: tuple[int, ...], **known: Any) -> Window:
+    """The rows a turn ran the layers over; known: what else a Window holds, such as how much text there was then."""
     length = turn.length if turn.record.mode == "PREFILL" else len(committed)
-    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals, guess=guess)
+    return Window(start=turn.start, stop=turn.start + length, **known)
 
 
 def _chain(root: int, proposals: Sequence[int | None]) -> Tree:

@@ -170,3 +170,29 @@ def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenari
     assert recorder.take(all_of_them=True) == []
     recorder.begin()
     assert recorder.last_said == []
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_round(slow, again):
+    """Two requests in blocks of n + again rows; one row a request, such as a pruned logit, stays as it is."""
+    recorder, n = recorder_with(slow), 3
+    starts = copied({"starts": torch.tensor([7, 9])})
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts, lens=[0, 0], final=[True, True])
+    index = torch.tensor([[0, 1, -1], [3, -1, -1]])
+    walk = copied({"predict": torch.arange(6), "lens": torch.tensor([2, 1]), "index": index})
+    recorder.note("sampled", walk, width=n)
+    own = [row for start in (7, 9) for row in range(start - again, start + n)]
+    given = {"positions": torch.tensor(own), "input_ids": torch.tensor(own) + 100, "cache_slots": torch.tensor(own)}
+    said = {"top_ids": torch.tensor([[5], [6]]), "best": torch.tensor([5, 6]), "top_logits": torch.ones(2, 1)}
+    recorder.note("forward", copied(given), copied(said | {"lse": torch.ones(2)}), phase="EXTEND", step=2, mapped=False)
+    recorder.close_round()
+    slow.arrived = 1
+    ((packed, held),) = recorder.take()
+    told = list(Unpacker().unpack(packed, held))
+    ((forward, arrays),) = [(message, own) for message, own in told if message["ev"] == "forward"]
+    assert arrays["positions"].tolist() == [7, 8, 9]
+    assert arrays["input_ids"].tolist() == [107, 108, 109]
+    assert arrays["top_ids"].tolist() == [[5], [6]]
+    assert (forward["lens"], forward["logit_rows"]) == ([2, 1], [1, 2])
+    ran_again = [message for message, _ in told if message["ev"] == "again"]
+    assert ran_again == ([{"ev": "again", "round": 0, "step": 2, "rows": again}] if again else [])

@@ -6,6 +6,7 @@ definition, and rows go through HF's layers window by window with HF's own KV ca
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -139,6 +140,40 @@ def test_every_layer_reads_and_says_what_hf_says_with_a_cache_window_by_window(p
         windows += 1
     assert windows > 4
     assert list(trace.ends[0].output_ids) == output[:12]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pair, session, stale):
+    """Layer i goes back i rows; stale: with states that are not the target's, which their keys and values then keep."""
+    text = [*PROMPT, *session.generate(PROMPT, 14)]
+    tokens, hidden = torch.tensor(text), session.target.forward(torch.tensor(text))
+    windows, layers = [mtp.Window(start=0, stop=len(PROMPT), known=len(PROMPT) + 1)], HfLayers(pair, session.target)
+    for number, length in enumerate((2, 1, 4, 1, 3)):
+        start = windows[-1].stop
+        other = torch.randn(K - 1, hidden.shape[1], generator=torch.Generator().manual_seed(number))
+        more = {"again": tuple(range(K)), "stale": other if stale else None}
+        windows.append(mtp.Window(start=start, stop=start + length, known=start + length + 1, **more))
+    depths, _ = mtp.read_depths(session.layers, tokens, hidden, windows, K)
+    once = mtp.read_depths(session.layers, tokens, hidden, [replace(one, again=()) for one in windows], K)[0]
+    for window in windows:
+        proposals: list[int] = []
+        for layer in range(K):
+            first = window.start - (layer if window.start else 0)
+            read = [row + 1 + layer for row in range(first, window.stop)]
+            ids = [text[at] if at < window.known else proposals[at - window.known] for at in read]
+            states = hidden[first : window.stop].clone()
+            if stale and window.start:
+                states[:layer] = window.stale[K - 1 - layer :]
+            if held := layers.caches[layer].get_seq_length() - first:
+                layers.caches[layer].crop(-held)
+            said = layers.run(layer, ids, states)
+            proposals.append(int(said[-1].argmax()))
+            assert depths[layer].tokens[window.start : window.stop].tolist() == ids[-(window.stop - window.start) :]
+            mine = torch.log_softmax(session.layers.layers[layer].logits(depths[layer].g[window.stop - 1]), dim=-1)
+            assert torch.allclose(mine, said[-1], rtol=0, atol=5e-5), (window, layer)
+    last = windows[-1].stop - 1
+    assert torch.equal(depths[0].g, once[0].g), "layer 0 runs nothing again"
+    assert not torch.allclose(depths[2].g[last], once[2].g[last], atol=1e-3), "what ran again must matter here"
 
 
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):

@@ -19,6 +19,7 @@ from harness.checks import (
     ranks,
     rounds,
     sampled,
+    seeds,
     slots,
     tails,
     verify,
@@ -47,6 +48,7 @@ FAMILIES = (
     losslessness,
     sampled,
     tails,
+    seeds,
 )
 
 
@@ -146,7 +148,9 @@ def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[s
 
 def _assumed(evidence: Evidence) -> list[str]:
     scenario, reference = evidence.scenario, evidence.reference
-    return [] if reference is None else deviations.notes(reference.header, scenario.spec, dp=scenario.engine.dp)
+    if reference is None:
+        return []
+    return deviations.notes(reference.header, scenario.spec, dp=scenario.engine.dp, graphs=bool(scenario.engine.graphs))
 
 
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
