@@ -29,7 +29,8 @@ class Case(BaseModel):
 
     bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
     bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
-    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first.
+    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
+    (harness.deviations) that hide the bug, or the absence of it, unless they are taken for granted.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +44,7 @@ class Case(BaseModel):
     good_from: str | None
     revert: int | None = None
     kinds: tuple[str, ...]
+    assumes: tuple[str, ...] = ()
     scenario: Scenario
 
     def expected(self, *, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
