@@ -9,7 +9,6 @@ This module must not import sglang or torch: it is asked before every engine sta
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import sys
@@ -23,6 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness import closure
 from harness.closure import EnvError, Progress, home
+from harness.words import nearest
 
 __all__ = [
     "KNOWN_ELSEWHERE",
@@ -232,19 +232,20 @@ def supported(version: str) -> str:
             return known
     reason = next((why for known, why in KNOWN_ELSEWHERE.items() if _same(known, version)), "")
     what = f"SGLang {version} is not yet supported here: {reason}" if reason else f"unknown SGLang release {version!r}"
+    near = _nearest(version)
     raise UnknownReleaseError(
         what,
-        allowed=f"supported: {', '.join(SUPPORTED)}; nearest: {_nearest(version)}",
+        allowed=f"supported: {', '.join(SUPPORTED)}" + (f"; nearest: {near}" if near else ""),
         next_step="see what there is:  eaglecheck engines list",
     )
 
 
 def _nearest(version: str) -> str:
-    """By version order where it is a version (the next one up, else the newest), by spelling where it is not."""
+    """By version order where it is a version (the next one up, else the newest); else what it may be a slip for."""
     try:
         wanted = Version(version)
     except InvalidVersion:
-        return next(iter(difflib.get_close_matches(version, SUPPORTED, n=1, cutoff=0.0)), NEWEST)
+        return nearest(version, SUPPORTED)
     return next((known for known in SUPPORTED if Version(known) > wanted), NEWEST)
 
 
