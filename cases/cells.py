@@ -42,7 +42,7 @@ class Cell:
     draw: Draw | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
     foretold: tuple[str, ...] = ()
-    #: ids of deviations (harness.deviations) of the family's boots, each used where it can show
+    #: ids of deviations (harness.deviations) of the case or of the family's boots, each used where it can show
     assumes: tuple[str, ...] = ()
     #: scenarios of the family that this release is too old for, or refuses
     refused: int = 0
@@ -96,6 +96,7 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
         scenarios=tuple(adapted([case.scenario], wanted, device=device)),
         expected=expected,
         foretold=() if expected == "PASS" else case.kinds,
+        assumes=case.assumes,
     )
 
 

@@ -7,11 +7,11 @@ reference's header and in the verdict. This module must not judge.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.types import SpecConfig
+from harness.words import meant
 
 #: Key of the reference trace's header that holds the ids.
 HEADER = "assumed"
@@ -39,6 +39,13 @@ class Deviation:
         if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs):
             return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
+
+    @property
+    def needs(self) -> str:
+        """Where it can show, in words."""
+        parts = [f"{name} {least} or more" for name, least in (("k", self.least_k), ("t", self.least_t)) if least > 1]
+        parts += [f"{self.least_dp} DP ranks"] if self.least_dp > 1 else []
+        return "it needs " + ", ".join(parts + (["MTP layers"] if self.layered else []))
 
 
 SLOT_CACHE = Deviation(
@@ -88,9 +95,9 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
     found = tuple(sorted(set(ids)))
     for name in found:
         if name not in DEVIATIONS:
-            near = difflib.get_close_matches(name, DEVIATIONS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownDeviation(f"unknown deviation {name!r}{hint}\n  allowed: {', '.join(DEVIATIONS)}")
+            raise UnknownDeviation(
+                f"unknown deviation {name!r}{meant(name, DEVIATIONS)}\n  allowed: {', '.join(DEVIATIONS)}"
+            )
     return found
 
 
@@ -104,6 +111,15 @@ def notes(header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool 
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
     return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs)]
+
+
+def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]]) -> list[str]:
+    """One line for each deviation that none of the drafts, each with its number of ranks, can show."""
+    return [
+        f"{one.id} is assumed in vain: it cannot show in any of these scenarios ({one.needs})"
+        for one in (DEVIATIONS[name] for name in ids)
+        if not any(one.shows_in(spec, dp=dp) for spec, dp in drafts)
+    ]
 
 
 def told_in(reasons: Iterable[str]) -> list[str]:

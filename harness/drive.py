@@ -5,7 +5,6 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from harness.paired_engine import PairedEngine
 from harness.rounds import Unpacker
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Op, RequestSpec, Scenario
+from harness.words import meant
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64
@@ -120,8 +120,7 @@ class _Run:
 
     def _do_fault(self, op: Op) -> None:
         if op.name not in FAULTS:
-            near = difflib.get_close_matches(str(op.name), FAULTS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(FAULTS)}"
+            hint = meant(str(op.name), FAULTS) or f"; allowed: {', '.join(FAULTS)}"
             raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
         self.engine.fault(op.name, first=op.count)
         self.faults.append(op.name)

@@ -7,14 +7,12 @@ This module must not install anything and must not import sglang or torch.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
-
 from packaging.version import InvalidVersion, Version
 
 from harness import compat, published
 from harness.closure import EnvError
 from harness.published import Published
+from harness.words import nearest
 
 #: Our tests run on these (0.5.17 in fewer); what the project claims, it claims of them.
 SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17", "0.5.23")
@@ -39,7 +37,7 @@ def named(version: str) -> str:
     """
     wanted = _parsed(version)
     if wanted is None:
-        raise UnknownReleaseError(f"unknown SGLang release {version!r}", allowed=_allowed(_alike(version)))
+        raise UnknownReleaseError(f"unknown SGLang release {version!r}", allowed=_allowed(nearest(version, SUPPORTED)))
     if wanted < Version(OLDEST):
         raise UnknownReleaseError(
             f"SGLang {version} cannot be driven: there are no hooks for releases before {OLDEST}",
@@ -55,10 +53,11 @@ def supported(version: str) -> str:
         if same(known, version):
             return known
     wanted = _parsed(version)
-    near = _alike(version) if wanted is None else next((one for one in SUPPORTED if Version(one) > wanted), NEWEST)
+    after = [one for one in SUPPORTED if wanted is not None and Version(one) > wanted]
+    near = nearest(version, SUPPORTED) if wanted is None else next(iter(after), NEWEST)
     raise UnknownReleaseError(
         f"SGLang {version!r} is none of the releases of our tests",
-        allowed=f"allowed here: {', '.join(SUPPORTED)}; nearest: {near}",
+        allowed=f"allowed here: {', '.join(SUPPORTED)}" + _nearest(near),
     )
 
 
@@ -101,12 +100,11 @@ def _published(wanted: Version, there: Published) -> str:
 
 
 def _allowed(near: str) -> str:
-    return f"in our tests: {', '.join(SUPPORTED)}; also any other published since {OLDEST}; nearest: {near}"
+    return f"in our tests: {', '.join(SUPPORTED)}; also any other published since {OLDEST}" + _nearest(near)
 
 
-def _alike(text: str, among: Sequence[str] = SUPPORTED) -> str:
-    """By spelling, where a text is no version."""
-    return next(iter(difflib.get_close_matches(text, among, n=1, cutoff=0.0)), NEWEST)
+def _nearest(near: str) -> str:
+    return f"; nearest: {near}" if near else ""
 
 
 def _parsed(version: str) -> Version | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from cases import catalogue
 from cases.catalogue import CaseError
+from harness import deviations
 from harness.cli import prepare, programs
 from harness.envs import SUPPORTED
 from harness.types import Kind, Scenario
@@ -23,6 +25,8 @@ def test_every_case_can_be_read_run_and_told_apart(name):
     assert set(case.kinds) <= set(Kind)
     assert case.revert is None or case.revert in prepare.REVERTS
     programs.check_scenarios([case.scenario], device="cpu")
+    assert case.assumes == deviations.checked(case.assumes)
+    assert deviations.in_vain(case.assumes, [(case.scenario.spec, case.scenario.engine.dp)]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,6 +59,12 @@ def test_between_the_ends_of_its_window_a_case_foretells_nothing():
 def test_unknown_case_names_the_nearest_and_all():
     with pytest.raises(CaseError, match=r"unknown case 'pr2501'; did you mean 'pr25015'\?\n  allowed: .*pr26329"):
         catalogue.load("pr2501")
+
+
+def test_the_examples_that_a_broken_scenario_file_is_answered_with_are_there():
+    """They must be on a machine where nothing ran yet."""
+    found = Path(catalogue.EXAMPLE.split(":  ")[1]).parent
+    assert [catalogue.read_scenario(path) for path in found.glob("*.json")]
 
 
 @pytest.fixture

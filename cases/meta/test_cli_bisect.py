@@ -43,6 +43,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
+    monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
     pretended_engine.furnish(home, versions=RELEASES)
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.9", *RELEASES], "when": 1e11}))
     work = tmp_path / "work"

@@ -10,7 +10,7 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
-from harness.deviations import DEVIATIONS, UnknownDeviation, checked, notes
+from harness.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
 from harness.oracle import Oracle
 from harness.types import Kind, Outcome, SpecConfig
 from reference.heads import load_head
@@ -85,6 +85,16 @@ def test_ids_are_checked_and_the_nearest_is_named():
     assert checked(["F-003", "F-003"]) == ("F-003",)
     with pytest.raises(UnknownDeviation, match="unknown deviation 'F-03'; did you mean 'F-003'"):
         checked(["F-03"])
+
+
+def test_what_none_of_the_scenarios_can_show_is_assumed_in_vain():
+    """One line each, which says what it would take; a deviation that one of them can show is not mentioned."""
+    chain, layers = SpecConfig(k=3, t=1, n=4), SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+    assert in_vain(["F-007", "F-010"], [(chain, 2), (layers, 1)]) == []
+    (slot,) = in_vain(["F-003"], [(chain, 1), (SpecConfig(k=2, t=2, n=6), 1)])
+    assert slot.startswith("F-003 is assumed in vain")
+    assert "it needs k 3 or more, t 2 or more" in slot
+    assert ["2 DP ranks" in line for line in in_vain(["F-007", "F-010"], [(chain, 1)])] == [True, False]
 
 
 def test_every_deviation_is_written_up():

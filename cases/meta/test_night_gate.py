@@ -96,6 +96,32 @@ def test_a_missing_or_doubled_shard_is_red_and_unknown(work, there, said):
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
 
 
+def test_shards_that_are_put_together_again_are_the_same_night(work):
+    """A job that is started again must not make two nights of one, which would be compared with each other."""
+    there = shards(work, 1, 2, 3)
+    assert call("night", *there[:2]).exit_code == 3
+    assert call("night", *there).exit_code == 0
+    (first,) = store.nights(work / "nights")
+    again = call("night", *there, there[0], "--nights", "nights")
+    assert again.exit_code == 0, again.output
+    (second,) = store.nights(work / "nights")
+    assert (second.folder, second.night.cells) == (first.folder, first.night.cells)
+    assert len(second.plan.shards) == 3
+    fewer = call("night", *there[:2])
+    assert fewer.exit_code == 2
+    assert "was made of these shards and of more: shard-3-2" in fewer.stderr
+    assert store.nights(work / "nights") == [second]
+
+
+def test_a_shard_that_is_there_in_half_is_refused_with_its_place(work):
+    there = shards(work, 1, 2, 3)
+    (plan,) = (work / "artifact-1").glob(f"*/{store.PLAN}")
+    plan.unlink()
+    done = call("night", *there)
+    assert done.exit_code == 2
+    assert f"{plan.parent.relative_to(work)} holds night.json and no plan.json" in done.stderr.replace("\n", " ")
+
+
 def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     """A real process, killed while its engine starts."""
     pretended = work / "home"

@@ -65,6 +65,9 @@ def make_plan(
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version)
     check_scenarios(scenarios, device=device, own=own)
+    assumed = check_assumed(assumed)
+    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios]):
+        say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
@@ -81,7 +84,7 @@ def make_plan(
         cpu_attention=attention,
         own_pair=own is not None,
         lease=lease,
-        assumed=check_assumed(assumed),
+        assumed=assumed,
         argv=tuple(sys.argv),
     )
 

@@ -110,7 +110,7 @@ def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today:
         groups=tuple(sorted(groups, key=lambda group: list(Status).index(group.status))),
         incomplete=tuple(incomplete),
         wrong=tuple(wrong),
-        trends=tuple(trend for cell in night.cells for trend in _trends(cell, green)),
+        trends=tuple(trend for cell in night.cells for trend in trends(cell, green)),
         baseline=green[-1].plan.id if green else None,
     )
 
@@ -277,7 +277,8 @@ def nights_until_gone(rate: float) -> int:
     return 1 if rate >= 1.0 else math.ceil(math.log(GONE) / math.log(1.0 - rate))
 
 
-def _trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
+def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
+    """Accept length and tie rate of a cell beside those of earlier green nights; none for a value that it has not."""
     found = []
     for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
         if value is None:
