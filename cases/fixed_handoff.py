@@ -152,8 +152,9 @@ def handoffs(
         ),
         program(
             "waiting-aborted",
-            [request(rid, 6 + place, seed=245 + place, new=12) for place, rid in enumerate("abcde")],
-            [submit(*"abcd"), tick(1), submit("e"), tick(3), abort("e"), DRAIN],
+            # Four that decode for long: under overlap scheduling KV arrives turns later than without.
+            [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
+            [submit(*"abcd"), tick(1), submit("e"), tick(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
         ),
         program(

@@ -472,10 +472,10 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""
-        if self.process is not None:
-            end_group(self.process.pid)
-            self.process.wait(timeout=CLOSE_SECONDS)
-            self.process = None
+        process, self.process = self.process, None  # two threads may close at once, while two sides boot
+        if process is not None:
+            end_group(process.pid)
+            process.wait(timeout=CLOSE_SECONDS)
         for sock in [peer.sock for peer in self.ranks] + self._lifeline + ([self._host.sock] if self._host else []):
             sock.close()
         for peer in self._lookouts:

@@ -97,6 +97,20 @@ def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
         hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))
 
 
+def _prepare_plugin(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """A plugin's algorithm, where the scenario asks for one."""
+    if boot.get("plugin"):
+        from eaglecheck_engine import plugin_algorithm
+
+        release = _release(boot)
+        hooks.after(
+            "sglang.srt.speculative.spec_info",
+            lambda module: plugin_algorithm.register(
+                module, kind=boot["plugin"], worker=(release.worker_module, release.worker)
+            ),
+        )
+
+
 def _in_child() -> None:
     """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
     _die_with_parent()
@@ -105,6 +119,7 @@ def _in_child() -> None:
     hooks.install()
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
 
 
@@ -417,6 +432,7 @@ def main() -> None:
     hooks.install()
     _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     try:
         import sglang
 

@@ -49,7 +49,9 @@ class HandoffProbe:
             recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
             try:
                 result = original(batch, *args, **kwargs)
-                if batch.reqs:
+                if batch.reqs and batch.spec_info is None:
+                    recorder.note("unbuilt")
+                elif batch.reqs:
                     self._tell(batch, lengths, prefixes)
                 return result
             finally:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import compat
+from harness import compat, plugin_algorithm
 from harness.engine import Launch
 from harness.envs import EngineEnv
 from harness.leases import Request
@@ -80,6 +80,7 @@ def build_launch(
         "assumed": list(assumed),
         "lease": None if lease is None else lease.plain(),
         "layered": layered,
+        "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
         "arguments": _arguments(
@@ -158,13 +159,20 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     return environment
 
 
+def _algorithm(spec: SpecConfig) -> str:
+    """SGLang's name for it; a plugin's is what our engine side registers it under."""
+    return (
+        plugin_algorithm.NAMES[spec.plugin] if spec.plugin else "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
+    )
+
+
 def _arguments(
     *, spec: SpecConfig, engine: EngineConfig, target: Path, draft: Path, device: str, context_length: int
 ) -> dict[str, Any]:
     return {
         "model_path": str(target),
         # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
-        "speculative_algorithm": "EAGLE" if spec.algorithm == "MTP" else spec.algorithm,
+        "speculative_algorithm": _algorithm(spec),
         "speculative_draft_model_path": str(draft),
         "speculative_num_steps": spec.k,
         "speculative_eagle_topk": spec.t,

@@ -168,6 +168,10 @@ class Unpacker:
         yield {"ev": "chosen", **where}, chosen
         yield {"ev": "handed", "round": about["round"], "rids": current.rids, "prefixes": event["prefixes"]}, {}
 
+    def _unbuilt(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """Requests were handed over, and nobody made a draft input of them."""
+        yield {"ev": "unbuilt", "round": current.message["index"], "rids": current.rids}, {}
+
     def _verified(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         found = current.read(event)
         current.extends = event["extends"]

@@ -76,12 +76,16 @@ class SpecConfig(_Strict):
     """Speculation knobs: k steps, t candidates a step, n nodes in the verified tree (root included).
 
     MTP: k layers of a multi-layer MTP draft, each proposing one token; a chain only.
+
+    plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.plugin_algorithm), which of a hand-over
+    makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a plugin.
     """
 
     algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"
     k: Annotated[int, Field(ge=1, le=16)] = 3
     t: Annotated[int, Field(ge=1, le=16)] = 1
     n: Annotated[int, Field(ge=2, le=256)] = 4
+    plugin: Literal["bare", "none", "own"] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
@@ -259,6 +263,8 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError("engine.decode_cache needs engine.pd; set both, or neither")
     if scenario.engine.pd and (scenario.engine.dp > 1 or scenario.spec.algorithm == "MTP"):
         raise ValueError("engine.pd is driven with dp = 1 and EAGLE or EAGLE3; leave engine.pd out for anything else")
+    if scenario.spec.plugin and (not scenario.engine.pd or scenario.spec.algorithm != "EAGLE"):
+        raise ValueError("spec.plugin needs engine.pd and algorithm EAGLE; set both, or leave spec.plugin out")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:
