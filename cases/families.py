@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, PAIR, PD_BOOTS, TREES, Boot
 from cases.fixed import default_scenarios, shapes
-from cases.fixed_handoff import handoffs
+from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
 from cases.situations_handoff import NAMES as HANDOFFS
 from cases.situations_ranks import NAMES as RANKS
@@ -136,6 +136,7 @@ _DISAGG = Family(
         *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
         *handoffs(spec=SpecConfig(k=2, t=2, n=6), prefix="tree-", only=HANDED),
         *handoffs(engine=PAIR.model_copy(update={"page": 4}), prefix="page4-", only=HANDED),
+        *ranked_handoffs(),
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.

@@ -118,7 +118,8 @@ class EngineConfig(_Strict):
 
     overlap None: what the release does by default for this speculation on this device.
 
-    pd: prompts run on one engine and decoding on another, each with these knobs (running_limit: the decode side's).
+    pd: prompts run on one engine and decoding on another, each with these knobs (running_limit, dp and tp: the decode
+    side's; the prefill side has one rank).
     decode_cache: the decode side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
     """
 
@@ -261,8 +262,8 @@ def _check_sides(scenario: Scenario) -> None:
             raise ValueError(f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.pd, or none")
     if scenario.engine.decode_cache and not scenario.engine.pd:
         raise ValueError("engine.decode_cache needs engine.pd; set both, or neither")
-    if scenario.engine.pd and (scenario.engine.dp > 1 or scenario.spec.algorithm == "MTP"):
-        raise ValueError("engine.pd is driven with dp = 1 and EAGLE or EAGLE3; leave engine.pd out for anything else")
+    if scenario.engine.pd and scenario.spec.algorithm == "MTP":
+        raise ValueError("engine.pd is driven with EAGLE or EAGLE3; leave engine.pd out for anything else")
     if scenario.spec.plugin and (not scenario.engine.pd or scenario.spec.algorithm != "EAGLE"):
         raise ValueError("spec.plugin needs engine.pd and algorithm EAGLE; set both, or leave spec.plugin out")
 

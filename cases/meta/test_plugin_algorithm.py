@@ -67,7 +67,8 @@ def plugin(monkeypatch, kind):
 
 def test_it_is_eagle_in_all_but_the_hand_over(monkeypatch):
     algorithm, factory = plugin(monkeypatch, "none")
-    assert algorithm.is_eagle() and isinstance(algorithm, Base)
+    assert algorithm.is_eagle()
+    assert isinstance(algorithm, Base)
     assert factory(None) is SimpleNamespace
     assert algorithm.create_future_map("cpu") == ("map", "NonePlugin", "cpu")
     assert algorithm.build_disagg_draft_input([]) is None
@@ -75,7 +76,8 @@ def test_it_is_eagle_in_all_but_the_hand_over(monkeypatch):
 
 def test_its_own_draft_input_holds_what_eagles_would_in_a_class_of_its_own(monkeypatch):
     made = plugin(monkeypatch, "own")[0].build_disagg_draft_input([])
-    assert type(made) is not Made and isinstance(made, Made)
+    assert type(made) is not Made
+    assert isinstance(made, Made)
     assert made.hidden == 7
 
 
