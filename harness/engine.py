@@ -314,10 +314,12 @@ class Engine:
         dp_rank: int = 0,
         room: int | None = None,
         side: str = "",
+        fake: bool = False,
     ) -> bool:
         """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it.
 
-        room: where two engines meet over it. side: which of two is meant; one engine is all there is.
+        room: where two engines meet over it. side: which of two is meant; one engine is all there is. fake: SGLang's
+        own backend that moves nothing.
         """
         self._routes[rid] = dp_rank
         command = {
@@ -328,6 +330,7 @@ class Engine:
             "priority": priority,
             "dp_rank": dp_rank if len(self.ranks) > 1 else None,
             "room": room,
+            "fake": fake,
         }
         return not self._ask_host(command)["refused"]
 

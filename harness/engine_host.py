@@ -415,7 +415,10 @@ def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:
     """Where the two sides of a hand-over find each other; nothing is ever connected to."""
     if command.get("room") is None:
         return {}
-    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": command["room"]}
+    host = "127.0.0.1"
+    if command.get("fake"):
+        host = importlib.import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST
+    return {"bootstrap_host": host, "bootstrap_port": 1, "bootstrap_room": command["room"]}
 
 
 def main() -> None:

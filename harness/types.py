@@ -169,7 +169,8 @@ class Op(_Strict):
     flush    the prefix cache is emptied now; does nothing while requests are alive
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
-             side is done, and nothing arrives)
+             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
+             which moves nothing)
     fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
     drain    turns until nothing is left; how many at most follows from the tokens asked for
 
@@ -248,12 +249,16 @@ class Scenario(_Strict):
         raise KeyError(rid)
 
 
-TRANSFERS = ("hold", "release", "fail", "drop")
+TRANSFERS = ("hold", "release", "fail", "drop", "fake")
 
 
 def _check_sides(scenario: Scenario) -> None:
     """What only a pair of engines can do, and what it cannot."""
+    given = set[str]()
     for op in scenario.script:
+        given |= set(op.rids) if op.kind == "submit" else set()
+        if op.kind == "transfer" and op.name == "fake" and given & set(op.rids):
+            raise ValueError("op 'transfer' with name 'fake' comes after the submit of its request; put it before")
         if op.kind == "transfer" and op.name not in TRANSFERS:
             raise ValueError(f"op 'transfer' has name {op.name!r}; allowed: {', '.join(TRANSFERS)}")
         if op.kind == "transfer" and not scenario.engine.pd:

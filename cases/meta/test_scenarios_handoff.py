@@ -30,7 +30,8 @@ def test_each_side_may_get_a_request_at_a_turn_of_its_own():
     ("script", "engine", "why"),
     [
         ((Op(kind="submit", rids=("a",), name="decode"),), {}, "exactly once to the prefill side"),
-        ((submit("a"), Op(kind="transfer", rids=("a",), name="lose")), {}, "allowed: hold, release, fail, drop"),
+        ((submit("a"), Op(kind="transfer", rids=("a",), name="lose")), {}, "allowed: hold, release, fail, drop, fake"),
+        ((submit("a"), Op(kind="transfer", rids=("a",), name="fake")), {}, "comes after the submit"),
         ((submit("a"), Op(kind="transfer", rids=("a",), name="hold")), {"pd": False}, "set engine.pd to true"),
         ((submit("a"), Op(kind="abort", rids=("a",), name="left")), {}, "allowed: prefill or decode"),
         ((submit("a"), Op(kind="abort", rids=("a",), name="decode")), {"pd": False}, "or none"),
