@@ -267,8 +267,6 @@ def _check_sides(scenario: Scenario) -> None:
             raise ValueError(f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.pd, or none")
     if scenario.engine.decode_cache and not scenario.engine.pd:
         raise ValueError("engine.decode_cache needs engine.pd; set both, or neither")
-    if scenario.engine.pd and scenario.spec.algorithm == "MTP":
-        raise ValueError("engine.pd is driven with EAGLE or EAGLE3; leave engine.pd out for anything else")
     if scenario.spec.plugin and (not scenario.engine.pd or scenario.spec.algorithm != "EAGLE"):
         raise ValueError("spec.plugin needs engine.pd and algorithm EAGLE; set both, or leave spec.plugin out")
 
