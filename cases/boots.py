@@ -238,3 +238,12 @@ PD_BOOTS = {
         ),
     )
 }
+RANKED_PAIR = Boot(
+    name="pd-ranks",
+    why="two engines, the decode side with DP attention over two ranks",
+    checkpoint="qwen3-tiny",
+    spec=_EAGLE3,
+    engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
+    since="0.5.13",
+    assumes=("F-007", "F-008"),
+)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import PAIR
+from cases.boots import PAIR, RANKED_PAIR, Boot
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick, tokens
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
@@ -185,20 +185,15 @@ def shared_prefix(*, checkpoint: str = CHECKPOINT, spec: SpecConfig = CHAIN, pre
     )
 
 
-#: A decode side of two ranks: DP attention wants a target that is built for it, and EAGLE-3.
-RANKED = PAIR.model_copy(update={"dp": 2, "tp": 2})
-HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
-
-
-def ranked_handoffs(*, checkpoint: str = "qwen3-tiny", prefix: str = "ranks-") -> list[Scenario]:
+def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list[Scenario]:
     """A prebuilt batch on one rank of the decode side, whatever the other rank does: nothing, a verify, the same."""
 
     def program(name: str, requests: Sequence[RequestSpec], script: Sequence[Op], *, wants: Sequence[str]) -> Scenario:
         return Scenario(
             name=prefix + name,
-            checkpoint=checkpoint,
-            spec=HEADS,
-            engine=RANKED,
+            checkpoint=boot.checkpoint,
+            spec=boot.spec,
+            engine=boot.engine,
             requests=tuple(requests),
             script=tuple(script),
             wants=tuple(wants),
