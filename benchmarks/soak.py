@@ -20,6 +20,7 @@ from pathlib import Path
 from benchmarks._bench import machine
 from cases.boots import Boot
 from cases.families import FAMILIES
+from cases.generated_handoffs import generate
 from cases.hunt import Hunt, as_json, greedy_text
 from cases.known import known_as
 from cases.situations import ELSEWHERE
@@ -40,7 +41,10 @@ def plan(boots: list[Boot], *, count: int, seed_value: int) -> Iterator[Scenario
     while done < count:
         boot = boots[turn % len(boots)]
         block = min(BLOCK, -(-count // len(boots)), count - done)
-        yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
+        if boot.engine.pd:
+            yield from generate(boot, count=block, seed=seed_value + turn)
+        else:
+            yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
         done, turn = done + block, turn + 1
 
 

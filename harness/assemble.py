@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 #: In the order of their turns.
 SIDES = ("prefill", "decode")
 #: Events made of what a rank told about a batch.
-TOLD = ("handed", "idle_state", "busy_state", "coins", "tails", "again")
+TOLD = ("handed", "unbuilt", "idle_state", "busy_state", "coins", "tails", "again")
 
 
 @dataclass(slots=True)
@@ -60,6 +60,7 @@ class Assembler:
             "again": self._again,
             "tails": self._tails,
             "handed": self._handed,
+            "unbuilt": self._unbuilt,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -187,6 +188,10 @@ class Assembler:
     def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         data = {name: message[name] for name in ("round", "rids", "prefixes")}
         self.events.append(Event(name="handed", tick=tick, dp_rank=dp_rank, data=data))
+
+    def _unbuilt(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        data = {name: message[name] for name in ("round", "rids")}
+        self.events.append(Event(name="unbuilt", tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(

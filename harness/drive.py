@@ -45,6 +45,8 @@ class _Run:
     announced: list[str] = field(default_factory=list)
     submitted: dict[str, None] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    #: requests that go through SGLang's own `fake` backend
+    faked: set[str] = field(default_factory=set)
     idle: bool = False
     #: what the last turn brought and was not read yet, with the rank it is of
     unread: list[tuple[Callable[[], Messages], Place]] = field(default_factory=list)
@@ -74,6 +76,7 @@ class _Run:
                 priority=request.priority,
                 dp_rank=request.dp_rank,
                 side=op.name or "",
+                **({"fake": True} if rid in self.faked else {}),
             )
             self.submitted[rid] = None
             if accepted:
@@ -110,7 +113,10 @@ class _Run:
 
     def _do_transfer(self, op: Op) -> None:
         assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
-        self.engine.transfer(str(op.name), op.rids)
+        if op.name == "fake":
+            self.faked |= set(op.rids)
+        else:
+            self.engine.transfer(str(op.name), op.rids)
         for rid in op.rids:
             self.note("transfer", rid=rid, what=op.name)
 

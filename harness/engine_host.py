@@ -97,6 +97,20 @@ def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
         hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))
 
 
+def _prepare_plugin(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """A plugin's algorithm, where the scenario asks for one."""
+    if boot.get("plugin"):
+        from eaglecheck_engine import plugin_algorithm
+
+        release = _release(boot)
+        hooks.after(
+            "sglang.srt.speculative.spec_info",
+            lambda module: plugin_algorithm.register(
+                module, kind=boot["plugin"], worker=(release.worker_module, release.worker)
+            ),
+        )
+
+
 def _in_child() -> None:
     """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
     _die_with_parent()
@@ -105,6 +119,7 @@ def _in_child() -> None:
     hooks.install()
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
 
 
@@ -400,7 +415,10 @@ def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:
     """Where the two sides of a hand-over find each other; nothing is ever connected to."""
     if command.get("room") is None:
         return {}
-    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": command["room"]}
+    host = "127.0.0.1"
+    if command.get("fake"):
+        host = importlib.import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST
+    return {"bootstrap_host": host, "bootstrap_port": 1, "bootstrap_room": command["room"]}
 
 
 def main() -> None:
@@ -417,6 +435,7 @@ def main() -> None:
     hooks.install()
     _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     try:
         import sglang
 

@@ -154,26 +154,34 @@ class Unpacker:
         yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
 
     def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        """One row a position whose KV was handed over, the last with what the first draft step will be fed."""
+        """One row a position whose KV was handed over (and a layer), the last with what drafting goes on from."""
         found, lens = current.read(event), current.starts
         bonus = found["bonus"].reshape(-1).tolist()
         rotated = [token for text, last in zip(event["texts"], bonus, strict=True) for token in (*text, last)]
         about = current.about(range(len(lens)))
-        where = {"phase": "PREBUILT", "step": 0, **about}
-        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
-        yield (
-            {"ev": "forward", **where, **rows},
-            {
-                "input_ids": np.asarray(rotated, dtype=np.int64),
-                "positions": np.full(len(rotated), -1, dtype=np.int64),
-                "cache_slots": found["slots"].reshape(-1),
-                "hidden_out": found["hidden"],
-            },
-        )
         ids = found["ids"].reshape(len(lens), -1)
-        chosen = {"ids": self._as_target(ids, mapped=event["mapped"]), "probs": found["probs"].reshape(ids.shape)}
-        yield {"ev": "chosen", **where}, chosen
+        ids, probs = self._as_target(ids, mapped=event["mapped"]), found["probs"].reshape(ids.shape)
+        width = 1 if event.get("layered") else ids.shape[1]  # a column a layer, or all from one forward
+        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
+        if "hidden" not in found:
+            rows["hidden_rows"] = []
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            where = {"phase": "PREBUILT", "step": step, **about}
+            yield (
+                {"ev": "forward", **where, **rows},
+                {
+                    "input_ids": np.asarray(rotated, dtype=np.int64),
+                    "positions": np.full(len(rotated), -1, dtype=np.int64),
+                    "cache_slots": found["slots"].reshape(-1),
+                    **({"hidden_out": found["hidden"]} if "hidden" in found else {}),
+                },
+            )
+            yield {"ev": "chosen", **where}, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
         yield {"ev": "handed", "round": about["round"], "rids": current.rids, "prefixes": event["prefixes"]}, {}
+
+    def _unbuilt(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """Requests were handed over, and nobody made a draft input of them."""
+        yield {"ev": "unbuilt", "round": current.message["index"], "rids": current.rids}, {}
 
     def _verified(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         found = current.read(event)

@@ -62,6 +62,10 @@ class MtpSession(ReferenceSession):
         for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             phase = Phase.EXTEND
+            if turn.record.mode == "PREBUILT":  # the chain of the prompt's last row came along
+                self._handed_rows(writer, where, story.tokens, depths, chain)
+                before = turn
+                continue
             if turn.record.mode == "PREFILL":
                 chosen = view.target_choice(turn) if temperature > 0 else ()
                 self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
@@ -118,6 +122,26 @@ class MtpSession(ReferenceSession):
             if j == length - 1:
                 values = {"logits": self.target.logits(hidden[row]), "choose": 1, "drawn": chosen}
             writer.add(where, Phase.PREFILL, j, input_id=tokens[row], position=row, hidden_out=hidden[row], **values)
+
+    def _handed_rows(
+        self,
+        writer: Writer,
+        where: Where,
+        tokens: list[int],
+        depths: Sequence[Depth],
+        chain: Sequence[int | None],
+    ) -> None:
+        """What a decode side must hold: a row a layer and position, token full[slot + 1]; the last one proposes.
+
+        Nothing of a request whose prompt's chain is not known, as of one that was taken back.
+        """
+        for i, depth in enumerate(depths if len(chain) == self.spec.k else ()):
+            for row in range(where.committed):
+                values: dict[str, Any] = {}
+                if row == where.committed - 1:
+                    logits = self.layers.layers[i].logits(depth.g[row])
+                    values = {"logits": logits, "choose": 1, "scored": True}
+                writer.add(where, Phase.PREBUILT, row, step=i, input_id=tokens[row + 1], **values)
 
     def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
         """Rows of every layer, keyed by it as the step; the last row of each proposes."""

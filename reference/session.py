@@ -221,8 +221,10 @@ def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
 
 
 def _reached(turns: list[Turn]) -> int:
-    """How many tokens a request had when it was prefilled; -1 if it never was to the end."""
-    return next((turn.start + turn.length for turn in turns if turn.record.mode == "PREFILL" and turn.final), -1)
+    """How many tokens a request had when it was prefilled or handed over; -1 if it never was to the end."""
+    ends = {"PREFILL": 0, "PREBUILT": 1}  # the last token of what is handed over has no KV yet
+    begun = (turn for turn in turns if turn.record.mode in ends and turn.final)
+    return next((turn.start + turn.length + ends[turn.record.mode] for turn in begun), -1)
 
 
 def _last_committed(story: Story) -> int:

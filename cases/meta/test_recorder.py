@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.assemble import Assembler
 from harness.gate import _together
 from harness.packed import read
 from harness.recorder import MOST_UNDERWAY, Recorder
@@ -196,3 +197,38 @@ def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_rou
     assert (forward["lens"], forward["logit_rows"]) == ([2, 1], [1, 2])
     ran_again = [message for message, _ in told if message["ev"] == "again"]
     assert ran_again == ([{"ev": "again", "round": 0, "step": 2, "rows": again}] if again else [])
+
+
+def prebuilt(note):
+    """What the control side makes of one prebuilt batch of one request with three tokens, the last one chosen last."""
+    recorder = Recorder()
+    recorder.active = True
+    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2], lens=[0], final=[True])
+    note(recorder)
+    recorder.close_round()
+    assembler, unpacker = Assembler(), Unpacker()
+    for packed, arrays in recorder.take(all_of_them=True):
+        for message, held in unpacker.unpack(packed, arrays):
+            assembler.feed(message, held, tick=0, dp_rank=0, side="decode")
+    return assembler.build(scenario_id="x", header={})
+
+
+def test_a_batch_that_nobody_made_a_draft_input_of_is_told():
+    trace = prebuilt(lambda recorder: recorder.note("unbuilt"))
+    assert [(event.name, event.data) for event in trace.events] == [("unbuilt", {"round": 0, "rids": ["a"]})]
+    assert [record.rids for record in trace.rounds] == [("a",)]
+
+
+def test_of_a_draft_in_layers_each_layers_proposal_comes_with_rows_of_its_own():
+    tensors = {
+        "bonus": torch.tensor([9]),
+        "slots": torch.tensor([4, 5]),
+        "ids": torch.tensor([[11, 12, 13]]),
+        "probs": torch.tensor([[0.5, 0.25, 0.125]]),
+    }
+    facts = {"texts": [[8]], "prefixes": [0], "mapped": False, "layered": True}
+    rows = prebuilt(lambda recorder: recorder.note("handed", copied(tensors), **facts)).rows
+    columns = zip(*(rows.ints[name].tolist() for name in ("step", "slot", "input_id", "cache_slot")), strict=True)
+    assert list(columns) == [(step, slot, 8 + slot, 4 + slot) for step in range(3) for slot in range(2)]
+    assert [ids.tolist() for ids in rows.lists["chosen_ids"]] == [[], [11], [], [12], [], [13]]
+    assert [probs.tolist() for probs in rows.lists["chosen_probs"]][1::2] == [[0.5], [0.25], [0.125]]

@@ -198,6 +198,28 @@ def test_replaying_free_speculation_gives_the_same_rows(session):
     assert told(again) == told(free)
 
 
+def test_a_hand_over_brings_the_chain_that_the_prompt_ended_with(session):
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    free = session.speculate(request)
+    prompt = free.rounds[0]
+    handed = replace(prompt, index=100, mode="PREBUILT", starts=(len(PROMPT),), lens=(0,), forwards={})
+    rest = tuple(replace(record, index=record.index + 200) for record in free.rounds[1:])
+    late = free.rows.ints["round"] > 0
+    free.rows.ints["round"][late] += 200
+    replayed = session.replay(scenario_of(request, None), replace(free, rounds=(prompt, handed, *rest)))
+    assert replayed.events == ()
+    rows = [row for row in told(replayed) if row[0] == "PREBUILT"]
+    assert [row for row in told(replayed) if row[0] != "PREBUILT"] == told(free)
+    assert {(step, slot): token for _, _, step, slot, token, *_ in rows} == {
+        (layer, slot): token
+        for layer in range(K)
+        for slot, token in enumerate((*PROMPT[1:], free.ends[0].output_ids[0]))
+    }
+    last = {row[2]: row[-1] for row in rows if row[3] == len(PROMPT) - 1}
+    sent = {row[2]: row[-1] for row in told(free) if row[0] == "DRAFT_PREFILL" and row[3] == len(PROMPT) - 1}
+    assert last == sent
+
+
 def told(trace):
     names = ("committed", "step", "slot", "input_id", "position", "parent")
     columns = [trace.rows.ints[name].tolist() for name in names]
