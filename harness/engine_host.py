@@ -171,6 +171,7 @@ def _install_in(
 ) -> None:
     import sglang
     import torch
+    from eaglecheck_engine.dock import Dock
     from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
     from eaglecheck_engine.handoff_probe import HandoffProbe, widths
@@ -179,7 +180,7 @@ def _install_in(
     from eaglecheck_engine.recorder import Recorder
 
     release = _release(boot)
-    recorder = Recorder()
+    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = _connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)

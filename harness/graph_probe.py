@@ -81,6 +81,8 @@ class GraphProbe:
         self.on_replay: OnReplay | None = None
         #: whether a replay is worth telling
         self.wanted: Callable[[], bool] = lambda: False
+        #: told that a model is about to run outside any capture
+        self.on_eager: Callable[[], None] = lambda: None
         self._open: Book | None = None
         self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
 
@@ -161,12 +163,13 @@ class GraphProbe:
         def forward(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             book = self._open
             if book is None:
+                self.on_eager()
                 return original(input_ids, positions, forward_batch, *args, **kwargs)
             is_draft = bool(runner.is_draft_worker)
-            before = inputs_of(input_ids, positions, forward_batch, is_draft=is_draft)
+            before = copied(inputs_of(input_ids, positions, forward_batch, is_draft=is_draft))
             output = original(input_ids, positions, forward_batch, *args, **kwargs)
             batch = int(forward_batch.batch_size)
-            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, outputs_of(output)))
+            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
             return output
 
         return forward

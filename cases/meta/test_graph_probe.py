@@ -241,7 +241,7 @@ def test_of_equal_logits_the_argmax_comes_first():
     logits[0, [7, 31]] = 2.0
     logits[1, 5] = 1.0
     output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
-    arrays = outputs_of(output).read()
+    arrays = copied(outputs_of(output)).read()
     first, second = best_first(arrays["top_ids"], arrays["best"]).tolist()
     assert first[:2] == [7, 31]
     assert second[0] == 5
