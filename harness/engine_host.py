@@ -156,6 +156,10 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe()
+    if boot.get("mutants_in_graphs"):
+        from eaglecheck_engine.fault_graphs import Captured
+
+        probe.mutants = Captured()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
     return probe
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -291,14 +292,13 @@ def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) ->
 
     Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
     """
-    ends = np.cumsum(lens) - 1
     if produced == 0:
         return [], []
+    ends = [after - 1 for after in accumulate(lens)]
     if produced == len(lens) and produced != len(keep):
-        return ends.tolist(), list(range(produced))
+        return ends, list(range(produced))
     if phase == "EXTEND":
-        index = ends if produced == len(keep) else keep[ends]
-        return ends.tolist(), np.asarray(index).tolist()
+        return ends, ends if produced == len(keep) else keep[ends].tolist()
     return list(range(len(keep))), keep.tolist()
 
 
