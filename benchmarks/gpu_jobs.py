@@ -216,6 +216,7 @@ def mutants(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]
     """The mutants of --only, eagerly or in graphs; as `eaglecheck mutants`, beside engines without leases."""
     faults = [FAULTS[name] for name in options.only.split(",")]
     knobs = {"graphs": True} if options.name == "graphs" else {}
+    engines.mutants_in_graphs = bool(knobs)
     return document(Campaign(engines, options.engine, faults, print, knobs).run())
 
 

@@ -149,12 +149,12 @@ class Assembler:
         round_index = message["round"]
         places = self._last.get((dp_rank, round_index, "VERIFY", 0), [])
         parents = self._last.get((dp_rank, round_index, "TREE", 0), [])
-        at = 0
+        at, nodes, tokens = 0, arrays["nodes"].tolist(), arrays["tokens"].tolist()
         for place, own, length in zip(places, parents, message["lens"], strict=False):
             for row, parent in zip(place, own, strict=False):
                 self.rows.columns["parent"][row] = parent
             for slot in range(length):
-                self._accept_row(place[0], slot, int(arrays["nodes"][at]), int(arrays["tokens"][at]))
+                self._accept_row(place[0], slot, nodes[at], tokens[at])
                 at += 1
 
     def _accept_row(self, verify_row: int, slot: int, node: int, token: int) -> None:

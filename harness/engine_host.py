@@ -171,6 +171,10 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe()
+    if boot.get("mutants_in_graphs"):
+        from eaglecheck_engine.fault_graphs import Captured
+
+        probe.mutants = Captured()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
     return probe
 
@@ -186,6 +190,7 @@ def _install_in(
 ) -> None:
     import sglang
     import torch
+    from eaglecheck_engine.dock import Dock
     from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
     from eaglecheck_engine.handoff_probe import HandoffProbe, widths
@@ -194,7 +199,7 @@ def _install_in(
     from eaglecheck_engine.recorder import Recorder
 
     release = _release(boot)
-    recorder = Recorder()
+    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = _connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)

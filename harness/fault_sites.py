@@ -68,7 +68,7 @@ class Sites:
     def _batch_starts(self, original: Original) -> Original:
         def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if self._recorder.round is not None:
-                self._faults.batches = self._recorder.round.index + 1
+                self._faults.batch_begins(self._recorder.round.index + 1)
                 self._requests(list(batch.reqs or []))
             return original(worker, batch, *args, **kwargs)
 

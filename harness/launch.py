@@ -59,6 +59,7 @@ def build_launch(
     context_length: int = CONTEXT_LENGTH,
     assumed: Sequence[str] = (),
     lease: Request | None = None,
+    mutants_in_graphs: bool = False,
 ) -> Launch:
     """The launch of one boot configuration.
 
@@ -67,6 +68,7 @@ def build_launch(
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
     lease: the share of a GPU that the engine takes before it starts (see harness.leases).
+    mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
     overlap = engine.overlap
     if overlap is None:
@@ -84,6 +86,7 @@ def build_launch(
         "lease": None if lease is None else lease.plain(),
         "layered": layered,
         "plugin": spec.plugin,
+        **({"mutants_in_graphs": True} if mutants_in_graphs and engine.graphs else {}),
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
         "arguments": _arguments(

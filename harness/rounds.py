@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from harness.packed import Arrays, Field, read
+from harness.trace import TOP_LOGITS
 
 Message = dict[str, Any]
 #: What goes into a forward, one entry a row.
@@ -94,14 +96,14 @@ class Unpacker:
             yield {"ev": "again", **told}, {}
         rows = len(found["input_ids"])
         keep = kept_rows(lens, rows, len(requests))
-        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get("best", ())))
+        told = "logits" if "logits" in found else "best"
+        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get(told, ())))
         hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
         arrays = {name: found[name][keep] for name in INPUTS if name in found}
         if logit_rows:
-            arrays["top_logits"] = found["top_logits"][logit_index]
-            arrays["lse"] = _log_sum_exp(found)[logit_index]
-            top_ids = best_first(found["top_ids"][logit_index], found["best"][logit_index])
-            arrays["top_ids"] = self._as_target(top_ids, mapped=event["mapped"])
+            top = summary_of(found["logits"][logit_index]) if told == "logits" else _summary(found, logit_index)
+            arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
+            arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
         if hidden_rows:
             arrays["hidden_out"] = found["hidden_out"][hidden_index]
         message = {
@@ -250,6 +252,34 @@ def _read_padded(current: _Round, event: Message) -> Arrays:
     }
 
 
+def _summary(found: Arrays, rows: Sequence[int]) -> Arrays:
+    """What the device worked out of these rows' logits."""
+    return {
+        "top_logits": found["top_logits"][rows],
+        "lse": _log_sum_exp(found)[rows],
+        "top_ids": best_first(found["top_ids"][rows], found["best"][rows]),
+    }
+
+
+def summary_of(logits: np.ndarray) -> Arrays:
+    """Of float32 [r, v]: the 16 greatest, the first of equal ones first, their ids, and the log-sum-exp [r].
+
+    A NaN counts as the greatest, as for SGLang's argmax.
+    """
+    count = min(TOP_LOGITS, logits.shape[1])
+    sure = np.where(np.isnan(logits), np.inf, logits)
+    some = np.argpartition(-sure, count - 1, axis=1)[:, :count] if count < logits.shape[1] else None
+    some = np.broadcast_to(np.arange(count), (len(logits), count)) if some is None else np.sort(some, axis=1)
+    order = np.argsort(-np.take_along_axis(sure, some, axis=1), axis=1, kind="stable")
+    ids = np.take_along_axis(some, order, axis=1)
+    best = sure.argmax(axis=1)  # of many equal ones, the first may be among those that were left out
+    top = np.take_along_axis(logits, ids, axis=1)
+    greatest = sure.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lse = np.log(np.exp(logits - greatest).sum(axis=1, dtype=np.float64)) + greatest[:, 0]
+    return {"top_logits": top, "top_ids": best_first(ids, best), "lse": lse.astype(np.float32)}
+
+
 def _log_sum_exp(found: Arrays) -> np.ndarray:
     """float32 [r]: told, or the logit of any token less its log-probability."""
     if "lse" in found:
@@ -292,14 +322,13 @@ def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) ->
 
     Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
     """
-    ends = np.cumsum(lens) - 1
     if produced == 0:
         return [], []
+    ends = [after - 1 for after in accumulate(lens)]
     if produced == len(lens) and produced != len(keep):
-        return ends.tolist(), list(range(produced))
+        return ends, list(range(produced))
     if phase == "EXTEND":
-        index = ends if produced == len(keep) else keep[ends]
-        return ends.tolist(), np.asarray(index).tolist()
+        return ends, ends if produced == len(keep) else keep[ends].tolist()
     return list(range(len(keep))), keep.tolist()
 
 

@@ -30,7 +30,7 @@ class Slow:
                 self.waits += 1
 
         event = SimpleNamespace(query=lambda: number < self.arrived, synchronize=synchronize)
-        return Shipment(whole, event, lambda: None)
+        return Shipment(whole, event)
 
     sent: list = None
 
