@@ -186,6 +186,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         device=config.getoption("--device"),
         logs=tmp_path_factory.mktemp("engines"),
         lease=config.stash[LEASE],
+        copies=True,
     )
     config.stash[ENGINES] = live
     yield live
