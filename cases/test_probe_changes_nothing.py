@@ -46,11 +46,15 @@ def test_the_token_level_sees_the_same_batches_and_the_same_tokens(engines, driv
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_sglangs_own_attention_kernels_give_the_same_integers_as_our_stand_in(engines, drive_scenario):
+def test_sglangs_own_kernels_and_way_of_starting_give_the_same_integers_as_ours(engines, drive_scenario, monkeypatch):
+    """One boot for both: its attention is SGLang's own, and so is how its processes come to be."""
     if engines.device != "cpu":
         pytest.skip(f"there is no stand-in for attention on {engines.device}")
     ours = drive_scenario(CHUNKED_BATCH)
+    assert "copied processes" in ours.trace.header["flags"]
+    monkeypatch.setattr(engines, "copies", False)
     own = drive_scenario(CHUNKED_BATCH, cpu_attention="interpreted")
+    assert "copied processes" not in own.trace.header["flags"]
     assert "attention" not in {entry["subject"] for entry in own.trace.header["replaced"]}
     assert own.verdict.outcome is ours.verdict.outcome is Outcome.PASS
     for name in (*INT_COLUMNS, "phase", "rid"):

@@ -395,6 +395,9 @@ class Engine:
             return [self._receive(self.ranks[0])]
         found = ranks.gather([peer.sock for peer in self.ranks], seconds=TURN_SECONDS)
         names = [{"dp_rank": peer.hello["dp_rank"], "tp_rank": peer.hello["tp_rank"]} for peer in self.ranks]
+        for frame in found:  # before anything else: what one rank could not do makes the others fall or wait
+            if isinstance(frame, tuple):
+                self._refused(frame[0])
         fallen = ranks.first_to_fall(found)
         if fallen is not None:
             frame = found[fallen]
@@ -405,18 +408,18 @@ class Engine:
             silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
             behind = min(silent, key=ranks.progress)
             raise EngineHung({**behind, "seconds": TURN_SECONDS, "silent": len(silent), "ranks": where})
-        frames = [frame for frame in found if isinstance(frame, tuple)]
-        for message, _ in frames:
-            if message["op"] == "error":
-                raise EngineError(str(message["what"]))
-        return frames
+        return [frame for frame in found if isinstance(frame, tuple)]
+
+    def _refused(self, message: dict[str, Any]) -> None:
+        """EngineError for what is no fault of SGLang's: a command that cannot be done, or a defect of ours."""
+        if message["op"] == "error":
+            raise EngineError(str(message["what"]))
 
     def _lookout(self, name: dict[str, int]) -> socket.socket | None:
         return next((p.sock for p in self._lookouts if name.items() <= p.hello.items()), None)
 
     def _read_turn(self, peer: _Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Turn:
-        if report["op"] == "error":
-            raise EngineError(str(report["what"]))
+        self._refused(report)
         self._seen = report.pop("last", None) or self._seen  # where a rank was, should it never speak again
         return Turn(
             dp_rank=peer.hello["dp_rank"],
@@ -433,7 +436,7 @@ class Engine:
         try:
             wire.send(peer.sock, command)
         except wire.WireClosed:
-            self._receive(peer)
+            self._refused(self._receive(peer)[0])
             raise EngineCrashed({"error": "the process ended between two commands", "site": "unknown"}) from None
 
     def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +53,15 @@ SEND_BYTES = 8 << 20
 SGLANG_PORT_DELTA, PORTS, FIRST_PORT, LAST_PORT = 233, 16, 20000, 50000
 ENV_SOCKET = "EAGLECHECK_ENGINE_SOCKET"
 ENV_BOOT = "EAGLECHECK_ENGINE_BOOT"
+ENV_PARENT = "EAGLECHECK_ENGINE_PARENT"
 
 
 def _die_with_parent() -> None:
+    """Be killed when the parent ends, which each of our processes names to its children, and at once if it has."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(os.environ[ENV_PARENT]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.environ[ENV_PARENT] = str(os.getpid())
 
 
 def _connect(path: str) -> socket.socket:
@@ -121,6 +127,19 @@ def _in_child() -> None:
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
     hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
+
+
+def _copy_for_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequence[socket.socket]) -> None:
+    """SGLang's processes start as copies of this one, which has the seams already; own: what only the host may hold."""
+    from eaglecheck_engine import copies
+
+    def in_copy() -> None:
+        _die_with_parent()
+        for sock in own:
+            sock.close()
+        hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
+
+    copies.install(in_copy)
 
 
 def _arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
@@ -273,13 +292,11 @@ def _make_faults(probe: Probe, scheduler: Any) -> Faults:
     return Faults(probe, scheduler)
 
 
-def _watch(sock: socket.socket) -> None:
+def _watch(lifeline: socket.socket) -> None:
     """End the whole process group when the control side goes away, even while the engine boots or hangs."""
-    poll = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    poll.connect(sock.getpeername())
-    wire.send(poll, {"op": "hello", "role": "lifeline", "pid": os.getpid()})
+    wire.send(lifeline, {"op": "hello", "role": "lifeline", "pid": os.getpid()})
     try:
-        wire.receive(poll)
+        wire.receive(lifeline)
     except (wire.WireClosed, OSError):
         pass
     os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -430,17 +447,21 @@ def main() -> None:
     path = sys.argv[1]
     sock = _connect(path)
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
-    threading.Thread(target=_watch, args=(sock,), daemon=True).start()
+    lifeline = _connect(path)
+    threading.Thread(target=_watch, args=(lifeline,), daemon=True).start()
     boot, _ = wire.receive(sock)
     held = _take_lease(sock, boot)  # its locks are this process's own: they end with it, however it ends
     os.environ.update(boot["environment"])
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
+    os.environ[ENV_PARENT] = str(os.getpid())
     hooks = ImportHooks()
     hooks.install()
-    _prepare_cpu(hooks, boot)
+    ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
+    if boot.get("copies"):
+        _copy_for_children(hooks, boot, ops, (sock, lifeline))
     try:
         import sglang
 

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 #: Judged scenarios remembered a worker: several tests look at one run, generated ones are never asked for twice.
 REMEMBERED = 64
+#: What a trace says of engines that were started so.
+COPIES = "copied processes"
 
 
 def _unwatched(_tick: int, _state: dict[str, Any]) -> None:
@@ -104,6 +106,8 @@ class LiveEngines:
     assumed: tuple[str, ...] = ()
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False
+    #: start SGLang's processes as copies of the host (see harness.copies), on a CPU
+    copies: bool = False
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
@@ -141,6 +145,7 @@ class LiveEngines:
 
     def use(self, launch: Launch) -> Engine | PairedEngine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
+        launch = self._quick(launch)
         boot = {name: value for name, value in launch.boot.items() if name != "lease"}
         key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
         if self._engine is None or self._key != key or not self._alive():
@@ -155,6 +160,14 @@ class LiveEngines:
                 raise
             self._engine, self._key = engine, key
         return self._engine
+
+    def _quick(self, launch: Launch) -> Launch:
+        """The launch with the way of starting that this session wants, for both sides of a pair."""
+        if not self.copies or launch.boot["device"] != "cpu":
+            return launch
+        beside = None if launch.beside is None else self._quick(launch.beside)
+        flags = [*launch.boot["flags"], COPIES]
+        return replace(launch, boot={**launch.boot, "copies": True, "flags": flags}, beside=beside)
 
     def close(self) -> None:
         """End the live engine, if there is one."""

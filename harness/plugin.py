@@ -220,6 +220,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         logs=tmp_path_factory.mktemp("engines"),
         lease=config.stash[LEASE],
         assumed=checked(config.getoption("--assume")),
+        copies=True,
     )
     config.stash[ENGINES] = live
     yield live

@@ -37,7 +37,8 @@ class Gone:
 def gather(socks: list[socket.socket], *, seconds: float) -> list[Frame | Gone | None]:
     """One message of each socket in order; None where none came within `seconds`.
 
-    Where one rank fell, the others wait for it for ever inside a collective: so then only for GRACE_SECONDS more.
+    Where one rank fell, the others wait for it for ever inside a collective: so then only for GRACE_SECONDS more. The
+    same where one says that something of ours failed.
     """
     found: list[Frame | Gone | None] = [None] * len(socks)
     deadline = time.monotonic() + seconds
@@ -49,7 +50,8 @@ def gather(socks: list[socket.socket], *, seconds: float) -> list[Frame | Gone |
                 frame = found[key.data] = _read(socks[key.data], seconds=max(left, ANSWER_SECONDS))
                 selector.unregister(socks[key.data])
                 if frame is not None:
-                    deadline = min(deadline, time.monotonic() + (GRACE_SECONDS if _fell(frame) else LAG_SECONDS))
+                    ends = _fell(frame) or (isinstance(frame, tuple) and frame[0]["op"] == "error")
+                    deadline = min(deadline, time.monotonic() + (GRACE_SECONDS if ends else LAG_SECONDS))
     return found
 
 

@@ -92,8 +92,7 @@ class Unpacker:
         again = _run_again(current, event, len(found["input_ids"]), len(requests))
         if again:
             found = {name: _without_front(array, len(requests), again) for name, array in found.items()}
-            told = {"round": current.message["index"], "step": event["step"], "rows": again}
-            yield {"ev": "again", **told}, {}
+            yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
         rows = len(found["input_ids"])
         keep = kept_rows(lens, rows, len(requests))
         told = "logits" if "logits" in found else "best"

@@ -197,7 +197,7 @@ class Layer:
         c, rows = self.config, x.shape[0]
         q = self._norm(linear(x, self.q).view(rows, c.heads, c.head_dim), self.q_norm)
         k = self._norm(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), self.k_norm)
-        q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
+        q, k = rope(torch.cat((q, k), dim=1), positions, c.rope_theta).split([c.heads, c.kv_heads], dim=1)
         v = linear(x, self.v).view(rows, c.kv_heads, c.head_dim)
         group = c.heads // c.kv_heads  # query heads g*group .. share key/value head g
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)

@@ -1,0 +1,76 @@
+"""What fails on our side of the engine is never told as SGLang's doing, and no process outlives the one it serves."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness import wire
+from harness.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
+
+HOST = Path(__file__).parents[2] / "harness" / "engine_host.py"
+DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'"}
+CRASH = {"op": "crashed", "site": "srt/managers/scheduler.py:run", "error": "RuntimeError: closed", "when": 0.0}
+
+
+@pytest.fixture
+def engine_of(tmp_path):
+    """engine_of(messages of each rank, in order): an engine whose ranks say these and then end."""
+
+    def made(*said):
+        engine = Engine(
+            launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}, ranks=len(said)), log=tmp_path / "log"
+        )
+        for number, messages in enumerate(said):
+            ours, theirs = socket.socketpair()
+            for message in messages:
+                wire.send(theirs, message)
+            theirs.close()
+            hello = {"role": "scheduler", "pid": 1, "dp_rank": number, "tp_rank": number}
+            engine.ranks.append(_Peer(sock=ours, hello=hello))
+        return engine
+
+    return made
+
+
+def test_a_defect_of_ours_on_one_rank_outweighs_the_crash_it_causes_on_another(engine_of):
+    engine = engine_of([CRASH], [DEFECT])
+    with pytest.raises(EngineError, match="our probe failed"):
+        engine._receive_all()
+
+
+def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(engine_of):
+    engine = engine_of([CRASH], [])
+    with pytest.raises(EngineCrashed, match=r"srt/managers/scheduler\.py:run"):
+        engine._receive_all()
+
+
+def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(engine_of):
+    with pytest.raises(EngineError, match="our probe failed"):
+        engine_of([DEFECT]).flush()
+    with pytest.raises(EngineCrashed):
+        engine_of([]).flush()
+
+
+START = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("host", sys.argv[1])
+host = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(host)
+os.environ[host.ENV_PARENT] = sys.argv[2] or str(os.getppid())
+host._die_with_parent()
+print("lives", os.environ[host.ENV_PARENT] == str(os.getpid()))
+"""
+
+
+@pytest.mark.parametrize(("parent", "code"), [("", 0), ("1", -signal.SIGKILL)])
+def test_a_process_whose_parent_ended_before_it_asked_to_be_told_ends_at_once(parent, code):
+    if os.getpid() == 1:
+        pytest.skip("process 1 is the parent that the test names as gone")
+    done = subprocess.run([sys.executable, "-P", "-c", START, str(HOST), parent], capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ("lives True\n" if code == 0 else "")
