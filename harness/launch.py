@@ -94,7 +94,8 @@ def build_launch(
         )
         | {"disable_overlap_schedule": not overlap}
         # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
-        | ({"disable_hybrid_swa_memory": True} if layered else {}),
+        | ({"disable_hybrid_swa_memory": True} if layered else {})
+        | ({"speculative_use_rejection_sampling": True} if engine.rejection else {}),
         "optional_arguments": _optional(graphs=engine.graphs),
     }
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)

@@ -122,7 +122,8 @@ class EngineConfig(_Strict):
     side's; the prefill side has one rank).
     decode_cache: the decode side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
 
-    deterministic: a request's seed decides what it samples, whoever shares its batch.
+    deterministic: a request's seed decides what it samples, whoever shares its batch. rejection: drafts are drawn from
+    the draft's law and verified against it (rejection sampling), instead of the draft's best.
     """
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
@@ -141,6 +142,7 @@ class EngineConfig(_Strict):
     pd: bool = False
     decode_cache: bool = False
     deterministic: bool = False
+    rejection: bool = False
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -228,6 +230,8 @@ class Scenario(_Strict):
                 f"running_limit {limit} is above max_running {self.engine.max_running}; allowed: 1 to that"
             )
         _check_pauses(self.script)
+        if self.engine.rejection and (self.spec.t > 1 or self.spec.algorithm == "MTP" or self.engine.pd):
+            raise ValueError("engine.rejection is driven with chains (spec.t 1) of EAGLE or EAGLE3, without engine.pd")
         return self
 
     @property

@@ -95,7 +95,7 @@ class EngineView:
     def conditions(self, turn: Turn, before: Turn | None) -> Conditions:
         """What the engine did in a decode turn; `before` is the turn whose last row made the first proposals."""
         spec = self._spec
-        first = () if before is None else self._first_proposals(before)
+        first = () if before is None else self.proposed(before)
         forced = Forced(first=first)
         for i in range(spec.k - 1):
             chosen = tuple(self._chosen(turn, Phase.DRAFT, s, i) for s in range(spec.t))
@@ -128,8 +128,8 @@ class EngineView:
         counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.k))
         return counts if any(counts) else ()
 
-    def _first_proposals(self, before: Turn) -> tuple[int, ...]:
-        """Its last draft row's t choices, or those that were handed over."""
+    def proposed(self, before: Turn) -> tuple[int, ...]:
+        """Its last draft row's t choices, or those that were handed over; empty if unknown."""
         phases = {"PREFILL": Phase.DRAFT_PREFILL, "PREBUILT": Phase.PREBUILT}
         phase = phases.get(before.record.mode, Phase.EXTEND)
         chosen = self._chosen(before, phase, max(self._slots(before, phase), default=0))
@@ -173,4 +173,5 @@ def _coins(data: dict[str, Any], own: dict[str, Any], n: int) -> Coins | None:
     if len(own["nodes"]) != n:
         return None
     single, together = data["thresholds"]
-    return Coins(nodes=tuple(own["nodes"]), final=own["final"], single=single, together=together)
+    ratio = str(data["rule"]).startswith("chain")
+    return Coins(nodes=tuple(own["nodes"]), final=own["final"], single=single, together=together, ratio=ratio)

@@ -39,7 +39,11 @@ class MtpSession(ReferenceSession):
         self.target, self.layers, self.spec = head.target, head, spec
         self.guesses, self.refused = guesses, refused
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
+    def _replay(
+        self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
+    ) -> list[Event]:
+        if heat:
+            raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
         stale = self._stale(turns, view, story.tokens) if self.refused else {}

@@ -95,7 +95,8 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request in scenario.requests:
             for story in _stories(request, view):
-                events += self._replay(story, view, writer, temperature=request.temperature)
+                heat = (request.temperature or 1.0) if scenario.engine.rejection else 0.0
+                events += self._replay(story, view, writer, temperature=request.temperature, heat=heat)
                 if story.why:
                     events.append(_stopped(*story.why))
                     break
@@ -110,8 +111,13 @@ class ReferenceSession:
             tensors=tensors,
         )
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
-        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`)."""
+    def _replay(
+        self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
+    ) -> list[Event]:
+        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`).
+
+        heat: the temperature at which drafts were drawn (SGLang takes 1 for a greedy request), 0 where they were not.
+        """
         reading = Reading.of(self.head, story.tokens)
         rounds: list[tuple[Where, Conditions]] = []
         before: Turn | None = None
@@ -130,9 +136,22 @@ class ReferenceSession:
                 rounds.append((where, replace(known, committed=committed) if temperature > 0 else known))
                 phase, length = Phase.EXTEND, len(committed)
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
-                rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
+                drawn = view.proposed(turn) if heat else ()
+                rotated_rows(
+                    writer,
+                    where,
+                    phase,
+                    self.head,
+                    reading,
+                    length=length,
+                    t=self.spec.t,
+                    drawn=drawn,
+                    heat=heat or 1.0,
+                )
             before = turn
-        walks = decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature)
+        walks = decode_rows(
+            writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature, heat=heat
+        )
         return sampled(rounds, walks) if temperature > 0 else []
 
     @torch.inference_mode()

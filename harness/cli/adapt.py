@@ -18,6 +18,8 @@ from harness.types import EngineConfig, Scenario, SpecConfig
 DEVICES = tuple(BACKENDS)
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
+#: The first release with `speculative_use_rejection_sampling`, by reading.
+FIRST_WITH_REJECTION = Version("0.5.14")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 
@@ -82,6 +84,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
         return (
             f"spec.t is {spec.t} with engine.page {engine.page} on {engine.backend}, which SGLang {version} refuses\n"
             f"  allowed: --page 1, --backend flashinfer, or a release from {FIRST_V2_ONLY} on"
+        )
+    if engine.rejection and Version(version) < FIRST_WITH_REJECTION:
+        return (
+            f"engine.rejection is on, and SGLang {version} cannot draw its drafts\n"
+            f"  allowed: engine.rejection false, or a release from {FIRST_WITH_REJECTION} on"
         )
     if engine.decode_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
