@@ -49,6 +49,12 @@ def test_old_releases_refuse_a_cache_on_a_decode_side_that_speculates():
     assert impossible(SpecConfig(), engine, version="0.5.23") == ""
 
 
+def test_releases_that_ask_no_plugin_are_told_apart():
+    engine, spec = EngineConfig(pd=True), SpecConfig(plugin="none")
+    assert "asks no plugin's algorithm" in impossible(spec, engine, version="0.5.12.post1")
+    assert impossible(spec, engine, version="0.5.13") == ""
+
+
 def test_a_pair_is_one_launch_with_another_beside_it(tmp_path):
     env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="", ready=True)
     launch = build_launch(

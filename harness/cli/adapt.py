@@ -22,6 +22,8 @@ FIRST_V2_ONLY = Version("0.5.13")
 FIRST_WITH_REJECTION = Version("0.5.14")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
+#: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
+FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,5 +96,10 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
         return (
             f"engine.decode_cache is on, which SGLang {version} refuses beside speculation\n"
             "  allowed: engine.decode_cache false, or a newer release such as 0.5.23"
+        )
+    if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
+        return (
+            f"spec.plugin is {spec.plugin!r}, and SGLang {version} asks no plugin's algorithm for a draft input\n"
+            f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
         )
     return ""
