@@ -44,7 +44,7 @@ class Cell:
     foretold: tuple[str, ...] = ()
     #: ids of deviations (harness.deviations) of the case or of the family's boots, each used where it can show
     assumes: tuple[str, ...] = ()
-    #: scenarios of the family that this release is too old for, or refuses
+    #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
     refused: int = 0
 
     @property
@@ -74,15 +74,23 @@ def plan(
     box: Box,
     device: str = "cpu",
     wanted: Wanted | None = None,
+    cards: int | None = None,
 ) -> list[Cell]:
-    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it."""
-    wanted = wanted or Wanted()
+    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it.
+
+    cards: GPUs there are, one a rank; scenarios of more ranks are not in it either. None: ranks need none.
+    """
+    wanted, most = wanted or Wanted(), 10**6 if cards is None else cards
     return [
         cell
         for engine in engines
         for cell in (
-            *(_case(case, engine, device=device, wanted=wanted) for case in cases),
-            *(cell for family in families for cell in _family(family, engine, box, device=device, wanted=wanted)),
+            *(_case(case, engine, device=device, wanted=wanted) for case in cases if case.scenario.engine.dp <= most),
+            *(
+                cell
+                for family in families
+                for cell in _family(family, engine, box, device=device, wanted=wanted, most=most)
+            ),
         )
     ]
 
@@ -100,8 +108,8 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
     )
 
 
-def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted) -> Iterator[Cell]:
-    boots = [boot for boot in family.boots if boot.works_on(engine)]
+def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
+    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp <= most]
     since = {boot.boot_key(): boot.since for boot in family.boots}
     oldest = min((boot.since for boot in family.boots), key=Version)
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
@@ -109,7 +117,7 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not impossible(one.spec, one.engine, version=engine)
+        if not impossible(one.spec, one.engine, version=engine) and one.engine.dp <= most
     ]
     if fixed:
         yield Cell(
