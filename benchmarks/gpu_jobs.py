@@ -93,6 +93,11 @@ COMBINATIONS: dict[str, Combination] = {
     "one-step-graphs": Combination(boot="one-step"),
     "tree-graphs": Combination(boot="short-tree"),
     "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
+    "four-tree-graphs": Combination(boot="short-four-tree"),
+    "four-tree-graphs-bf16": Combination(boot="short-four-tree", dtype="bfloat16"),
+    "wide-tree-graphs": Combination(boot="short-wide-tree"),
+    "wide-tree-graphs-bf16": Combination(boot="short-wide-tree", dtype="bfloat16"),
+    "wide-tree-eager": Combination(boot="short-wide-tree", graphs=False),
     "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
     "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
     "plain-graphs-fa3": Combination(boot="plain", backend="fa3"),
@@ -112,7 +117,7 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
     engines.assumed = boot.assumes
     drawn = programs(boot, count=options.count, seed_value=options.seed, greedy=greedy_text(boot))
     start = time.monotonic()
-    ties = choices = 0
+    decided: list[tuple[int, int]] = []
     graphs: dict[str, int] = {}
     error, numbers, apart = "", Numbers(), 0.0
     outcomes = hunt.drive_all(chosen.of(scenario, options) for scenario in drawn)
@@ -127,8 +132,8 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         mark = time.monotonic()
         if outcome.passed:
             numbers.add(outcome.trace, outcome.reference)
-        ties += outcome.verdict.ties
-        choices += outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
+        asked = outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
+        decided.append((outcome.verdict.ties, asked))
         for phase, count in in_graphs(outcome.trace).items():
             graphs[phase] = graphs.get(phase, 0) + count
         apart += time.monotonic() - mark  # what only this benchmark asks for
@@ -145,8 +150,9 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         "header": header,
         "in_graphs": graphs,
         "engine_error_over_own": numbers.summary(),
-        "ties": ties,
-        "choices": choices,
+        "ties": sum(ties for ties, _ in decided),
+        "choices": sum(choices for _, choices in decided),
+        "ties_of_choices": decided,
         "spent": spent,
         "boot_seconds": engines.boot_seconds,
         "wall": wall,
