@@ -55,8 +55,14 @@ def test_killed_engine_is_a_crash_finding_and_the_next_scenario_runs_as_if_nothi
 def test_stopped_engine_is_a_hang_finding_and_is_ended(engines, drive_scenario, monkeypatch):
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
-    monkeypatch.setattr("harness.engine.TURN_SECONDS", 2.0)
-    hung = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGSTOP))
+    stop = _signal_scheduler(engine, signal.SIGSTOP)
+
+    def on_turn(tick, state):
+        if tick == TURN:
+            monkeypatch.setattr("harness.engine.TURN_SECONDS", 2.0)  # not before: the first turns are slow ones
+        stop(tick, state)
+
+    hung = drive_scenario(SCENARIO, on_turn=on_turn)
     assert hung.verdict.outcome is Outcome.FAIL
     assert hung.verdict.root_kinds == (Kind.HANG,)
     assert survivors(processes) == []

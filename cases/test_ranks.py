@@ -54,10 +54,10 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
     engine = engines.use(engines.launch(scenario, engine=release))
     stuck = next(rank for rank in engine.handshakes if rank["dp_rank"] == 1)
     processes = tree(engine.process.pid)
-    monkeypatch.setattr("harness.engine.TURN_SECONDS", 3.0)
 
     def stop(tick, _state):
         if tick == STUCK:
+            monkeypatch.setattr("harness.engine.TURN_SECONDS", 3.0)  # not before: the first turns are slow ones
             os.kill(stuck["pid"], signal.SIGSTOP)
 
     outcome = engines(scenario, engine=release, fresh=True, on_turn=stop)

@@ -1,13 +1,13 @@
-"""The NVIDIA cards of this machine, as `nvidia-smi` tells them. Standard library only; nothing is started on a card.
+"""The NVIDIA cards of this machine and what they are, for doctors and bundles; nothing is started on a card.
 
 This module must not import torch: a CUDA context takes memory on the card it asks about.
 """
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from dataclasses import dataclass
+
+from harness import smi
 
 FIELDS = ("name", "uuid", "memory.total", "memory.free", "compute_cap", "driver_version")
 SECONDS = 20
@@ -39,31 +39,27 @@ def cards() -> tuple[Card, ...]:
 
 def ask() -> tuple[Card, ...]:
     """Every card; empty where there is no nvidia-smi. NoAnswer where it fails or says something unexpected."""
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return ()
-    query = [command, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(query, capture_output=True, text=True, errors="replace", timeout=SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        return tuple(_card(one) for one in smi.query("gpu", FIELDS, seconds=SECONDS))
+    except smi.NoSmi:
+        return ()
+    except smi.SmiFailed as error:
+        raise NoAnswer(error.said.splitlines()[0] if error.said else f"exit {error.code}") from error
+    except smi.OtherAnswer as error:
+        raise NoAnswer(error.line) from error
+    except smi.SmiError as error:
         raise NoAnswer(str(error)) from error
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip().splitlines() or [f"exit {done.returncode}"]
-        raise NoAnswer(said[0])
-    return parse(done.stdout)
 
 
-def parse(text: str) -> tuple[Card, ...]:
-    """The cards in nvidia-smi's own lines; NoAnswer for a line that is not as asked."""
-    found = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        parts = [part.strip() for part in line.split(",")]
-        if len(parts) != len(FIELDS):
-            raise NoAnswer(line)
-        name, uuid, memory, free, capability, driver = parts
-        try:
-            card = Card(name=name, uuid=uuid, memory=int(memory), free=int(free), capability=capability, driver=driver)
-        except ValueError as error:
-            raise NoAnswer(line) from error
-        found.append(card)
-    return tuple(found)
+def _card(one: dict[str, str]) -> Card:
+    try:
+        return Card(
+            name=one["name"],
+            uuid=one["uuid"],
+            memory=int(one["memory.total"]),
+            free=int(one["memory.free"]),
+            capability=one["compute_cap"],
+            driver=one["driver_version"],
+        )
+    except ValueError as error:
+        raise NoAnswer(", ".join(one.values())) from error

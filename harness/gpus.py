@@ -1,4 +1,4 @@
-"""Which NVIDIA cards are here and what runs on them, as `nvidia-smi` says: the one tool that every GPU machine has.
+"""Which NVIDIA cards are here and what runs on them.
 
 Both sides: standard library only. It must not create a CUDA context, start anything or decide who may use a card.
 """
@@ -6,14 +6,16 @@ Both sides: standard library only. It must not create a CUDA context, start anyt
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from . import smi
 
 SMI_SECONDS = 30.0
 CARD_FIELDS = ("index", "uuid", "name", "memory.used", "memory.free")
 APP_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+ON_CPU = "\n  run on the CPU instead:  --device cpu"
 
 
 class CardError(Exception):
@@ -49,48 +51,32 @@ class App:
 def read_cards() -> list[Card]:
     """Every card of this machine by index. CardError if there is none, or `nvidia-smi` cannot say."""
     found = []
-    for line in _ask(f"--query-gpu={','.join(CARD_FIELDS)}"):
-        index, uuid, name, used, free = _parts(line, len(CARD_FIELDS))
+    for one in _ask("gpu", CARD_FIELDS):
+        used, free, named = one["memory.used"], one["memory.free"], f"GPU {one['index']} ({one['name']})"
         if not (used.isdecimal() and free.isdecimal()):
-            raise CardError(f"nvidia-smi does not say how much memory GPU {index} ({name}) has: {line}")
-        found.append(Card(index=int(index), uuid=uuid, name=name, used=int(used), free=int(free)))
+            raise CardError(f"nvidia-smi does not say how much memory {named} has: used {used}, free {free}")
+        found.append(Card(index=int(one["index"]), uuid=one["uuid"], name=one["name"], used=int(used), free=int(free)))
     if not found:
-        raise CardError("nvidia-smi lists no GPU on this machine\n  run on the CPU instead:  --device cpu")
+        raise CardError(f"nvidia-smi lists no GPU on this machine{ON_CPU}")
     return sorted(found, key=lambda card: card.index)
 
 
 def read_apps() -> list[App]:
     """Every process that computes on any card. Inside a container the driver may hide some, or name them foreignly."""
     found = []
-    for line in _ask(f"--query-compute-apps={','.join(APP_FIELDS)}"):
-        uuid, pid, name, used = _parts(line, len(APP_FIELDS))
-        found.append(App(uuid=uuid, pid=int(pid), name=name, used=int(used) if used.isdecimal() else None))
+    for one in _ask("compute-apps", APP_FIELDS):
+        used = int(one["used_memory"]) if one["used_memory"].isdecimal() else None
+        found.append(App(uuid=one["gpu_uuid"], pid=int(one["pid"]), name=one["process_name"], used=used))
     return found
 
 
-def _parts(line: str, count: int) -> list[str]:
-    """The values of one line; the third, a name, may hold commas itself."""
-    parts = [part.strip() for part in line.split(",")]
-    if len(parts) < count:
-        raise CardError(
-            f"nvidia-smi answered {line!r}, and {count} values were asked for\n  see what it says:  nvidia-smi"
-        )
-    after = len(parts) - (count - 3)
-    return [*parts[:2], ", ".join(parts[2:after]), *parts[after:]]
-
-
-def _ask(query: str) -> list[str]:
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits"]
+def _ask(subject: str, fields: Sequence[str]) -> list[dict[str, str]]:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
-    except FileNotFoundError as error:
-        raise CardError("there is no nvidia-smi here, so no GPU\n  run on the CPU instead:  --device cpu") from error
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise CardError(f"nvidia-smi cannot be asked: {error}\n  see what it says:  nvidia-smi") from error
-    if done.returncode:
-        said = (done.stdout + done.stderr).strip() or "it printed nothing"
-        raise CardError(f"nvidia-smi failed (exit {done.returncode}): {said}\n  see what it says:  nvidia-smi")
-    return [line for line in done.stdout.splitlines() if line.strip()]
+        return smi.query(subject, fields, seconds=SMI_SECONDS)
+    except smi.NoSmi as error:
+        raise CardError(f"{error}, so no GPU{ON_CPU}") from error
+    except smi.SmiError as error:
+        raise CardError(f"{error}\n  see what it says:  nvidia-smi") from error
 
 
 def visible(cards: Sequence[Card], chosen: str | None = None) -> list[Card]:

@@ -258,20 +258,8 @@ def _judge_choice(
             margin=margin,
             hint=_choice_hint(top_ids, wanted, got),
         )
-        if not margin < limit:
-            result.divergences.append(found)
+        if not result.decide(found, limit=limit):
             return
-        result.ties.append(
-            Tie(
-                check=pairs.check,
-                key=found.key,
-                round=found.round,
-                expected=wanted,
-                observed=got,
-                margin=margin,
-                limit=limit,
-            )
-        )
 
 
 def _choice_hint(top_ids: np.ndarray, wanted: int, got: int) -> str:

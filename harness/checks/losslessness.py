@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from harness.checks.evidence import Evidence
-from harness.checks.registry import CheckResult, Tie, register
+from harness.checks.registry import CheckResult, register
 from harness.tolerance import budget_for, tie_limit
 from harness.trace import RequestEnd
 from harness.types import Divergence, Key, Kind, Phase, Policy, RequestSpec
@@ -101,19 +101,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
             policy=Policy.TIE,
             margin=margin,
         )
-        if margin < limit:
-            tie = Tie(
-                check="losslessness",
-                key=found.key,
-                round=found.round,
-                expected=wanted,
-                observed=observed,
-                margin=margin,
-                limit=limit,
-            )
-            result.ties.append(tie)
-        else:
-            result.divergences.append(found)
+        result.decide(found, limit=limit)
         return
     if end.reason != "abort" and len(end.output_ids) != len(expected):
         place = min(len(end.output_ids), len(expected))

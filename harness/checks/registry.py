@@ -6,6 +6,7 @@ into a reason for UNKNOWN so that one broken check never hides another's finding
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -65,6 +66,25 @@ class CheckResult:
             raise KeyError(f"unknown counter {name!r}; allowed: {', '.join((*COMPARED, *RANKS_COMPARED))}")
         if amount:
             self.compared[name] = self.compared.get(name, 0) + amount
+
+    def decide(self, found: Divergence, *, limit: float) -> bool:
+        """Whether a choice that differs was a tie: its margin is below `limit`. If not, it is a divergence."""
+        margin = math.inf if found.margin is None else found.margin
+        if not margin < limit:
+            self.divergences.append(found)
+            return False
+        self.ties.append(
+            Tie(
+                check=found.check,
+                key=found.key,
+                round=found.round,
+                expected=found.expected,
+                observed=found.observed,
+                margin=margin,
+                limit=limit,
+            )
+        )
+        return True
 
     def add(self, other: CheckResult) -> None:
         """Take over everything `other` says."""

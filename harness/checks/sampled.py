@@ -11,7 +11,7 @@ from dataclasses import replace
 from harness.batches import Share
 from harness.checks.coverage import sampler_replaced
 from harness.checks.evidence import Evidence, Table, tabulate
-from harness.checks.registry import CheckResult, Tie, register
+from harness.checks.registry import CheckResult, register
 from harness.trace import Trace
 from harness.types import Kind, Phase, Policy
 
@@ -67,19 +67,7 @@ def _judge(
     place, kind, hint, wanted, seen = fault
     at, limit = rows[min(place, len(rows) - 1)], NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
     told = evidence.divergence(at, kind=kind, check="sampled", expected=wanted, observed=seen, hint=hint)
-    if margin < limit:
-        near = Tie(
-            check="sampled",
-            key=told.key,
-            round=told.round,
-            expected=wanted,
-            observed=seen,
-            margin=margin,
-            limit=limit,
-        )
-        result.ties.append(near)
-    else:
-        result.divergences.append(replace(told, policy=Policy.TIE, margin=margin))
+    result.decide(replace(told, policy=Policy.TIE, margin=margin), limit=limit)
 
 
 def _difference(
