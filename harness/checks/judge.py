@@ -20,6 +20,7 @@ from harness.checks import (
     rounds,
     sampled,
     slots,
+    states,
     tails,
     verify,
 )
@@ -38,6 +39,7 @@ FAMILIES = (
     inputs,
     rounds,
     slots,
+    states,
     ledger,
     ranks,
     chain,
