@@ -5,7 +5,7 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import selectors
 import socket
@@ -495,7 +495,7 @@ class Engine:
 def _messages(arrays: dict[str, np.ndarray]) -> Messages:
     """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
     text = arrays.pop("messages", None)
-    messages: Messages = [] if text is None else [(message, {}) for message in json.loads(text.tobytes())]
+    messages: Messages = [] if text is None else [(message, {}) for message in marshal.loads(text.tobytes())]
     for name, array in arrays.items():
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array

@@ -21,6 +21,7 @@ from harness.checks import (
     sampled,
     seeds,
     slots,
+    states,
     tails,
     verify,
 )
@@ -39,6 +40,7 @@ FAMILIES = (
     inputs,
     rounds,
     slots,
+    states,
     ledger,
     ranks,
     chain,
@@ -120,8 +122,8 @@ def _from_cache(part: Part) -> bool:
 
 def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
     """One TOKEN when ties are too many to be chance."""
-    budget = budget_for(evidence.dtype)
-    if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget):
+    budget, topk = budget_for(evidence.dtype), evidence.scenario.spec.t
+    if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget, topk=topk):
         return []
     first: Tie = result.ties[0]
     return [
@@ -130,7 +132,7 @@ def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
             check="ties",
             key=first.key,
             round=first.round,
-            expected=f"about {budget.tie_rate:.1%} ties within {TIE_MULTIPLE:g} numerical floors",
+            expected=f"about {budget.tie_rate(topk):.1%} ties within {TIE_MULTIPLE:g} numerical floors",
             observed=f"{len(result.ties)} of {result.choices}",
             policy=Policy.TIE,
             margin=first.margin,
