@@ -82,7 +82,7 @@ LAYERED = {
             checkpoint="mtp-tiny",
             spec=MTP,
             since="0.5.17",
-            assumes=("F-010",),
+            assumes=("F-010", "F-012"),
         ),
         Boot(
             name="layers-pages",

@@ -53,8 +53,11 @@ class Cell:
 
     def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
         """What the reference takes for granted in one scenario."""
-        dp, graphs = scenario.engine.dp, bool(scenario.engine.graphs)
-        return tuple(name for name in self.assumes if DEVIATIONS[name].shows_in(scenario.spec, dp=dp, graphs=graphs))
+        spec, engine = scenario.spec, scenario.engine
+        dp, graphs, cache = engine.dp, engine.graphs, engine.prefix_cache
+        return tuple(
+            name for name in self.assumes if DEVIATIONS[name].shows_in(spec, dp=dp, graphs=graphs, cache=cache)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

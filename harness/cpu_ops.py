@@ -218,6 +218,21 @@ class CpuOps:
         what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
         self._note(what, "no-op", "none", why)
 
+    def _seam_sampled_path(self, module: types.ModuleType, argument: str) -> None:
+        """The flag that selects Triton kernels also sends a sampled batch down the greedy path; not while it is one."""
+        original = module.eagle_sample
+
+        def eagle_sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if batch.sampling_info.is_all_greedy:
+                return original(verify_input, batch, *args, **kwargs)
+            setattr(module, argument, False)
+            try:
+                return original(verify_input, batch, *args, **kwargs)
+            finally:
+                setattr(module, argument, True)
+
+        module.eagle_sample = eagle_sample  # type: ignore[attr-defined]
+
     def _seam_murmur(self, module: types.ModuleType, argument: str) -> None:
         def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
             shape = (len(seed), len(columns))

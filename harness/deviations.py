@@ -24,7 +24,7 @@ class Deviation:
     """One finding of docs/findings.md that the reference can predict, or that a stand-in in the engine lets pass.
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
-    layers draft (MTP). in_graphs: only inside CUDA graphs.
+    layers draft (MTP). in_graphs: only inside CUDA graphs. cached: only with a prefix cache.
     """
 
     id: str
@@ -34,9 +34,10 @@ class Deviation:
     least_dp: int = 1
     layered: bool = False
     in_graphs: bool = False
+    cached: bool = False
 
-    def shows_in(self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False) -> bool:
-        if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs):
+    def shows_in(self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True) -> bool:
+        if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs) or (self.cached and not cache):
             return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
 
@@ -75,6 +76,14 @@ GUESSED_TAIL = Deviation(
     least_t=1,
     layered=True,
 )
+SHARED_ROWS = Deviation(
+    id="F-012",
+    what="rows out of the prefix cache hold what the MTP layers of whoever wrote them read",
+    least_k=2,
+    least_t=1,
+    layered=True,
+    cached=True,
+)
 REFUSED_STATES = Deviation(
     id="F-020",
     what="rows that MTP layers run once more in CUDA graphs read the states of refused nodes",
@@ -83,7 +92,7 @@ REFUSED_STATES = Deviation(
     layered=True,
     in_graphs=True,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, REFUSED_STATES)}
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, SHARED_ROWS, REFUSED_STATES)}
 
 
 class UnknownDeviation(ValueError):
@@ -107,10 +116,12 @@ def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
 
 
-def notes(header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool = False) -> list[str]:
+def notes(
+    header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool = False, cache: bool = True
+) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
-    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs)]
+    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache)]
 
 
 def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]]) -> list[str]:

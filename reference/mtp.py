@@ -125,6 +125,8 @@ class Window:
     guess: what stood for token `stop` although the text had it (docs/findings.md F-010), None where nothing did.
     again: how many rows before `start` each layer ran once more, now that more of the text was known; () is none.
     stale: states [m,h] that those rows read, the last one at start-1, None where they read the target's own.
+    held: what the k layers had read at rows 0..start-1 when they last ran, where a cache may have exchanged them; an
+    empty entry is not known, and counts as what this request's layers would read.
     """
 
     start: int
@@ -134,6 +136,7 @@ class Window:
     guess: int | None = None
     again: tuple[int, ...] = ()
     stale: Tensor | None = None
+    held: tuple[tuple[int, ...], ...] = ()
 
     def first(self, i: int) -> int:
         """The first row that layer i ran."""
@@ -166,7 +169,7 @@ def read_depths(
         layer = head.layers[i]
         fed = torch.tensor(_fed(tokens.tolist(), filled, i))
         g = layer.forward(fed, state, positions, mask)
-        if any(window.again for window in windows):
+        if any(window.again or window.held for window in windows):
             g = _as_they_ran(layer, tokens.tolist(), state, filled, i)
         depths.append(Depth(tokens=fed, hidden=state, g=g))
         best = layer.logits(g[[window.stop - 1 for window in filled]]).argmax(-1).tolist()
@@ -184,7 +187,9 @@ def _as_they_ran(layer: MtpLayer, text: list[int], hidden: Tensor, windows: Sequ
     tokens, states, said = [0] * len(hidden), hidden.clone(), list[Tensor]()
     for number, window in enumerate(windows):
         start, stop = window.start if number else 0, window.stop
-        first = window.first(i) if number else 0
+        first = window.first(i) if number else len(window.held)
+        for row, read in enumerate(window.held):
+            tokens[row] = read[i] if read else _read(window, text, row + 1 + i)
         tokens[first:stop] = [_read(window, text, row + 1 + i) for row in range(first, stop)]
         states[first:stop] = hidden[first:stop]
         if window.stale is not None and first < start:
@@ -203,7 +208,13 @@ def _fed(text: list[int], windows: Sequence[Window], i: int) -> list[int]:
     return fed
 
 
-def _read(window: Window, text: list[int], at: int) -> int:
+def reads(text: Sequence[int], window: Window, k: int) -> list[tuple[int, ...]]:
+    """What each of k layers reads at every row of a window whose proposals are known."""
+    rows = range(window.start, window.stop)
+    return [tuple(_read(window, text, row + 1 + i) for i in range(k)) for row in rows]
+
+
+def _read(window: Window, text: Sequence[int], at: int) -> int:
     """The token that a row of `window` takes for the one at index `at`."""
     proposed = _not_text(window, at)
     return text[at] if proposed is None else proposed

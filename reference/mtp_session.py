@@ -6,18 +6,19 @@ the next round's chain. This module must not judge, and must see an engine's tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
-from harness.types import Phase, RequestSpec, SpecConfig
+from harness.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.engine_view import EngineView, Turn
-from reference.mtp import Depth, MtpHead, Window, read_depths
-from reference.session import ReferenceSession, Story, ended, record_of, sampled, where_of
+from reference.mtp import Depth, MtpHead, Window, read_depths, reads
+from reference.mtp_cache import Owner, Read, Step, held_rows
+from reference.session import ReferenceSession, Story, ended, record_of, sampled, stories, where_of
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
 from reference.verify import Walk
@@ -26,18 +27,72 @@ from reference.verify import Walk
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
-    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False) -> None:
+    def __init__(
+        self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False, shared: bool = False
+    ) -> None:
         """Deviations of an engine to predict, see docs/findings.md.
 
         guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
-        the states of the last verified nodes, accepted or not (F-020).
+        the states of the last verified nodes, accepted or not (F-020). shared: rows out of its prefix cache hold what
+        the layers of whoever wrote them read (F-012).
         """
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
         self.target, self.layers, self.spec = head.target, head, spec
-        self.guesses, self.refused = guesses, refused
+        self.guesses, self.refused, self.shared = guesses, refused, shared
+        self._held: dict[tuple[int, int, str], tuple[Read, ...]] = {}
+
+    def replay(self, scenario: Scenario, engine: Trace) -> Trace:
+        """See ReferenceSession; where rows are shared, their owners are followed first."""
+        self._held = self._shared_rows(scenario, engine) if self.shared and scenario.engine.prefix_cache else {}
+        try:
+            return super().replay(scenario, engine)
+        finally:
+            self._held = {}
+
+    def _shared_rows(self, scenario: Scenario, engine: Trace) -> dict[tuple[int, int, str], tuple[Read, ...]]:
+        """(DP rank, round, rid) -> what the rows before that turn's window hold (see reference.mtp_cache)."""
+        view = EngineView(engine, self.spec, self.target.config.vocab)
+        steps = [
+            (turn, step)
+            for request in scenario.requests
+            for story, stays in with_fates(stories(request, view))
+            for turn, step in self._steps(story, view, stays=stays)
+        ]
+        steps.sort(key=lambda one: (one[0].record.dp_rank, one[0].record.index, one[0].record.rids.index(one[0].rid)))
+        found: dict[tuple[int, int, str], tuple[Read, ...]] = {}
+        for _, own in groupby(steps, key=lambda one: one[0].record.dp_rank):
+            listed = list(own)
+            for (turn, _), held in zip(listed, held_rows(step for _, step in listed), strict=True):
+                found[turn.record.dp_rank, turn.record.index, turn.rid] = held
+        return found
+
+    def _steps(self, story: Story, view: EngineView, *, stays: bool) -> Iterator[tuple[Turn, Step]]:
+        """The windows of one story and what their layers read, as far as the engine told what they proposed."""
+        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        prompts = [turn.start + turn.length for turn, _ in turns if turn.record.mode == "PREFILL"]
+        owner = Owner(text=story.tokens, asked=max(prompts, default=0), stays=stays)
+        for number, ((turn, committed), known) in enumerate(zip(turns, _known(story), strict=True)):
+            proposals = view.layer_proposals(turn)
+            told = view.target_choice(turn) if self.guesses and _is_early_chunk(turn) else ()
+            window = _window(turn, committed, known=known, proposals=proposals, guess=told[0] if told else None)
+            yield (
+                turn,
+                Step(
+                    owner=owner,
+                    round=turn.record.index,
+                    window=window,
+                    read=reads(story.tokens, window, self.spec.k)
+                    if None not in proposals
+                    else [()] * (window.stop - window.start),
+                    prompt=turn.record.mode == "PREFILL",
+                    final=turn.final,
+                    first=not number,
+                    last=number == len(turns) - 1,
+                ),
+            )
 
     def _replay(
         self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
@@ -56,6 +111,7 @@ class MtpSession(ReferenceSession):
                 guess=self._guess(turn, view, hidden),
                 again=view.ran_again(turn),
                 stale=stale.get(turn.start),
+                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
             )
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
@@ -233,6 +289,12 @@ class MtpSession(ReferenceSession):
             ends=(end,),
             tensors=tensors,
         )
+
+
+def with_fates(told: Iterator[Story]) -> list[tuple[Story, bool]]:
+    """Stories of one request, each with whether its rows stay in the cache: all but the last end in a retraction."""
+    listed = list(told)
+    return [(story, number == len(listed) - 1) for number, story in enumerate(listed)]
 
 
 def _is_early_chunk(turn: Turn) -> bool:

@@ -43,8 +43,9 @@ def session_of(
     sight: Sight = "ancestors",
     guesses: bool = False,
     refused: bool = False,
+    shared: bool = False,
 ) -> ReferenceSession:
-    """The session for these settings; ValueError if the head does not draft that way. guesses, refused: MtpSession."""
+    """The session for these settings; ValueError if the head does not draft that way. The last three: MtpSession."""
     if isinstance(head, MtpHead):
-        return MtpSession(head, spec, guesses=guesses, refused=refused)
+        return MtpSession(head, spec, guesses=guesses, refused=refused, shared=shared)
     return ReferenceSession(target, head, spec, sight=sight)

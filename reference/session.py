@@ -94,7 +94,7 @@ class ReferenceSession:
         view = EngineView(engine, self.spec, self.target.config.vocab)
         writer, events = Writer(), list[Event]()
         for request in scenario.requests:
-            for story in _stories(request, view):
+            for story in stories(request, view):
                 heat = (request.temperature or 1.0) if scenario.engine.rejection else 0.0
                 events += self._replay(story, view, writer, temperature=request.temperature, heat=heat)
                 if story.why:
@@ -227,7 +227,7 @@ def ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]
     return None
 
 
-def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
+def stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
     """One story an epoch; after a restart the prompt is everything known so far."""
     tokens, in_flight = list(request.prompt), 0
     for _, group in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):

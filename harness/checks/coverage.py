@@ -59,7 +59,7 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         notes.append(f"not exercised: sampled verify ({kernel} replaced by stand-in)")
         exempt.update(("accepts",) if all(temperatures) else ())
     if evidence.scenario.engine.rejection:
-        notes.append("not judged: which tokens were drafted, since they are drawn; their probabilities are")
+        notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
         exempt.add("proposals")
     return frozenset(exempt), notes
 

@@ -152,7 +152,10 @@ def _assumed(evidence: Evidence) -> list[str]:
     scenario, reference = evidence.scenario, evidence.reference
     if reference is None:
         return []
-    return deviations.notes(reference.header, scenario.spec, dp=scenario.engine.dp, graphs=bool(scenario.engine.graphs))
+    engine = scenario.engine
+    return deviations.notes(
+        reference.header, scenario.spec, dp=engine.dp, graphs=engine.graphs, cache=engine.prefix_cache
+    )
 
 
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
