@@ -20,11 +20,9 @@ from pathlib import Path
 from benchmarks._bench import machine
 from cases.boots import Boot
 from cases.families import FAMILIES
-from cases.generated_handoffs import generate
-from cases.hunt import Hunt, as_json, greedy_text
+from cases.hunt import Hunt, as_json, drawn
 from cases.known import known_as
 from cases.situations import ELSEWHERE
-from cases.strategies import programs
 from harness import envs
 from harness.deviations import checked
 from harness.live import LiveEngines
@@ -41,10 +39,7 @@ def plan(boots: list[Boot], *, count: int, seed_value: int) -> Iterator[Scenario
     while done < count:
         boot = boots[turn % len(boots)]
         block = min(BLOCK, -(-count // len(boots)), count - done)
-        if boot.engine.pd:
-            yield from generate(boot, count=block, seed=seed_value + turn)
-        else:
-            yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
+        yield from drawn(boot, count=block, seed_value=seed_value + turn)
         done, turn = done + block, turn + 1
 
 

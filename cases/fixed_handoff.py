@@ -163,6 +163,13 @@ def handoffs(
             [submit(*"abc"), DRAIN],
             wants=["retracted_on_decode_side"],
         ),
+        program(
+            "retracted-aborted",
+            # As above, and the one that was taken back is aborted before there is room for it again.
+            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [submit(*"abc"), tick(20), abort("c"), DRAIN],
+            wants=["empty_prebuilt_batch"],
+        ),
     ]
     by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
     return [by_name[name] for name in only] if only else every

@@ -73,6 +73,7 @@ def _lead(make: Lead) -> Lead:
 
 @_lead
 def handed_over_together(program: _Program) -> None:
+    program.chunk = max(program.chunk, 2 * program.boot.engine.page)  # a prompt takes whole pages of it
     for _ in range(2):  # short enough for one chunk
         program.request(0, length=program.draw.randint(1, 2))
 

@@ -13,12 +13,12 @@ import time
 import traceback
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from . import wire
+from .blame import watcher
 from .loopback import RULE_BOOK
 from .packed import Arrays
 from .recorder import Recorder, plain_rid
@@ -206,7 +206,7 @@ class Gate:
             "trace": "".join(traceback.format_exception(error))[-6000:],
             **{f"at_{key}": value for key, value in self._recorder.last.items()},
         }
-        if (own := _watcher(error)) is not None:  # our fault, and no finding about SGLang
+        if (own := watcher(error)) is not None:  # our fault, and no finding about SGLang
             report = {"op": "error", "what": f"our {own} failed: {report['error']}", "trace": report["trace"]}
         try:
             wire.send(self._sock, report, self._last_words())
@@ -220,26 +220,6 @@ class Gate:
             return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
         except RuntimeError:
             return _together(said)
-
-
-#: Our files that only look on. What fails in a stand-in, a mutant or a transfer may be SGLang's doing.
-WATCHERS = ("gate", "recorder", "probe", "dp_probe", "graph_probe", "handoff_probe", "tail_probe", "snapshot", "packed")
-
-
-def _watcher(error: BaseException) -> str | None:
-    """Which of them the error comes from; None if it comes from SGLang or from what stands in for it.
-
-    Theirs, if it is the innermost frame outside the libraries: what they call of SGLang has frames of its own. A device
-    tells of an error late, to whoever asks next.
-    """
-    if "CUDA" in str(error):
-        return None
-    ours, frames = Path(__file__).parent, traceback.extract_tb(error.__traceback__)
-    inner = next(
-        (Path(f.filename) for f in reversed(frames) if "/sglang/" in f.filename or ours in Path(f.filename).parents),
-        None,
-    )
-    return inner.stem if inner is not None and inner.parent == ours and inner.stem in WATCHERS else None
 
 
 def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:
