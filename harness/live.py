@@ -163,7 +163,7 @@ class LiveEngines:
 
     def _quick(self, launch: Launch) -> Launch:
         """The launch with the way of starting that this session wants, for both sides of a pair."""
-        if not self.copies or launch.boot["device"] != "cpu":
+        if not self.copies or launch.boot.get("device") != "cpu":
             return launch
         beside = None if launch.beside is None else self._quick(launch.beside)
         flags = [*launch.boot["flags"], COPIES]

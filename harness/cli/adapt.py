@@ -42,6 +42,9 @@ class Wanted:
         return {name: value for name, value in named.items() if value is not None}
 
 
+NOTHING = Wanted()
+
+
 def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> list[Scenario]:
     """The scenarios with what is wanted, in order; UsageError for a value that the device does not have."""
     _check_values(wanted, device)

@@ -11,7 +11,8 @@ from rich.console import Console
 from cases import catalogue
 from harness import envs
 from harness.cli import options, prepare
-from harness.cli.adapt import Wanted
+from harness.cli.adapt import NOTHING, Wanted
+from harness.cli.engine_options import engine_options
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.documents import cell_document, check_target, matrix_document, write_json
@@ -23,6 +24,7 @@ from reports.terminal import LiveLine, render_matrix
 
 
 @guarded
+@engine_options
 def command(
     engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
     cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,
@@ -49,11 +51,7 @@ def command(
     ] = None,
     device: options.Device = "cpu",
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -64,7 +62,6 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    wanted = Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page)
     if nights is not None:
         asked = Asked(
             nights=nights,

@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness import deviations, envs, leases
-from harness.cli.adapt import DEVICES, Wanted, adapted, check_possible
+from harness.cli.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
 from harness.cli.programs import check_scenarios, choose_scenarios
@@ -31,8 +31,6 @@ FIRST_REVERT = Version("0.5.13")
 ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
 
 Say = Callable[[str], None]
-
-NOTHING = Wanted()
 
 
 def make_plan(

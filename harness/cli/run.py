@@ -10,7 +10,8 @@ from rich.console import Console
 
 from harness import component
 from harness.cli import options, prepare
-from harness.cli.adapt import Wanted
+from harness.cli.adapt import NOTHING, Wanted
+from harness.cli.engine_options import engine_options
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.documents import check_target, run_document, write_json
 from harness.runner import run
@@ -19,6 +20,7 @@ from reports.terminal import LiveLine, render_run
 
 
 @guarded
+@engine_options
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -37,11 +39,7 @@ def command(
         str, typer.Option(help="CPU attention: 'torch' (our stand-in) or 'interpreted' (SGLang's kernels, slower).")
     ] = "torch",
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -58,7 +56,7 @@ def command(
         draft=draft,
         cpu_attention=cpu_attention,
         gpu_share=gpu_share,
-        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        wanted=wanted,
         runs=runs,
         assumed=assume or (),
     )
