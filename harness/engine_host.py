@@ -359,6 +359,10 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(boot["arguments"])
     if arguments.get("enable_dp_attention"):
         arguments["port"] = _free_ports(os.getpid())
+    elif (
+        "nccl_port" in known
+    ):  # SGLang looks for a free one itself, and of many engines that start at once two may find it
+        arguments["nccl_port"] = _free_ports(os.getpid()) + SGLANG_PORT_DELTA
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
 

@@ -55,8 +55,11 @@ def _handed(evidence: Evidence) -> Iterator[tuple[int, Phase, int]]:
     table, chain = evidence.table, evidence.scenario.spec.t == 1
     for parts in evidence.parts.values():
         for before, part in pairwise(parts):
+            if part.record.mode != "DECODE":
+                continue
             rows = table.of(part.share, Phase.DRAFT)
-            found = _left_by(evidence, before)
+            # What another engine handed over is the handoff checks' business; its key is the first decode batch's too.
+            found = None if before.record.mode == "PREBUILT" else _left_by(evidence, before)
             if found is not None:
                 yield from ((row, *found) for row in rows if table.ints["step"][row] == 0)
             if chain:
