@@ -30,7 +30,8 @@ class Case(BaseModel):
     bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
     bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
     to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
-    (harness.deviations) that hide the bug, or the absence of it, unless they are taken for granted.
+    (harness.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices: where this
+    very scenario was seen to show it; another one may accept other tokens, or act on an abort a turn later.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -44,11 +45,16 @@ class Case(BaseModel):
     good_from: str | None
     revert: int | None = None
     kinds: tuple[str, ...]
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
     assumes: tuple[str, ...] = ()
     scenario: Scenario
 
-    def expected(self, *, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
-        """What the window says about one release; 'unknown' before it and between its ends."""
+    def expected(self, *, release: str, revert: int | None, device: str = "cpu") -> Literal["PASS", "FAIL", "unknown"]:
+        """What the window says about one release; 'unknown' before it, between its ends, and where it was not seen."""
+        said = self._on_release(release, revert)
+        return "unknown" if said == "FAIL" and device not in self.devices else said
+
+    def _on_release(self, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
         if self.bad_from is not None and Version(release) < Version(self.bad_from):
             return "unknown"
         if Version(release) <= Version(self.bad_up_to):

@@ -99,7 +99,7 @@ def plan(
 
 
 def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
-    expected = case.expected(release=engine, revert=None)
+    expected = case.expected(release=engine, revert=None, device=device)
     return Cell(
         engine=engine,
         kind="case",

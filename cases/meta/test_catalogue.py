@@ -51,6 +51,14 @@ def test_a_reverted_fix_fails_its_own_case_and_no_other():
     assert case.expected(release="0.5.23", revert=26329) == "PASS"
 
 
+def test_where_a_case_was_not_seen_its_window_foretells_no_failure():
+    """On a GPU another arithmetic accepts other tokens, so that a failure of the CPU's may not be there."""
+    case = catalogue.load("stop-past-length")
+    assert [case.expected(release="0.5.13", revert=None, device=one) for one in ("cpu", "cuda")] == ["FAIL", "unknown"]
+    assert [case.expected(release="0.5.23", revert=None, device=one) for one in ("cpu", "cuda")] == ["PASS", "PASS"]
+    assert catalogue.load("pr25015").expected(release="0.5.11", revert=None, device="cuda") == "FAIL"
+
+
 def test_between_the_ends_of_its_window_a_case_foretells_nothing():
     case = catalogue.load("pr25015").model_copy(update={"bad_up_to": "0.5.11", "good_from": "0.5.13"})
     assert case.expected(release="0.5.12.post1", revert=None) == "unknown"

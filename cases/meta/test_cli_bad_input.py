@@ -177,6 +177,13 @@ def call(*arguments):
     return CliRunner().invoke(app, list(arguments))
 
 
+def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):
+    monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr25109"])
+    command = ("run", "--scenario", "pr25015", "--scenario", "pr25109", "--engine", "9.9.9")
+    assert call(*command).stdout.splitlines() == ["the release window of pr25109 holds with  --assume F-007"]
+    assert call(*command, "--assume", "F-007").stdout == ""
+
+
 @pytest.mark.parametrize(
     ("command", "named"),
     [

@@ -166,7 +166,7 @@ def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[d
             result,
             by_id[ids[case.id]],
             case=case.id,
-            expected=case.expected(release=plan.env.version, revert=plan.revert),
+            expected=case.expected(release=plan.env.version, revert=plan.revert, device=plan.device),
         )
         for case in cases
     ]
