@@ -185,8 +185,8 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         default=config.stash[RELEASE],
         device=config.getoption("--device"),
         logs=tmp_path_factory.mktemp("engines"),
-        lease=config.stash[LEASE],
         copies=True,
+        lease=config.stash[LEASE],
     )
     config.stash[ENGINES] = live
     yield live
