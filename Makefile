@@ -42,7 +42,7 @@ run: $(BASE)
 
 # What tests need comes side by side: each part waits for the network, then keeps one core busy.
 test:
-	@$(MAKE) --no-print-directory -j4 $(DEV) $(ENGINES) browser
+	@$(MAKE) -s --no-print-directory -j4 $(DEV) $(ENGINES) browser
 	@EAGLECHECK_REQUIRE_ENGINES=1 EAGLECHECK_REQUIRE_BROWSER=$$($(CAN_BROWSE) && echo 1) $(VENV)/bin/pytest -n auto
 
 # The first brings what all releases share, the others follow side by side.

@@ -36,6 +36,10 @@ COLLECT_SECONDS = 15.0
 CLOSE_SECONDS = 5.0
 
 
+#: How the reason begins when our side of the engine failed.
+DEFECT = "harness defect, which says nothing about SGLang"
+
+
 Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
 #: what the probe of one rank told, in order
 Messages = list[Frame]
@@ -413,7 +417,8 @@ class Engine:
     def _refused(self, message: dict[str, Any]) -> None:
         """EngineError for what is no fault of SGLang's: a command that cannot be done, or a defect of ours."""
         if message["op"] == "error":
-            raise EngineError(str(message["what"]))
+            ours = f"{DEFECT}: " if "trace" in message else ""  # something of ours raised it
+            raise EngineError(f"{ours}{message['what']}")
 
     def _lookout(self, name: dict[str, int]) -> socket.socket | None:
         return next((p.sock for p in self._lookouts if name.items() <= p.hello.items()), None)

@@ -464,12 +464,12 @@ def main() -> None:
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
     _prepare_plugin(hooks, boot)
-    if boot.get("copies"):
-        _copy_for_children(hooks, boot, ops, (sock, lifeline))
     try:
         import sglang
 
         _check_version(sglang, boot)
+        if boot.get("copies"):
+            _copy_for_children(hooks, boot, ops, (sock, lifeline))
         engine = sglang.Engine(**_engine_arguments(boot))
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})

@@ -166,11 +166,7 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
         if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
-            environment |= {
-                "NCCL_NVLS_ENABLE": "0",
-                "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-                "NVSHMEM_DISABLE_NVLS": "1",
-            }
+            environment |= NO_MULTICAST
     if revert is not None:
         environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
     return environment

@@ -100,14 +100,14 @@ class LiveEngines:
     default: str
     device: str
     logs: Path
+    #: start SGLang's processes as copies of the host (see harness.copies), on a CPU
+    copies: bool = False
     #: the share of a GPU that every engine takes first; waited for until it was in vain once
     lease: Request | None = None
     #: ids of harness.deviations that references take for granted
     assumed: tuple[str, ...] = ()
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False
-    #: start SGLang's processes as copies of the host (see harness.copies), on a CPU
-    copies: bool = False
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None

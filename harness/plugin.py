@@ -218,9 +218,9 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         default=config.stash[RELEASE],
         device=config.getoption("--device"),
         logs=tmp_path_factory.mktemp("engines"),
+        copies=True,
         lease=config.stash[LEASE],
         assumed=checked(config.getoption("--assume")),
-        copies=True,
     )
     config.stash[ENGINES] = live
     yield live

@@ -13,7 +13,9 @@ from harness import wire
 from harness.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
 
 HOST = Path(__file__).parents[2] / "harness" / "engine_host.py"
-DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'"}
+DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'", "trace": "Traceback …"}
+LATE = {"op": "error", "what": "announced, but SGLang's tokenizer never passed on: a"}
+WORDS = r"^harness defect, which says nothing about SGLang: our probe failed: KeyError: 'x'$"
 CRASH = {"op": "crashed", "site": "srt/managers/scheduler.py:run", "error": "RuntimeError: closed", "when": 0.0}
 
 
@@ -39,7 +41,7 @@ def engine_of(tmp_path):
 
 def test_a_defect_of_ours_on_one_rank_outweighs_the_crash_it_causes_on_another(engine_of):
     engine = engine_of([CRASH], [DEFECT])
-    with pytest.raises(EngineError, match="our probe failed"):
+    with pytest.raises(EngineError, match=WORDS):
         engine._receive_all()
 
 
@@ -50,10 +52,15 @@ def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(engin
 
 
 def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(engine_of):
-    with pytest.raises(EngineError, match="our probe failed"):
+    with pytest.raises(EngineError, match=WORDS):
         engine_of([DEFECT]).flush()
     with pytest.raises(EngineCrashed):
         engine_of([]).flush()
+
+
+def test_what_sglang_did_not_do_is_not_called_a_defect_of_ours(engine_of):
+    with pytest.raises(EngineError, match=r"^announced, but SGLang's tokenizer never passed on: a$"):
+        engine_of([LATE], [])._receive_all()
 
 
 START = """

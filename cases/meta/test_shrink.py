@@ -1,4 +1,4 @@
-"""Shrinking keeps the signature, ends at the smallest program, stays in its budget; slices and tallies say enough."""
+"""Shrinking keeps the signature, ends at the smallest program, stays in its budget; tallies say enough."""
 
 import itertools
 from dataclasses import replace
@@ -9,7 +9,6 @@ from cases.meta import handmade
 from cases.strategies import BOOTS, programs
 from harness.checks import group, judge
 from harness.shrink import Budget, shrink
-from harness.slicing import slice_to
 from harness.smaller import simpler_boots, smaller, tidy
 from harness.tally import roots, size, tally
 from harness.types import Kind, Op, Scenario
@@ -138,7 +137,7 @@ def test_tidy_joins_ticks_and_waits_for_nothing_at_the_ends():
     )
 
 
-# Slicing
+# Tallies
 
 
 def broken(round_number):
@@ -155,46 +154,6 @@ def broken(round_number):
 
 def first_of(divergences):
     return next(found for found in divergences if found.first)
-
-
-def test_slice_ends_with_the_first_wrong_round_and_still_shows_it():
-    rounds = [record.index for record in handmade.build(handmade.scenario())[0].rounds if record.mode == "DECODE"]
-    given, engine, reference, divergences = broken(rounds[1])
-    first = first_of(divergences)
-    cut_engine, cut_reference = slice_to(engine, first), slice_to(reference, first)
-    assert max(record.index for record in cut_engine.rounds) == first.round < engine.rounds[-1].index
-    assert len(cut_engine.rows) < len(engine.rows)
-    verdict, again = judge(given, cut_engine, cut_reference)
-    assert first_of(again).signature == first.signature
-    assert first_of(again).key == first.key
-    assert verdict.root_kinds == (Kind.POSITION,)
-    assert roots(group(again)) == {first.signature}
-
-
-def test_slice_keeps_of_the_tensors_what_its_rows_point_at():
-    _, engine, _, divergences = broken(2)
-    cut = slice_to(engine, first_of(divergences))
-    rows = cut.rows
-    for name, tensor in cut.tensors.items():
-        column, _, phase = name.partition(".")
-        at = rows.ints[column][(rows.strings["phase"] == phase) & (rows.ints[column] >= 0)]
-        assert sorted(at.tolist()) == list(range(len(tensor)))
-    whole = engine.rows
-    where = handmade.find(engine, phase="DRAFT")
-    key = whole.key(where)
-    same = next(index for index in range(len(rows)) if rows.key(index) == key)
-    old = engine.tensors["hidden_in.DRAFT"][whole.ints["hidden_in"][where]]
-    assert (cut.tensors["hidden_in.DRAFT"][rows.ints["hidden_in"][same]] == old).all()
-
-
-def test_slice_says_that_it_is_one():
-    _, engine, _, divergences = broken(2)
-    cut = slice_to(engine, first_of(divergences))
-    assert cut.header["sliced_to"]["round"] == first_of(divergences).round
-    assert cut.ends == ()
-
-
-# Tallies
 
 
 def test_the_same_failure_in_many_scenarios_is_one_finding_with_a_count():
