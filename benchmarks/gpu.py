@@ -90,13 +90,22 @@ def generated(out: Path, scenarios: int, seconds: int, share: str) -> Iterator[J
         )
 
 
+#: Job -> probe levels and repeats: longer rounds need fewer.
+COSTS = {
+    "graphs": ("off,tokens,full", 9),
+    "eager": ("off,full", 4),
+    "medium-graphs": ("off,full", 6),
+    "large-graphs": ("off,full", 6),
+    "large-eager": ("off,full", 2),
+}
+
+
 def cost(out: Path) -> Iterator[Job]:
-    for size in ("", "large-"):
-        for mode in MODES:
-            name = f"cost-{size}{mode}"
-            argv = ("-m", "benchmarks.gpu_jobs", "cost", f"{size}{mode}", "--engine", MAIN, "--out", str(out))
-            repeats = "3" if mode == "graphs" else "2"
-            yield Job(name=name, argv=(*argv, "--repeats", repeats, "--json", _json(out, name)), seconds=330)
+    for mode, (levels, repeats) in COSTS.items():
+        name = f"cost-{mode}"
+        argv = ("-m", "benchmarks.gpu_jobs", "cost", mode, "--engine", MAIN, "--out", str(out), "--levels", levels)
+        argv += ("--repeats", str(repeats), "--together", str(len(COSTS)), "--json", _json(out, name))
+        yield Job(name=name, argv=argv, seconds=330)
 
 
 def fa3(out: Path, seconds: int, share: str) -> Iterator[Job]:

@@ -13,22 +13,18 @@ import fcntl
 import json
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_cost import cost, line_of, scenarios_for
 from benchmarks.gpu_numbers import Numbers
-from cases import checkpoints
-from cases.fixed import default_scenarios
 from cases.hunt import Hunt, as_json, greedy_text
-from cases.recipes import Recipe
 from cases.strategies import BOOTS, Boot, programs
 from harness import envs, leases
 from harness.engine import EngineError
 from harness.faults import FAULTS
-from harness.launch import ProbeLevel
 from harness.live import LiveEngines
 from harness.mutants import Campaign
 from harness.scoreboard import document
@@ -56,19 +52,6 @@ class Combination:
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
 
 
-#: A model as wide and deep as a small real one: what the probe costs there is what it costs a user.
-LARGE = Recipe(
-    name="bench-large",
-    seed=7,
-    vocab=32000,
-    hidden=2048,
-    intermediate=5632,
-    layers=16,
-    heads=16,
-    kv_heads=4,
-    head_dim=128,
-)
-
 #: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
 TREES = {
     boot.name: boot
@@ -93,6 +76,11 @@ COMBINATIONS: dict[str, Combination] = {
     "one-step-graphs": Combination(boot="one-step"),
     "tree-graphs": Combination(boot="short-tree"),
     "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
+    "four-tree-graphs": Combination(boot="short-four-tree"),
+    "four-tree-graphs-bf16": Combination(boot="short-four-tree", dtype="bfloat16"),
+    "wide-tree-graphs": Combination(boot="short-wide-tree"),
+    "wide-tree-graphs-bf16": Combination(boot="short-wide-tree", dtype="bfloat16"),
+    "wide-tree-eager": Combination(boot="short-wide-tree", graphs=False),
     "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
     "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
     "plain-graphs-fa3": Combination(boot="plain", backend="fa3"),
@@ -112,7 +100,7 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
     engines.assumed = boot.assumes
     drawn = programs(boot, count=options.count, seed_value=options.seed, greedy=greedy_text(boot))
     start = time.monotonic()
-    ties = choices = 0
+    decided: list[tuple[int, int]] = []
     graphs: dict[str, int] = {}
     error, numbers, apart = "", Numbers(), 0.0
     outcomes = hunt.drive_all(chosen.of(scenario, options) for scenario in drawn)
@@ -127,8 +115,8 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         mark = time.monotonic()
         if outcome.passed:
             numbers.add(outcome.trace, outcome.reference)
-        ties += outcome.verdict.ties
-        choices += outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
+        asked = outcome.verdict.compared.get("proposals", 0) + outcome.verdict.compared.get("accepts", 0)
+        decided.append((outcome.verdict.ties, asked))
         for phase, count in in_graphs(outcome.trace).items():
             graphs[phase] = graphs.get(phase, 0) + count
         apart += time.monotonic() - mark  # what only this benchmark asks for
@@ -145,8 +133,9 @@ def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, An
         "header": header,
         "in_graphs": graphs,
         "engine_error_over_own": numbers.summary(),
-        "ties": ties,
-        "choices": choices,
+        "ties": sum(ties for ties, _ in decided),
+        "choices": sum(choices for _, choices in decided),
+        "ties_of_choices": decided,
         "spent": spent,
         "boot_seconds": engines.boot_seconds,
         "wall": wall,
@@ -164,63 +153,12 @@ def in_graphs(trace: Trace) -> dict[str, int]:
     return found
 
 
-def cost(options: argparse.Namespace, make: Callable[[str], Timed]) -> dict[str, Any]:
-    """Wall time of the default scenarios by probe level, and whether the levels commit the same tokens.
-
-    One engine a level, all up at once, taking turns scenario by scenario, so that the machine's mood hits all.
-    """
-    default = default_scenarios()
-    same_boot = [scenario for scenario in default if scenario.boot_key() == default[0].boot_key()]
-    graphs = options.name.endswith("graphs")
-    scenarios = [Combination(boot="plain", graphs=graphs).of(one, options) for one in same_boot]
-    if options.name.startswith("large"):
-        checkpoints.RECIPES[LARGE.name] = LARGE
-        scenarios = [one.model_copy(update={"checkpoint": LARGE.name}) for one in scenarios]
-    levels: list[ProbeLevel] = options.levels.split(",")
-    hosts = {level: make(level) for level in levels}
-    launches = {level: host.launch(scenarios[0], engine=options.engine, probe=level) for level, host in hosts.items()}
-    seconds: dict[str, list[float]] = {level: [] for level in levels}
-    committed: dict[str, list[Any]] = {}
-    try:
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(lambda level: hosts[level].use(launches[level]), levels))
-        with alone(options.out):
-            for repeat in range(options.repeats + 1):
-                for level in levels:
-                    committed[level] = []
-                total = dict.fromkeys(levels, 0.0)
-                for scenario in scenarios:
-                    for level in levels:
-                        start = time.monotonic()
-                        trace = hosts[level].drive(launches[level], scenario)
-                        total[level] += time.monotonic() - start
-                        committed[level].append(committed_by(trace))
-                for level in levels if repeat else ():  # the first fills caches
-                    seconds[level].append(total[level])
-    finally:
-        for host in hosts.values():
-            host.close()
-    best = {level: min(times) for level, times in seconds.items()}
-    return {
-        "scenarios": len(scenarios),
-        "rounds": sum(len(one["rounds"]) for one in committed["full"]),
-        "seconds": seconds,
-        **{f"{level}_over_untraced": seconds / best[levels[0]] for level, seconds in best.items()},
-        "same_texts": all(texts(committed[level]) == texts(committed["full"]) for level in levels),
-        "same_rounds": committed.get("tokens") == committed["full"],
-        "header": hosts["full"].header,
-    }
-
-
 def mutants(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:
     """The mutants of --only, eagerly or in graphs; as `eaglecheck mutants`, beside engines without leases."""
     faults = [FAULTS[name] for name in options.only.split(",")]
     knobs = {"graphs": True} if options.name == "graphs" else {}
+    engines.mutants_in_graphs = bool(knobs)
     return document(Campaign(engines, options.engine, faults, print, knobs).run())
-
-
-def texts(committed: list[dict[str, Any]]) -> list[Any]:
-    return [one["texts"] for one in committed]
 
 
 @contextlib.contextmanager
@@ -281,14 +219,6 @@ def workers(options: argparse.Namespace) -> dict[str, Any]:
     return {"scenarios_a_minute": rates, "scenarios_each": options.count}
 
 
-def committed_by(trace: Trace) -> dict[str, Any]:
-    """What a run committed: texts, and for each batch its requests, where they began and how much was accepted."""
-    return {
-        "texts": sorted((end.rid, end.reason, end.output_ids) for end in trace.ends),
-        "rounds": [(one.mode, one.rids, one.starts, one.lens, one.final) for one in trace.rounds],
-    }
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("generated", "cost", "workers", "mutants"))
@@ -300,6 +230,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda", help="cpu only rehearses")
     parser.add_argument("--levels", default="off,tokens,full", help="probe levels, the untraced one first")
+    parser.add_argument("--together", type=int, default=1, help="jobs that must have booted before any is measured")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds that they are waited for")
     parser.add_argument("--workers", default="1,2,4")
     parser.add_argument("--revert", type=int, help="pull request whose fix SGLang shall take out again")
     parser.add_argument("--only", default="", help="which mutants, comma-separated")
@@ -308,7 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args(argv)
     if options.what == "cost":
-        found = cost(options, lambda level: _engines(options, f"cost-{options.name}-{level}"))
+        chosen = scenarios_for(
+            options.name, lambda one, graphs: Combination(boot="plain", graphs=graphs).of(one, options)
+        )
+        found = cost(options, chosen, lambda level: _engines(options, f"cost-{options.name}-{level}"), alone)
+        print(line_of(found))
     elif options.what == "workers":
         found = workers(options)
     elif options.what == "mutants":

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.gpu_cost import line_of
+
 if TYPE_CHECKING:
     from benchmarks.gpu import Done
 
@@ -27,12 +29,7 @@ def _lines(one: Done) -> Iterator[str]:
     elif one.name.startswith("generated"):
         yield from _generated(one.name, one.document)
     elif one.name.startswith("cost"):
-        document = one.document
-        yield (
-            f"{one.name:44} traced/untraced {document['full_over_untraced']:.3f}, tokens/untraced "
-            f"{document['tokens_over_untraced']:.3f}, same texts {document['same_texts']}, "
-            f"same rounds {document['same_rounds']}"
-        )
+        yield f"{one.name:44} {line_of(one.document)}"
     elif one.name == "workers":
         yield f"{one.name:44} scenarios a minute by workers: {one.document['scenarios_a_minute']}"
     elif one.name.startswith("mutants"):

@@ -1,6 +1,7 @@
 """What one release samples, against the law it should have: exact multinomial tests over a table pair.
 
     .venv/bin/python -m benchmarks.laws [--engine 0.5.23] [--scenarios 50] [--drafts chain,tree,whole-tree]
+        [--rejection --drafts chain]
 
 Eight requests a scenario. Every round is also held against its own coins. Exit code 1 if anything failed.
 """
@@ -18,6 +19,7 @@ from cases.laws import FALSE_ALARM, Tally
 from cases.sampling import DRAFTS, law_scenarios
 from harness import envs
 from harness.live import LiveEngines
+from harness.types import EngineConfig
 
 
 def main() -> int:
@@ -27,6 +29,7 @@ def main() -> int:
     parser.add_argument("--scenarios", type=int, default=50, help="for each draft")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--drafts", default=",".join(DRAFTS))
+    parser.add_argument("--rejection", action="store_true", help="rejection sampling; needs --drafts chain and 0.5.14")
     parser.add_argument("--out", type=Path, default=Path("runs/laws"))
     options = parser.parse_args()
     engines = LiveEngines(
@@ -41,7 +44,8 @@ def main() -> int:
     try:
         for draft in options.drafts.split(","):
             tally = tallies[draft] = Tally(temperature=options.temperature)
-            for scenario in law_scenarios(draft, count=options.scenarios, temperature=options.temperature):
+            asked = {"count": options.scenarios, "temperature": options.temperature}
+            for scenario in law_scenarios(draft, **asked, engine=EngineConfig(rejection=options.rejection)):
                 outcome = engines(scenario, fresh=True)
                 outcomes[str(outcome.verdict.outcome)] += 1
                 tally.add(scenario, outcome.trace)

@@ -20,10 +20,9 @@ from pathlib import Path
 from benchmarks._bench import machine
 from cases.boots import Boot
 from cases.families import FAMILIES
-from cases.hunt import Hunt, as_json, greedy_text
+from cases.hunt import Hunt, as_json, drawn
 from cases.known import known_as
 from cases.situations import ELSEWHERE
-from cases.strategies import programs
 from harness import envs
 from harness.deviations import checked
 from harness.live import LiveEngines
@@ -40,7 +39,7 @@ def plan(boots: list[Boot], *, count: int, seed_value: int) -> Iterator[Scenario
     while done < count:
         boot = boots[turn % len(boots)]
         block = min(BLOCK, -(-count // len(boots)), count - done)
-        yield from programs(boot, count=block, seed_value=seed_value + turn, greedy=greedy_text(boot))
+        yield from drawn(boot, count=block, seed_value=seed_value + turn)
         done, turn = done + block, turn + 1
 
 
@@ -68,7 +67,8 @@ def soak(hunt: Hunt, scenarios: Iterator[Scenario], *, minutes: float, write: Pa
     write.write_text(json.dumps(as_json(hunt), indent=1))
 
 
-def show(hunt: Hunt, wall: float) -> None:
+def show(hunt: Hunt, wall: float, *, places: list[str]) -> None:
+    """places: the cells of a night that draw for these boots."""
     total = hunt.outcomes.total()
     print(f"SGLang {hunt.release}: {total} scenarios, {dict(hunt.outcomes)}")
     print(
@@ -76,8 +76,9 @@ def show(hunt: Hunt, wall: float) -> None:
         f"{hunt.engines.boots} boots; {machine()}"
     )
     for found in hunt.findings():
-        known = known_as(found.signature, hunt.release)
-        kind = "consequence" if found.consequence else f"known finding {known.finding}" if known else "new finding"
+        entries = (known_as(found.signature, hunt.release, place=place) for place in places)
+        known = next((one for one in entries if one is not None), None)
+        kind = "consequence" if found.consequence else f"known finding {known.issue}" if known else "new finding"
         print(
             f"  {kind}: {found.signature}: {found.divergences} divergences in {found.scenarios} scenarios; "
             f"smallest: {hunt.specimens.get(found.smallest.id)}"
@@ -126,7 +127,8 @@ def main() -> int:
         soak(hunt, scenarios, minutes=options.minutes, write=options.out / f"soak-{options.engine}-{seed_value}.json")
     finally:
         engines.close()
-        show(hunt, time.monotonic() - start)
+        places = [f"generated/{options.family}/{boot.name}" for boot in boots]
+        show(hunt, time.monotonic() - start, places=places)
     return 1 if hunt.outcomes["FAIL"] else 3 if hunt.outcomes["UNKNOWN"] or not hunt.outcomes else 0
 
 

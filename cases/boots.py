@@ -82,7 +82,7 @@ LAYERED = {
             checkpoint="mtp-tiny",
             spec=MTP,
             since="0.5.17",
-            assumes=("F-010",),
+            assumes=("F-010", "F-012"),
         ),
         Boot(
             name="layers-pages",
@@ -223,5 +223,27 @@ PD_BOOTS = {
             engine=PAIR,
             since="0.5.13",
         ),
+        Boot(
+            name="pd-tree",
+            why="two engines, two candidates a step",
+            spec=SpecConfig(k=2, t=2, n=6),
+            engine=PAIR,
+            since="0.5.13",
+        ),
+        Boot(
+            name="pd-pages",
+            why="two engines, pages of four tokens",
+            engine=PAIR.model_copy(update={"page": 4}),
+            since="0.5.13",
+        ),
     )
 }
+RANKED_PAIR = Boot(
+    name="pd-ranks",
+    why="two engines, the decode side with DP attention over two ranks",
+    checkpoint="qwen3-tiny",
+    spec=_EAGLE3,
+    engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
+    since="0.5.13",
+    assumes=("F-007", "F-008"),
+)

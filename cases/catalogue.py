@@ -5,7 +5,6 @@ It must not run anything; it says what is expected, and a run that disagrees is 
 
 from __future__ import annotations
 
-import difflib
 import json
 from pathlib import Path
 from typing import Annotated, Literal
@@ -15,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harness.types import SCENARIO_SCHEMA, Scenario
 from harness.validation import explain
+from harness.words import meant
 
 CORPUS = Path(__file__).with_name("corpus")
-EXAMPLE = "every run folder holds working examples:  runs/latest/*/scenario.json"
+EXAMPLE = f"working examples:  {Path(__file__).with_name('scenarios')}/*.json"
 
 
 class CaseError(ValueError):
@@ -29,7 +29,9 @@ class Case(BaseModel):
 
     bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
     bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
-    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first.
+    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
+    (harness.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices: where this
+    very scenario was seen to show it; another one may accept other tokens, or act on an abort a turn later.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,10 +45,16 @@ class Case(BaseModel):
     good_from: str | None
     revert: int | None = None
     kinds: tuple[str, ...]
+    devices: tuple[Literal["cpu", "cuda"], ...] = ("cpu", "cuda")
+    assumes: tuple[str, ...] = ()
     scenario: Scenario
 
-    def expected(self, *, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
-        """What the window says about one release; 'unknown' before it and between its ends."""
+    def expected(self, *, release: str, revert: int | None, device: str = "cpu") -> Literal["PASS", "FAIL", "unknown"]:
+        """What the window says about one release; 'unknown' before it, between its ends, and where it was not seen."""
+        said = self._on_release(release, revert)
+        return "unknown" if said == "FAIL" and device not in self.devices else said
+
+    def _on_release(self, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
         if self.bad_from is not None and Version(release) < Version(self.bad_from):
             return "unknown"
         if Version(release) <= Version(self.bad_up_to):
@@ -65,9 +73,7 @@ def load(name: str) -> Case:
     """The case called `name`; CaseError names the nearest one and all there are."""
     path = CORPUS / f"{name}.json"
     if not path.is_file():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise CaseError(f"unknown case {name!r}{hint}\n  allowed: {', '.join(names())}")
+        raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
         case = Case.model_validate_json(path.read_bytes())
     except ValidationError as error:

@@ -42,9 +42,9 @@ class Cell:
     draw: Draw | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
     foretold: tuple[str, ...] = ()
-    #: ids of deviations (harness.deviations) of the family's boots, each used where it can show
+    #: ids of deviations (harness.deviations) of the case or of the family's boots, each used where it can show
     assumes: tuple[str, ...] = ()
-    #: scenarios of the family that this release is too old for, or refuses
+    #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
     refused: int = 0
 
     @property
@@ -53,7 +53,11 @@ class Cell:
 
     def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
         """What the reference takes for granted in one scenario."""
-        return tuple(name for name in self.assumes if DEVIATIONS[name].shows_in(scenario.spec, dp=scenario.engine.dp))
+        spec, engine = scenario.spec, scenario.engine
+        dp, graphs, cache = engine.dp, engine.graphs, engine.prefix_cache
+        return tuple(
+            name for name in self.assumes if DEVIATIONS[name].shows_in(spec, dp=dp, graphs=graphs, cache=cache)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,21 +77,29 @@ def plan(
     box: Box,
     device: str = "cpu",
     wanted: Wanted | None = None,
+    cards: int | None = None,
 ) -> list[Cell]:
-    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it."""
-    wanted = wanted or Wanted()
+    """Every cell, release by release. Scenarios that a release refuses or is too old for are not in it.
+
+    cards: GPUs there are, one a rank; scenarios of more ranks are not in it either. None: ranks need none.
+    """
+    wanted, most = wanted or Wanted(), 10**6 if cards is None else cards
     return [
         cell
         for engine in engines
         for cell in (
-            *(_case(case, engine, device=device, wanted=wanted) for case in cases),
-            *(cell for family in families for cell in _family(family, engine, box, device=device, wanted=wanted)),
+            *(_case(case, engine, device=device, wanted=wanted) for case in cases if case.scenario.engine.dp <= most),
+            *(
+                cell
+                for family in families
+                for cell in _family(family, engine, box, device=device, wanted=wanted, most=most)
+            ),
         )
     ]
 
 
 def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
-    expected = case.expected(release=engine, revert=None)
+    expected = case.expected(release=engine, revert=None, device=device)
     return Cell(
         engine=engine,
         kind="case",
@@ -95,11 +107,12 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
         scenarios=tuple(adapted([case.scenario], wanted, device=device)),
         expected=expected,
         foretold=() if expected == "PASS" else case.kinds,
+        assumes=case.assumes,
     )
 
 
-def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted) -> Iterator[Cell]:
-    boots = [boot for boot in family.boots if boot.works_on(engine)]
+def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
+    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp <= most]
     since = {boot.boot_key(): boot.since for boot in family.boots}
     oldest = min((boot.since for boot in family.boots), key=Version)
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
@@ -107,7 +120,7 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not impossible(one.spec, one.engine, version=engine)
+        if not impossible(one.spec, one.engine, version=engine) and one.engine.dp <= most
     ]
     if fixed:
         yield Cell(

@@ -25,7 +25,17 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from cases import eagle3_weights, mtp_weights, table_weights
-from cases.recipes import Eagle3Recipe, MtpRecipe, Noise, NormedRecipe, Qwen3Recipe, Recipe, TableRecipe, Weights
+from cases.recipes import (
+    Eagle3Recipe,
+    MtpRecipe,
+    Noise,
+    NormedRecipe,
+    Qwen3EagleRecipe,
+    Qwen3Recipe,
+    Recipe,
+    TableRecipe,
+    Weights,
+)
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -59,6 +69,7 @@ RECIPES: dict[str, Recipe] = {
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
         Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 3, 5), state_gain=0.28),
+        Qwen3EagleRecipe(name="qwen3-eagle", seed=20250604, layers=3, upper_gain=0.1),
         # The law of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
@@ -66,6 +77,8 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+#: Norms of a target's first layer that an EAGLE-1 head has none of.
+ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
 #: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
 STAND_INS: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
@@ -180,7 +193,7 @@ def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
     }
     factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
     for name, value in target.items():
-        if name.startswith("model.layers.0.") and "input_layernorm" not in name:
+        if name.startswith("model.layers.0.") and not name.endswith(ABSENT):
             short = name.removeprefix("model.layers.0.")
             scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
             weights[f"layers.0.{short}"] = scaled
@@ -242,11 +255,11 @@ def _build(recipe: Recipe, root: Path) -> None:
 def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> None:
     own: dict[str, Any] = {}
     architecture = "LlamaForCausalLMEagle"
-    if isinstance(recipe, Eagle3Recipe):
+    if isinstance(recipe, Eagle3Recipe) and recipe.algorithm == "EAGLE3":
         architecture, own = eagle3_weights.ARCHITECTURE, eagle3_weights.config(recipe)
         draft = eagle3_weights.weights(noise, recipe, _norms_folded(recipe, target))
     else:
-        draft = _draft_weights(noise, recipe, target)
+        draft = _draft_weights(noise, recipe, _norms_folded(recipe, target))
     if isinstance(recipe, TableRecipe):
         draft = table_weights.draft(recipe, draft)
     kind = {"model_type": recipe.target_type}

@@ -91,6 +91,15 @@ _STOP = _exercise(
     wants=["stop_inside_accepted_run"],
 )
 
+_SAMPLED = _exercise(
+    "sampled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update={"temperature": 1.0 - 0.2 * i})
+        for i, rid in enumerate("abc")
+    ],
+    [submit("a", "b", "c"), DRAIN],
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = _exercise(
     "idle-beside",
@@ -115,5 +124,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "paged-tree": (_together("together-paged-tree", spec=TREE, page=4),),
     "dp": (_IDLE_BESIDE,),
     "handoff": (_together("together-handed-over", pd=True, max_running=4, pool_tokens=160),),
+    "sampled": (_SAMPLED,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, PAIR, PD_BOOTS, TREES, Boot
+from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, PAIR, PD_BOOTS, RANKED_PAIR, TREES, Boot
 from cases.fixed import default_scenarios, shapes
-from cases.fixed_handoff import handoffs
+from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
 from cases.situations_handoff import NAMES as HANDOFFS
+from cases.situations_handoff import RANKED as OF_RANKS
 from cases.situations_ranks import NAMES as RANKS
 from harness.types import EngineConfig, Scenario, SpecConfig
 
@@ -139,8 +140,33 @@ _DISAGG = Family(
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    situations=tuple(name for name in HANDOFFS if name != "prefix_on_decode_side"),
+    situations=tuple(name for name in HANDOFFS if name not in ("prefix_on_decode_side", *OF_RANKS)),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP, _DISAGG)
+_DISAGG_DP = Family(
+    name="disagg-dp",
+    why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
+    scenarios=tuple(ranked_handoffs()),
+    boots=(RANKED_PAIR,),
+    situations=(*OF_RANKS, "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+)
+
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+#: What a test session drives of families it was not asked for.
+SOME: dict[str, tuple[str, ...]] = {
+    "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
+    "tree": ("t4-four-together", "t4-staggered-arrivals"),
+    "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+}
+
+
+def of_family(name: str | None) -> list[tuple[str, Scenario]]:
+    """(family, scenario): all of the named family, or SOME where none is named."""
+    chosen = SOME if name is None else {name: tuple(one.name for one in FAMILIES[name].scenarios)}
+    return [
+        (family, scenario)
+        for family, names in chosen.items()
+        for scenario in FAMILIES[family].scenarios
+        if scenario.name in names
+    ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import PAIR
+from cases.boots import PAIR, RANKED_PAIR, Boot
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick, tokens
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
@@ -152,8 +152,9 @@ def handoffs(
         ),
         program(
             "waiting-aborted",
-            [request(rid, 6 + place, seed=245 + place, new=12) for place, rid in enumerate("abcde")],
-            [submit(*"abcd"), tick(1), submit("e"), tick(3), abort("e"), DRAIN],
+            # Four that decode for long: under overlap scheduling KV arrives turns later than without.
+            [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
+            [submit(*"abcd"), tick(1), submit("e"), tick(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
         ),
         program(
@@ -161,6 +162,13 @@ def handoffs(
             [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
             [submit(*"abc"), DRAIN],
             wants=["retracted_on_decode_side"],
+        ),
+        program(
+            "retracted-aborted",
+            # As above, and the one that was taken back is aborted before there is room for it again.
+            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [submit(*"abc"), tick(20), abort("c"), DRAIN],
+            wants=["empty_prebuilt_batch"],
         ),
     ]
     by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
@@ -182,3 +190,71 @@ def shared_prefix(*, checkpoint: str = CHECKPOINT, spec: SpecConfig = CHAIN, pre
         script=(submit("a"), tick(16), submit("b"), DRAIN),
         wants=("prefix_on_decode_side", "handed_over"),
     )
+
+
+def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list[Scenario]:
+    """A prebuilt batch on one rank of the decode side, whatever the other rank does: nothing, a verify, the same."""
+
+    def program(name: str, requests: Sequence[RequestSpec], script: Sequence[Op], *, wants: Sequence[str]) -> Scenario:
+        return Scenario(
+            name=prefix + name,
+            checkpoint=boot.checkpoint,
+            spec=boot.spec,
+            engine=boot.engine,
+            requests=tuple(requests),
+            script=tuple(script),
+            wants=tuple(wants),
+        )
+
+    return [
+        program(
+            "other-idle",
+            [request("a", 9, seed=261, new=12, dp_rank=1)],
+            [submit("a"), DRAIN],
+            wants=["handed_over_beside_idle_rank"],
+        ),
+        program(
+            "other-busy",
+            [request("a", 7, seed=262, new=30), request("b", 12, seed=263, new=10, dp_rank=1)],
+            [submit("a"), tick(6), submit("b"), DRAIN],
+            wants=["handed_over_beside_busy_rank", "handed_over_beside_idle_rank"],
+        ),
+        program(
+            "both",
+            [
+                request("a", 7, seed=264, new=12),
+                request("b", 12, seed=265, new=10, dp_rank=1),
+                request("c", 5, seed=266, new=14, dp_rank=1),
+            ],
+            [submit("a", "b", "c"), DRAIN],
+            wants=["handed_over_on_each_rank"],
+        ),
+        program(
+            "ends-at-once",
+            [request("a", 8, seed=267, new=24), request("b", 6, seed=268, new=1, dp_rank=1)],
+            [submit("a"), tick(5), submit("b"), DRAIN],
+            wants=["prebuilt_all_finished", "handed_over_beside_busy_rank"],
+        ),
+        program(
+            "empty-beside-busy",
+            [
+                request("a", 8, seed=269, new=30),
+                request("b", 6, seed=270, new=8, dp_rank=1),
+                request("c", 10, seed=271, new=8, dp_rank=1),
+                request("d", 5, seed=272, new=8, dp_rank=1),
+            ],
+            [
+                submit("a"),
+                tick(4),
+                submit("b", "c"),
+                transfer("hold", "b", "c"),
+                tick(3),
+                transfer("fail", "b"),
+                abort("c"),
+                tick(3),
+                submit("d"),
+                DRAIN,
+            ],
+            wants=["empty_prebuilt_beside_busy_rank", "failed_transfer", "abort_in_transfer"],
+        ),
+    ]

@@ -31,7 +31,12 @@ class _Program:
     def request(self, turn: int, *, length: int | None = None, new: int | None = None) -> str:
         rid = f"r{len(self.arrivals)}"
         prompt = tokens(seed=self.draw.randrange(10**6), length=length or self.draw.randint(1, LONGEST_PROMPT))
-        fresh = RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new or self.draw.randint(1, MOST_NEW))
+        fresh = RequestSpec(
+            rid=rid,
+            prompt=prompt,
+            max_new_tokens=new or self.draw.randint(1, MOST_NEW),
+            dp_rank=self.draw.randrange(self.boot.engine.dp) if self.boot.engine.dp > 1 else 0,
+        )
         self.arrivals.append((turn, fresh))
         return rid
 
@@ -68,6 +73,7 @@ def _lead(make: Lead) -> Lead:
 
 @_lead
 def handed_over_together(program: _Program) -> None:
+    program.chunk = max(program.chunk, 2 * program.boot.engine.page)  # a prompt takes whole pages of it
     for _ in range(2):  # short enough for one chunk
         program.request(0, length=program.draw.randint(1, 2))
 

@@ -96,23 +96,28 @@ def steps(older: Path, newer: Path) -> Iterator[tuple[str, bytes]]:
             yield f"python/{name.as_posix()}", path.read_bytes()
 
 
-def two_releases(folder: Path, *, older: Path, newer: Path, before: int, after: int) -> tuple[History, str, str]:
+def two_releases(
+    folder: Path, *, older: Path, newer: Path, before: int, after: int, beside: int
+) -> tuple[History, str, str]:
     """(history, the commit with the defect, the commit with foreign pins) over two installed releases' site folders.
 
     The older release, `before` real steps towards the newer one, a commit whose pins are nobody's, that undone, the
-    newer release, `after` steps of which the middle one moves the draft positions one ahead.
+    newer release, `after` steps of which the middle one moves the draft positions one ahead; and, as in SGLang's own
+    history, `beside` commits among them that touch kernels, docs and tests and nothing that runs.
     """
     history = History(folder=folder).start()
     history.release(older)
     history.commit("the older release", tag=f"v{_version(older)}")
     upstream = steps(older, newer)
     _step(history, upstream, before)
+    _beside(history, beside // 2)
     history.pin("torch", "2.12.0")
     foreign = history.commit("try another torch")
     history.git("revert", "--no-edit", "HEAD")
     history.commits.append(history.git("rev-parse", "HEAD"))
     history.release(newer)
     history.commit("the newer release", tag=f"v{_version(newer)}")
+    _beside(history, beside - beside // 2)
     _note(history, after // 2)
     worker = history.folder / WORKER
     worker.write_text(one_ahead(worker.read_text()))
@@ -131,6 +136,13 @@ def _step(history: History, upstream: Iterator[tuple[str, bytes]], count: int) -
         history.write(path, "")
         (history.folder / path).write_bytes(content)
         history.commit(f"upstream: {Path(path).name}")
+
+
+def _beside(history: History, count: int) -> None:
+    for number in range(count):
+        place = ("sgl-kernel/csrc/note.cu", "docs/note.md", "test/srt/note.py")[number % 3]
+        history.write(place, f"{len(history.commits)}\n")
+        history.commit(f"beside: {place}")
 
 
 def _note(history: History, count: int) -> None:

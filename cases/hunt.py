@@ -14,8 +14,9 @@ from typing import Any
 
 from cases import checkpoints
 from cases.boots import Boot
+from cases.generated_handoffs import generate
 from cases.situations import ReachTable
-from cases.strategies import Greedy
+from cases.strategies import Greedy, programs
 from harness import envs
 from harness.checks.findings import Finding
 from harness.live import LiveEngines, ScenarioOutcome
@@ -42,6 +43,13 @@ def greedy_text(boot: Boot) -> Greedy:
         return text[:new]
 
     return greedy
+
+
+def drawn(boot: Boot, *, count: int, seed_value: int) -> list[Scenario]:
+    """`count` generated scenarios for one boot configuration: hand-overs for a pair of engines, else batch programs."""
+    if boot.engine.pd:
+        return generate(boot, count=count, seed=seed_value)
+    return list(programs(boot, count=count, seed_value=seed_value, greedy=greedy_text(boot)))
 
 
 @dataclass(slots=True, kw_only=True)

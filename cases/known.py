@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime
 import tomllib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
@@ -79,28 +78,12 @@ def read(path: Path = FILE) -> tuple[Entry, ...]:
         raise CaseError(f"{path}: {explain(error, _File)}\n  a working one:  {FILE}") from error
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """finding: its number in docs/findings.md; signatures it shows as; releases it was seen on."""
-
-    finding: str
-    what: str
-    signatures: frozenset[str]
-    releases: tuple[str, ...]
+def known_as(signature: str, release: str, *, place: str) -> Entry | None:
+    """The entry that `signature` is on `release` in that cell (kind/name); None for a new one."""
+    return next((one for one in read() if one.covers(signature, engine=release, place=place)), None)
 
 
-KNOWN: tuple[Known, ...] = tuple(
-    Known(finding=one.issue, what=one.what, signatures=frozenset(one.signatures), releases=one.engines)
-    for one in read()
-)
-
-
-def known_as(signature: str, release: str) -> Known | None:
-    """The written-up finding that `signature` is on `release`; None for a new one."""
-    return next((known for known in KNOWN if signature in known.signatures and release in known.releases), None)
-
-
-def all_known(signatures: Iterable[str], release: str) -> frozenset[str]:
-    """The numbers of the findings that explain all signatures; empty if any of them is new."""
-    found = [known_as(signature, release) for signature in signatures]
-    return frozenset() if None in found else frozenset(known.finding for known in found if known is not None)
+def all_known(signatures: Iterable[str], release: str, *, place: str) -> frozenset[str]:
+    """The numbers of the findings that explain all signatures there; empty if any of them is new."""
+    found = [known_as(signature, release, place=place) for signature in signatures]
+    return frozenset() if None in found else frozenset(one.issue for one in found if one is not None)

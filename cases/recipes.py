@@ -86,6 +86,13 @@ class Qwen3Recipe(Eagle3Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3EagleRecipe(Qwen3Recipe):
+    """The same kind of target with an EAGLE-1 head, which is the target's first layer and has no width of its own."""
+
+    algorithm: ClassVar[str] = "EAGLE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 

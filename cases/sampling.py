@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.table_weights import token_of
-from harness.types import Op, RequestSpec, Scenario, SpecConfig
+from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHECKPOINT = "table-tiny"
 #: Fewer than the table is long with a whole round more, so that no request visits a cell twice (see cases.laws).
@@ -22,7 +22,9 @@ DRAFTS = {
 }
 
 
-def law_scenarios(draft: str, *, count: int, temperature: float = 1.0) -> Iterator[Scenario]:
+def law_scenarios(
+    draft: str, *, count: int, temperature: float = 1.0, engine: EngineConfig | None = None
+) -> Iterator[Scenario]:
     """`count` scenarios of TOGETHER requests each, the same prompt in all: only coins differ."""
     rids = tuple(f"r{i}" for i in range(TOGETHER))
     requests = tuple(
@@ -35,6 +37,7 @@ def law_scenarios(draft: str, *, count: int, temperature: float = 1.0) -> Iterat
             seed=number,
             checkpoint=CHECKPOINT,
             spec=DRAFTS[draft],
+            engine=engine or EngineConfig(),
             requests=requests,
             script=(Op(kind="submit", rids=rids), Op(kind="drain")),
         )

@@ -25,7 +25,13 @@ ROOMS = (situations_prefill, situations_decode, situations_leaving, situations_r
 
 #: No engine that speculates and runs alone can show these: mixed chunks are switched off by SGLang itself, the others
 #: need several ranks or a decode side of its own.
-ELSEWHERE = ("mixed_batch", "empty_batch", *situations_ranks.NAMES, *situations_handoff.NAMES)
+ELSEWHERE = (
+    "mixed_batch",
+    "empty_batch",
+    *situations_ranks.NAMES,
+    *situations_ranks.MANY,
+    *situations_handoff.NAMES,
+)
 
 
 def count(scenario: Scenario, trace: Trace) -> tuple[dict[str, int], dict[str, int]]:

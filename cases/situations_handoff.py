@@ -7,7 +7,9 @@ in its queues of hand-overs: waiting for the other side, for memory, or for the 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 from cases.situation_words import Place, chunks_of, situation
 from harness.batches import parts_of
@@ -32,7 +34,13 @@ NAMES = (
     "empty_prebuilt_batch",
     "retracted_on_decode_side",
     "prefix_on_decode_side",
+    "handed_over_beside_idle_rank",
+    "handed_over_beside_busy_rank",
+    "handed_over_on_each_rank",
+    "empty_prebuilt_beside_busy_rank",
 )
+#: What only a decode side of several ranks can show.
+RANKED = NAMES[-4:]
 
 
 def _prebuilt(trace: Trace) -> list[RoundRecord]:
@@ -49,8 +57,17 @@ def _arrived(trace: Trace) -> dict[str, RoundRecord]:
 
 
 def _turns(trace: Trace) -> list[Event]:
-    """The decode side after each turn."""
-    return [event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode"]
+    """The decode side after each turn; of several ranks all that they hold."""
+    found: dict[int, Event] = {}
+    for event in trace.events:
+        if event.name == "turn" and event.data.get("side") == "decode":
+            before = found.get(event.tick)
+            found[event.tick] = event if before is None else replace(before, data=_both(before.data, event.data))
+    return list(found.values())
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    return {name: [*one[name], *other[name]] if isinstance(found, list) else found for name, found in one.items()}
 
 
 def _told(trace: Trace, what: str) -> dict[str, int]:
@@ -176,10 +193,7 @@ def reordered_transfers(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @situation("a turn in which all requests in transit were lost to aborts or failures: a prebuilt batch of none")
 def empty_prebuilt_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    built = {record.tick for record in _prebuilt(trace)}
-    for before, after in pairwise(_turns(trace)):
-        if _in_transit(before) and not _in_transit(after) and after.tick not in built:
-            yield None
+    yield from (None for _ in _emptied(trace))
 
 
 @situation("a running request that the decode side took back and handed over to itself again")
@@ -194,3 +208,53 @@ def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for event in trace.events:
         if event.name == "handed" and any(event.data["prefixes"]):
             yield records.get(int(event.data["round"]))
+
+
+def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
+    """(tick, DP rank) -> requests that the rank of the decode side was running after that turn."""
+    turns = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
+    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in turns}
+
+
+def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
+    """What the other ranks of the decode side were running before that batch."""
+    return [
+        held for (tick, rank), held in _of_ranks(trace).items() if tick == record.tick - 1 and rank != record.dp_rank
+    ]
+
+
+@situation("a request handed over to one rank while another one has no requests")
+def handed_over_beside_idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    together = {(record.tick, record.dp_rank) for record in _prebuilt(trace)}
+    for record in _prebuilt(trace):
+        alone = not any(tick == record.tick and rank != record.dp_rank for tick, rank in together)
+        if alone and any(not held for held in _others(trace, record)):
+            yield record
+
+
+@situation("a request handed over to one rank while another one decodes")
+def handed_over_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record in _prebuilt(trace) if any(_others(trace, record)))
+
+
+@situation("requests handed over to several ranks in one turn")
+def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    ticks: dict[int, set[int]] = {}
+    for record in _prebuilt(trace):
+        ticks.setdefault(record.tick, set()).add(record.dp_rank)
+    yield from (record for record in _prebuilt(trace) if record.dp_rank and len(ticks[record.tick]) > 1)
+
+
+@situation("a rank whose requests in transit were all lost in one turn, while another rank decodes")
+def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    if scenario.engine.dp < 2:
+        return
+    held = _of_ranks(trace)
+    yield from (None for tick in _emptied(trace) if any(held.get((tick, rank)) for rank in range(scenario.engine.dp)))
+
+
+def _emptied(trace: Trace) -> list[int]:
+    """Turns in which everything in transit was lost."""
+    built = {record.tick for record in _prebuilt(trace)}
+    turns = pairwise(_turns(trace))
+    return [b.tick for a, b in turns if _in_transit(a) and not _in_transit(b) and b.tick not in built]

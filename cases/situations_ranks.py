@@ -27,6 +27,8 @@ NAMES = (
     "every_rank_idle",
     "uneven_ranks",
 )
+#: Those that need more than two ranks; the first set needs two.
+MANY = ("several_idle_beside_one", "several_idle_beside_several")
 
 
 def _ticks(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
@@ -144,3 +146,21 @@ def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
         sizes = {len(record.rids) for record in by_rank.values() if record.mode == "DECODE"}
         if len(sizes) > 1:
             yield max((one for one in by_rank.values() if one.mode == "DECODE"), key=lambda one: len(one.rids))
+
+
+def _idle_and_busy(trace: Trace) -> Iterator[tuple[RoundRecord, int, int]]:
+    """A turn's first busy batch, with how many ranks were idle and how many busy in it."""
+    for by_rank in _ticks(trace).values():
+        busy = [record for record in by_rank.values() if record.mode != "IDLE"]
+        if busy:
+            yield busy[0], len(by_rank) - len(busy), len(busy)
+
+
+@situation("one rank with a batch and two or more idle beside it")
+def several_idle_beside_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record, idle, busy in _idle_and_busy(trace) if idle > 1 and busy == 1)
+
+
+@situation("two or more ranks with batches and two or more idle beside them")
+def several_idle_beside_several(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record, idle, busy in _idle_and_busy(trace) if idle > 1 and busy > 1)

@@ -14,7 +14,7 @@ from harness.types import Kind
 SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
-    *("limit-off-by-one", "draft-step-skipped"),
+    *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
 )
 BOOT = EXERCISES["chain"][0].boot_key()
 #: Few that show the checks of several ranks.

@@ -116,6 +116,8 @@ def test_chunk_tail_fed_is_the_targets_own_guess(drive_scenario, release, revert
     ],
 )
 def test_output_that_ends_in_the_wrong_place_is_found_where_it_lives(drive_scenario, release, case):
+    if drive_scenario.device not in case.devices:
+        pytest.skip(f"on {drive_scenario.device} this scenario accepts other tokens, and was not seen to fail")
     outcome = drive_scenario(case.scenario, engine=release)
     past = [found for found in outcome.divergences if found.check == "finish"]
     if case.expected(release=release, revert=None) == "PASS":

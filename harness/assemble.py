@@ -21,7 +21,7 @@ Arrays = dict[str, np.ndarray]
 #: In the order of their turns.
 SIDES = ("prefill", "decode")
 #: Events made of what a rank told about a batch.
-TOLD = ("handed", "idle_state", "busy_state")
+TOLD = ("handed", "unbuilt", "idle_state", "busy_state", "coins", "tails", "again")
 
 
 @dataclass(slots=True)
@@ -57,8 +57,10 @@ class Assembler:
             "round": self._round,
             "state": self._state,
             "coins": self._coins,
+            "again": self._again,
             "tails": self._tails,
             "handed": self._handed,
+            "unbuilt": self._unbuilt,
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -147,12 +149,12 @@ class Assembler:
         round_index = message["round"]
         places = self._last.get((dp_rank, round_index, "VERIFY", 0), [])
         parents = self._last.get((dp_rank, round_index, "TREE", 0), [])
-        at = 0
+        at, nodes, tokens = 0, arrays["nodes"].tolist(), arrays["tokens"].tolist()
         for place, own, length in zip(places, parents, message["lens"], strict=False):
             for row, parent in zip(place, own, strict=False):
                 self.rows.columns["parent"][row] = parent
             for slot in range(length):
-                self._accept_row(place[0], slot, int(arrays["nodes"][at]), int(arrays["tokens"][at]))
+                self._accept_row(place[0], slot, nodes[at], tokens[at])
                 at += 1
 
     def _accept_row(self, verify_row: int, slot: int, node: int, token: int) -> None:
@@ -178,9 +180,18 @@ class Assembler:
         data = {**told, "coins": coins, "tp_rank": tp_rank}
         self.events.append(Event(name="coins", tick=tick, dp_rank=dp_rank, data=data))
 
+    def _again(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        """Rows before the committed length that a layer ran once more; told by the first rank of a group."""
+        data = {name: message[name] for name in ("round", "step", "rows")} | {"tp_rank": tp_rank}
+        self.events.append(Event(name="again", tick=tick, dp_rank=dp_rank, data=data))
+
     def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         data = {name: message[name] for name in ("round", "rids", "prefixes")}
         self.events.append(Event(name="handed", tick=tick, dp_rank=dp_rank, data=data))
+
+    def _unbuilt(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        data = {name: message[name] for name in ("round", "rids")}
+        self.events.append(Event(name="unbuilt", tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(

@@ -149,6 +149,7 @@ RELEASES: tuple[Release, ...] = (
             (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
             (f"{_SPEC}.eagle_utils", "sampling", ""),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
+            (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
         ),
     ),
     replace(
@@ -160,6 +161,7 @@ RELEASES: tuple[Release, ...] = (
             _LLAMA,
             *_ATTENTION_NEW,
             (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
+            (f"{_SPEC}.eagle_utils", "sampled_path", "_is_xpu"),
             ("sgl_kernel", "sampling", ""),
             (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
         ),

@@ -74,6 +74,7 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
     scale = arguments.get("sm_scale") or q.shape[-1] ** -0.5
     k_cached = arguments["k_buffer"].flatten(0, -3)
     v_cached = arguments["v_buffer"].flatten(0, -3)
+    heads = arguments["k_extend"].shape[1]  # of the layer; its pool may hold more, of which the kernel takes the first
     rows = arguments["qo_indptr"].tolist()
     cached = arguments["kv_indptr"].tolist()
     for i in range(len(rows) - 1):
@@ -85,8 +86,8 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
             out[own].zero_()
             continue
         slots = arguments["kv_indices"][cached[i] : cached[i + 1]].long()
-        k = torch.cat((k_cached[slots], arguments["k_extend"][own]))
-        v = torch.cat((v_cached[slots], arguments["v_extend"][own]))
+        k = torch.cat((k_cached[slots, :heads], arguments["k_extend"][own]))
+        v = torch.cat((v_cached[slots, :heads], arguments["v_extend"][own]))
         mask = _extend_mask(arguments, index=i, length=length, prefix=slots.numel())
         out[own] = _attend(q[own], k, v, mask, scale).view_as(out[own])
 

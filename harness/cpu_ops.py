@@ -56,6 +56,10 @@ class _Torch:
         return getattr(torch, name)
 
 
+#: Seams of every release, whatever its table says.
+EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
+
+
 class _AnyMeta(type):
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -123,7 +127,7 @@ class CpuOps:
         for package in STUB_PACKAGES:
             if importlib.machinery.PathFinder.find_spec(package) is None:
                 self._note(package, "import stub", "none", "imported at module level, never used on this path")
-        for module, what, argument in seams:
+        for module, what, argument in (*EVERYWHERE, *seams):
             self._hooks.after(module, self._apply(what, argument, attention))
 
     def describe(self) -> list[dict[str, str]]:
@@ -208,6 +212,38 @@ class CpuOps:
         module.TritonAttnBackend.init_forward_metadata = init_forward_metadata
         what = f"{module.__name__}.TritonAttnBackend.init_forward_metadata (idle batch)"
         self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
+
+    def _seam_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
+        setattr(module, argument, lambda: None)
+        what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
+        self._note(what, "no-op", "none", why)
+
+    def _seam_sampled_path(self, module: types.ModuleType, argument: str) -> None:
+        """The flag that selects Triton kernels also sends a sampled batch down the greedy path; not while it is one."""
+        original = module.eagle_sample
+
+        def eagle_sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if batch.sampling_info.is_all_greedy:
+                return original(verify_input, batch, *args, **kwargs)
+            setattr(module, argument, False)
+            try:
+                return original(verify_input, batch, *args, **kwargs)
+            finally:
+                setattr(module, argument, True)
+
+        module.eagle_sample = eagle_sample  # type: ignore[attr-defined]
+
+    def _seam_murmur(self, module: types.ModuleType, argument: str) -> None:
+        def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+            shape = (len(seed), len(columns))
+            hashed = torch.empty(shape, dtype=torch.uint32)
+            blocks = -(-len(columns) // 1024)
+            module.murmur_hash32_kernel[(len(seed), blocks)](seed, positions, columns, hashed, *shape, BLOCK_SIZE=1024)
+            return hashed
+
+        module.murmur_hash32 = murmur_hash32  # type: ignore[attr-defined]
+        what = f"{module.__name__}.murmur_hash32"
+        self._note(what, "flag", "none", "selects SGLang's own Triton kernel, interpreted; no CPU build")
 
     def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]

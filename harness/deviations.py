@@ -7,11 +7,11 @@ reference's header and in the verdict. This module must not judge.
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.types import SpecConfig
+from harness.words import meant
 
 #: Key of the reference trace's header that holds the ids.
 HEADER = "assumed"
@@ -24,7 +24,7 @@ class Deviation:
     """One finding of docs/findings.md that the reference can predict, or that a stand-in in the engine lets pass.
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
-    layers draft (MTP).
+    layers draft (MTP). in_graphs: only inside CUDA graphs. cached: only with a prefix cache.
     """
 
     id: str
@@ -33,11 +33,20 @@ class Deviation:
     least_t: int
     least_dp: int = 1
     layered: bool = False
+    in_graphs: bool = False
+    cached: bool = False
 
-    def shows_in(self, spec: SpecConfig, *, dp: int = 1) -> bool:
-        if self.layered and spec.algorithm != "MTP":
+    def shows_in(self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True) -> bool:
+        if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs) or (self.cached and not cache):
             return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
+
+    @property
+    def needs(self) -> str:
+        """Where it can show, in words."""
+        parts = [f"{name} {least} or more" for name, least in (("k", self.least_k), ("t", self.least_t)) if least > 1]
+        parts += [f"{self.least_dp} DP ranks"] if self.least_dp > 1 else []
+        return "it needs " + ", ".join(parts + (["MTP layers"] if self.layered else []))
 
 
 SLOT_CACHE = Deviation(
@@ -67,7 +76,23 @@ GUESSED_TAIL = Deviation(
     least_t=1,
     layered=True,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL)}
+SHARED_ROWS = Deviation(
+    id="F-012",
+    what="rows out of the prefix cache hold what the MTP layers of whoever wrote them read",
+    least_k=2,
+    least_t=1,
+    layered=True,
+    cached=True,
+)
+REFUSED_STATES = Deviation(
+    id="F-020",
+    what="rows that MTP layers run once more in CUDA graphs read the states of refused nodes",
+    least_k=2,
+    least_t=1,
+    layered=True,
+    in_graphs=True,
+)
+DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, SHARED_ROWS, REFUSED_STATES)}
 
 
 class UnknownDeviation(ValueError):
@@ -79,9 +104,9 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
     found = tuple(sorted(set(ids)))
     for name in found:
         if name not in DEVIATIONS:
-            near = difflib.get_close_matches(name, DEVIATIONS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise UnknownDeviation(f"unknown deviation {name!r}{hint}\n  allowed: {', '.join(DEVIATIONS)}")
+            raise UnknownDeviation(
+                f"unknown deviation {name!r}{meant(name, DEVIATIONS)}\n  allowed: {', '.join(DEVIATIONS)}"
+            )
     return found
 
 
@@ -91,10 +116,21 @@ def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
     return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
 
 
-def notes(header: dict[str, object], spec: SpecConfig, *, dp: int) -> list[str]:
+def notes(
+    header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool = False, cache: bool = True
+) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
-    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp)]
+    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache)]
+
+
+def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]]) -> list[str]:
+    """One line for each deviation that none of the drafts, each with its number of ranks, can show."""
+    return [
+        f"{one.id} is assumed in vain: it cannot show in any of these scenarios ({one.needs})"
+        for one in (DEVIATIONS[name] for name in ids)
+        if not any(one.shows_in(spec, dp=dp) for spec, dp in drafts)
+    ]
 
 
 def told_in(reasons: Iterable[str]) -> list[str]:

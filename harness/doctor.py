@@ -25,7 +25,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 from harness import closure, doctor_gpu, envs
-from harness.diagnosis import Finding
+from harness.diagnosis import Finding, Status
+from harness.releases import drivable
 
 __all__ = ["Finding", "changed_files", "diagnose"]
 
@@ -236,15 +237,17 @@ def _engine(engine: envs.EngineEnv) -> Finding:
         return _unpacked(engine)
     name, site = f"SGLang {engine.version}", engine.pythonpath[0]
     remove = f"rm -r {shlex.quote(str(site.parent))}"
-    if engine.version not in envs.SUPPORTED and not (engine.ready and engine.version in envs.KNOWN_ELSEWHERE):
-        return Finding(name=name, status="warn", detail=f"{site.parent} is no supported release", mend=remove)
-    if not engine.ready:
-        return Finding(name=name, status="missing", detail=engine.why, mend=_install(engine.version))
+    standing = envs.standing(engine.version)
+    if not drivable(engine.version):
+        return Finding(name=name, status="warn", detail=f"{site.parent} is no release that can be driven", mend=remove)
+    if not engine.ready:  # a release of our tests is needed for a run; any other is somebody's own wish
+        status: Status = "warn" if standing else "missing"
+        return Finding(name=name, status=status, detail=engine.why, mend=_install(engine.version))
     changed = changed_files(site)
     if changed:
         return _damaged(name, changed, mend=f"{remove} && {_install(engine.version)}")
-    only = "" if engine.version in envs.SUPPORTED else "; only `eaglecheck bisect` runs it"
-    return Finding(name=name, status="ok", detail=f"as published, in {site.parent}{only}")
+    said = f"; {standing}" if standing else ""
+    return Finding(name=name, status="ok", detail=f"as published, in {site.parent}{said}")
 
 
 def _unpacked(engine: envs.EngineEnv) -> Finding:

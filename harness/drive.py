@@ -5,7 +5,6 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from harness.paired_engine import PairedEngine
 from harness.rounds import Unpacker
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Op, RequestSpec, Scenario
+from harness.words import meant
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64
@@ -45,6 +45,8 @@ class _Run:
     announced: list[str] = field(default_factory=list)
     submitted: dict[str, None] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
+    #: requests that go through SGLang's own `fake` backend
+    faked: set[str] = field(default_factory=set)
     idle: bool = False
     #: what the last turn brought and was not read yet, with the rank it is of
     unread: list[tuple[Callable[[], Messages], Place]] = field(default_factory=list)
@@ -74,6 +76,7 @@ class _Run:
                 priority=request.priority,
                 dp_rank=request.dp_rank,
                 side=op.name or "",
+                **({"fake": True} if rid in self.faked else {}),
             )
             self.submitted[rid] = None
             if accepted:
@@ -110,7 +113,10 @@ class _Run:
 
     def _do_transfer(self, op: Op) -> None:
         assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
-        self.engine.transfer(str(op.name), op.rids)
+        if op.name == "fake":
+            self.faked |= set(op.rids)
+        else:
+            self.engine.transfer(str(op.name), op.rids)
         for rid in op.rids:
             self.note("transfer", rid=rid, what=op.name)
 
@@ -120,8 +126,7 @@ class _Run:
 
     def _do_fault(self, op: Op) -> None:
         if op.name not in FAULTS:
-            near = difflib.get_close_matches(str(op.name), FAULTS, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(FAULTS)}"
+            hint = meant(str(op.name), FAULTS) or f"; allowed: {', '.join(FAULTS)}"
             raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
         self.engine.fault(op.name, first=op.count)
         self.faults.append(op.name)

@@ -5,7 +5,7 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
-import json
+import marshal
 import os
 import selectors
 import socket
@@ -318,10 +318,12 @@ class Engine:
         dp_rank: int = 0,
         room: int | None = None,
         side: str = "",
+        fake: bool = False,
     ) -> bool:
         """Hand a request to the engine; it is delivered at the turn that expects it. False if SGLang refused it.
 
-        room: where two engines meet over it. side: which of two is meant; one engine is all there is.
+        room: where two engines meet over it. side: which of two is meant; one engine is all there is. fake: SGLang's
+        own backend that moves nothing.
         """
         self._routes[rid] = dp_rank
         command = {
@@ -332,6 +334,7 @@ class Engine:
             "priority": priority,
             "dp_rank": dp_rank if len(self.ranks) > 1 else None,
             "room": room,
+            "fake": fake,
         }
         return not self._ask_host(command)["refused"]
 
@@ -480,10 +483,10 @@ class Engine:
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""
-        if self.process is not None:
-            end_group(self.process.pid)
-            self.process.wait(timeout=CLOSE_SECONDS)
-            self.process = None
+        process, self.process = self.process, None  # two threads may close at once, while two sides boot
+        if process is not None:
+            end_group(process.pid)
+            process.wait(timeout=CLOSE_SECONDS)
         for sock in [peer.sock for peer in self.ranks] + self._lifeline + ([self._host.sock] if self._host else []):
             sock.close()
         for peer in self._lookouts:
@@ -497,7 +500,7 @@ class Engine:
 def _messages(arrays: dict[str, np.ndarray]) -> Messages:
     """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
     text = arrays.pop("messages", None)
-    messages: Messages = [] if text is None else [(message, {}) for message in json.loads(text.tobytes())]
+    messages: Messages = [] if text is None else [(message, {}) for message in marshal.loads(text.tobytes())]
     for name, array in arrays.items():
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array

@@ -103,6 +103,20 @@ def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
         hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))
 
 
+def _prepare_plugin(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """A plugin's algorithm, where the scenario asks for one."""
+    if boot.get("plugin"):
+        from eaglecheck_engine import plugin_algorithm
+
+        release = _release(boot)
+        hooks.after(
+            "sglang.srt.speculative.spec_info",
+            lambda module: plugin_algorithm.register(
+                module, kind=boot["plugin"], worker=(release.worker_module, release.worker)
+            ),
+        )
+
+
 def _in_child() -> None:
     """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
     _die_with_parent()
@@ -111,6 +125,7 @@ def _in_child() -> None:
     hooks.install()
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     hooks.after("sglang.srt.managers.scheduler", lambda module: _arm_scheduler(module, boot, ops))
 
 
@@ -175,6 +190,10 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe()
+    if boot.get("mutants_in_graphs"):
+        from eaglecheck_engine.fault_graphs import Captured
+
+        probe.mutants = Captured()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
     return probe
 
@@ -190,6 +209,7 @@ def _install_in(
 ) -> None:
     import sglang
     import torch
+    from eaglecheck_engine.dock import Dock
     from eaglecheck_engine.dp_probe import DpProbe
     from eaglecheck_engine.gate import Gate, pool_level
     from eaglecheck_engine.handoff_probe import HandoffProbe, widths
@@ -198,7 +218,7 @@ def _install_in(
     from eaglecheck_engine.recorder import Recorder
 
     release = _release(boot)
-    recorder = Recorder()
+    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = _connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
@@ -339,6 +359,10 @@ def _engine_arguments(boot: dict[str, Any]) -> dict[str, Any]:
     arguments = dict(boot["arguments"])
     if arguments.get("enable_dp_attention"):
         arguments["port"] = _free_ports(os.getpid())
+    elif (
+        "nccl_port" in known
+    ):  # SGLang looks for a free one itself, and of many engines that start at once two may find it
+        arguments["nccl_port"] = _free_ports(os.getpid()) + SGLANG_PORT_DELTA
     optional = {name: value for name, value in boot["optional_arguments"].items() if name in known}
     return {**arguments, **optional}
 
@@ -417,7 +441,10 @@ def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:
     """Where the two sides of a hand-over find each other; nothing is ever connected to."""
     if command.get("room") is None:
         return {}
-    return {"bootstrap_host": "127.0.0.1", "bootstrap_port": 1, "bootstrap_room": command["room"]}
+    host = "127.0.0.1"
+    if command.get("fake"):
+        host = importlib.import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST
+    return {"bootstrap_host": host, "bootstrap_port": 1, "bootstrap_room": command["room"]}
 
 
 def main() -> None:
@@ -436,6 +463,7 @@ def main() -> None:
     hooks.install()
     ops = _prepare_cpu(hooks, boot)
     _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
     try:
         import sglang
 

@@ -9,7 +9,6 @@ This module must not import sglang or torch: it is asked before every engine sta
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import sys
@@ -23,9 +22,9 @@ from packaging.version import InvalidVersion, Version
 
 from harness import closure
 from harness.closure import EnvError, Progress, home
+from harness.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, same, standing, supported
 
 __all__ = [
-    "KNOWN_ELSEWHERE",
     "NEWEST",
     "SUPPORTED",
     "EngineEnv",
@@ -36,23 +35,12 @@ __all__ = [
     "home",
     "list_installed",
     "resolve",
+    "standing",
     "state",
+    "supported",
 ]
 
-SUPPORTED = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17", "0.5.23")
-NEWEST = SUPPORTED[-1]
-KNOWN_ELSEWHERE = {
-    **dict.fromkeys(("0.5.9", "0.5.10", "0.5.10.post1"), "it was built for torch 2.9.1"),
-    "0.5.12": "0.5.12.post1 replaced it",
-    **dict.fromkeys(("0.5.13.post1", "0.5.15.post1"), "not in our tests"),
-    **dict.fromkeys(("0.5.14", "0.5.15", "0.5.16", "0.5.18", "0.5.19"), "not in our tests"),
-    **dict.fromkeys(("0.5.20", "0.5.21", "0.5.22"), "not in our tests"),
-}
 ENGINE_GB = 0.5  # the largest wheel unpacks to 0.2 GB, and pip unpacks it beside its place first
-
-
-class UnknownReleaseError(EnvError):
-    """The caller named a release that this project cannot run here: a usage error, nothing was tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +80,15 @@ def _version_here(name: str) -> str:
         return "unknown"
 
 
-def ensure(version: str, progress: Progress, *, untested: bool = False) -> EngineEnv:
-    """A ready environment for `version`, installed first where needed.
+def ensure(version: str, progress: Progress) -> EngineEnv:
+    """A ready environment for `version`, any published release that can be driven, installed first where needed.
 
-    untested: any published release, spelled as published, not only those of our tests.
     UnknownReleaseError for a release we cannot run here, EnvError when installing fails. Both say what to type next.
     """
     here = current()
-    if here is not None and _same(here.version, version):
+    if here is not None and same(here.version, version):
         return here
-    if not untested:
-        version = supported(version)
+    version = named(version)
     found = state(version)
     if found.ready:
         return found
@@ -122,9 +108,9 @@ def resolve(version: str | None) -> str:
     UnknownReleaseError for one that `ensure` would refuse, before anything is installed.
     """
     here = current()
-    if here is not None and (version is None or _same(here.version, version)):
+    if here is not None and (version is None or same(here.version, version)):
         return here.version
-    return NEWEST if version is None else supported(version)
+    return NEWEST if version is None else named(version)
 
 
 def state(version: str) -> EngineEnv:
@@ -216,36 +202,6 @@ def _install(version: str, *, lock: int, progress: Progress) -> None:
     digest = hashlib.sha256(record.read_bytes()).hexdigest()
     marker = {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": digest}
     closure.write_marker(folder, marker)
-
-
-def _same(left: str, right: str) -> bool:
-    try:
-        return Version(left) == Version(right)
-    except InvalidVersion:
-        return left == right
-
-
-def supported(version: str) -> str:
-    """A supported release by our spelling of it; UnknownReleaseError names the nearest."""
-    for known in SUPPORTED:
-        if _same(known, version):
-            return known
-    reason = next((why for known, why in KNOWN_ELSEWHERE.items() if _same(known, version)), "")
-    what = f"SGLang {version} is not yet supported here: {reason}" if reason else f"unknown SGLang release {version!r}"
-    raise UnknownReleaseError(
-        what,
-        allowed=f"supported: {', '.join(SUPPORTED)}; nearest: {_nearest(version)}",
-        next_step="see what there is:  eaglecheck engines list",
-    )
-
-
-def _nearest(version: str) -> str:
-    """By version order where it is a version (the next one up, else the newest), by spelling where it is not."""
-    try:
-        wanted = Version(version)
-    except InvalidVersion:
-        return next(iter(difflib.get_close_matches(version, SUPPORTED, n=1, cutoff=0.0)), NEWEST)
-    return next((known for known in SUPPORTED if Version(known) > wanted), NEWEST)
 
 
 def main(versions: Sequence[str]) -> int:

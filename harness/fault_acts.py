@@ -97,7 +97,8 @@ def _moved(scene: Scene, values: Values, source: Callable[[Share, int], int]) ->
 @act
 def add(scene: Scene, values: Values) -> Values:
     after = values[scene.name].clone()
-    after[scene.rows()] += int(scene.args["by"])
+    for row in scene.rows():  # a list of rows would have to reach the device, which a graph's capture forbids
+        after[row] += int(scene.args["by"])
     return {scene.name: after}
 
 
@@ -109,7 +110,8 @@ def next_page(scene: Scene, values: Values) -> Values:
 @act
 def zero(scene: Scene, values: Values) -> Values:
     after = values[scene.name].clone()
-    after[scene.rows()] = 0
+    for row in scene.rows():
+        after[row] = 0
     return {scene.name: after}
 
 

@@ -15,7 +15,7 @@ import torch
 
 from .fault_acts import Share, Values
 from .fault_acts_idle import SKIPS, Memory, changed
-from .probe import TAIL_COPIER
+from .probe import TAIL_COPIER, sampled_walks
 from .recorder import plain_rid
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Sites:
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
+        inside += [(owner, name, self._coins) for owner, name in sampled_walks(release)]
         for module, dotted, make in inside:
             ledger.wrap(module, dotted, make, innermost=True)
         return ledger.missing[known:]
@@ -67,7 +68,7 @@ class Sites:
     def _batch_starts(self, original: Original) -> Original:
         def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if self._recorder.round is not None:
-                self._faults.batches = self._recorder.round.index + 1
+                self._faults.batch_begins(self._recorder.round.index + 1)
                 self._requests(list(batch.reqs or []))
             return original(worker, batch, *args, **kwargs)
 
@@ -201,6 +202,13 @@ class Sites:
 
         return verify_tree_greedy_func
 
+    def _coins(self, original: Original) -> Original:
+        def walk(*args: Any, **kwargs: Any) -> Any:
+            changed = self._faults.apply("coins", {name: kwargs[own] for name, own in _COINS.items()}, phase="VERIFY")
+            return original(*args, **{**kwargs, **{_COINS[name]: value for name, value in changed.items()}})
+
+        return walk
+
     def _proposals(self, phase: str) -> Callable[[Original], Original]:
         def make(original: Original) -> Original:
             def draft_over_tokens(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -276,6 +284,8 @@ def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one is not other and (one.shape != other.shape or one.dtype != other.dtype or not torch.equal(one, other))
 
 
+#: Field of a mutant -> argument of what walks by coins.
+_COINS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "law": "target_probs"}
 #: Field of a mutant -> attribute of a ForwardBatch.
 _INPUTS = {"input_ids": "input_ids", "positions": "positions", "slots": "out_cache_loc"}
 

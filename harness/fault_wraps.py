@@ -16,10 +16,12 @@ from . import (  # noqa: F401  (importing them makes their acts known)
     fault_acts_eagle3,
     fault_acts_layers,
     fault_acts_pool,
+    fault_acts_sampled,
     fault_acts_tree,
 )
 from .fault_acts import ACTS, Scene, Share, Values
 from .fault_acts_idle import IDLE_ACTS
+from .fault_graphs import Captured
 from .fault_handoff import HandoffSites
 from .fault_sites import FORWARD_ACTS, Sites, differs
 from .faults import FAULTS, Fault
@@ -41,12 +43,16 @@ class Armed:
 class Faults:
     """All mutants of one scheduler process: sound until armed, sound again after `disarm`."""
 
+    #: mutants that this engine's graphs hold: those act there, and nowhere else
+    captured: Captured | None = None
+
     def __init__(self, probe: Probe, scheduler: Any) -> None:
         self.probe, self.recorder, self.release = probe, probe.recorder, probe.release
         self._page = int(scheduler.token_to_kv_pool_allocator.page_size)
         self.armed: list[Armed] = []
         self.batches = 0
         self.outputs: dict[str, Any] = {}
+        self.captured = None if probe.graphs is None else probe.graphs.mutants
         self._missing = Sites(self).install(scheduler)
         if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
             self._missing += HandoffSites(self).install()
@@ -62,10 +68,19 @@ class Faults:
 
     def disarm(self) -> None:
         self.armed, self.batches, self.outputs = [], 0, {}
+        if self.captured is not None:
+            self.captured.forget()
+
+    def batch_begins(self, number: int) -> None:
+        """number: of the batch, from 1."""
+        self.batches = number
+        if self.captured is not None:
+            self.captured.arm(armed.fault.id for armed in self.armed if number >= armed.first)
 
     def fired(self) -> dict[str, int]:
         """How often each armed mutant really changed a value."""
-        return {armed.fault.id: armed.fired for armed in self.armed}
+        inside = {} if self.captured is None else self.captured.fired()
+        return {armed.fault.id: armed.fired + inside.get(armed.fault.id, 0) for armed in self.armed}
 
     def apply(
         self, site: str, values: Values, *, phase: str = "", step: int = 0, shares: Sequence[Share] = ()
@@ -101,6 +116,7 @@ class Faults:
             armed
             for armed in self.armed
             if armed.fault.site == site
+            and (self.captured is None or armed.fault.id not in self.captured)
             and self.batches >= armed.first - (self.recorder.round is None)
             and (not armed.fault.phases or phase in armed.fault.phases)
         ]

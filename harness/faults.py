@@ -22,6 +22,7 @@ SITES = {
     "tails": "copies of a prefix's last page at the beginning of branches: last_page",
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
+    "coins": "what decides a sampled verify: nodes, final, and law, the target's probabilities",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
@@ -48,6 +49,7 @@ NEEDS = {
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
     "handoff": "prefill and decode on two engines, several requests at once",
+    "sampled": "requests with a temperature, several at once",
 }
 
 #: What a mutant may do to the output.

@@ -16,14 +16,18 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .hooks import Ledger
 from .packed import Field
 from .snapshot import Copy, copied, inputs_of, outputs_of
+
+if TYPE_CHECKING:
+    from .fault_graphs import Captured
 
 Original = Callable[..., Any]
 
@@ -51,6 +55,11 @@ class Book:
     _parts: list[torch.Tensor] = field(default_factory=list)
     _size: int = 0
 
+    @property
+    def forwards(self) -> int:
+        """How many forwards it has so far."""
+        return sum(call.what == "forward" for call in self.calls)
+
     def put(self, what: str, *, is_draft: bool, batch: int, copies: Sequence[Copy | None]) -> None:
         """Keep copies that were made at this place of the graph, in the order of the calls."""
         fields = []
@@ -74,13 +83,19 @@ OnReplay = Callable[[Book], None]
 
 
 class GraphProbe:
-    """Hooks on torch's graphs and on SGLang's models, in place before the first capture."""
+    """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
-    def __init__(self) -> None:
+    mutants: those that the graphs shall hold, where an engine is booted for them.
+    """
+
+    def __init__(self, mutants: Captured | None = None) -> None:
+        self.mutants = mutants
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
         #: whether a replay is worth telling
         self.wanted: Callable[[], bool] = lambda: False
+        #: told that a model is about to run outside any capture
+        self.on_eager: Callable[[], None] = lambda: None
         self._open: Book | None = None
         self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
 
@@ -150,6 +165,8 @@ class GraphProbe:
         def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(runner, *args, **kwargs)
             runner.model.forward = self._watched(runner.model.forward, runner)
+            if self.mutants is not None:
+                self.mutants.prepare(next(runner.model.parameters()).device)
             return result
 
         return load_model
@@ -161,21 +178,38 @@ class GraphProbe:
         def forward(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
             book = self._open
             if book is None:
+                self.on_eager()
+                if self.mutants is not None:
+                    self.mutants.warm(forward_batch)
                 return original(input_ids, positions, forward_batch, *args, **kwargs)
             is_draft = bool(runner.is_draft_worker)
-            before = inputs_of(input_ids, positions, forward_batch, is_draft=is_draft)
-            output = original(input_ids, positions, forward_batch, *args, **kwargs)
+            with self._mutated(book, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
+                before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
+                output = original(ids, places, forward_batch, *args, **kwargs)
             batch = int(forward_batch.batch_size)
-            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, outputs_of(output)))
+            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
+            if self.mutants is not None:
+                self.mutants.logits = output.next_token_logits
             return output
 
         return forward
+
+    def _mutated(
+        self, book: Book, input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool
+    ) -> AbstractContextManager[tuple[Any, Any]]:
+        """What a captured forward runs with."""
+        if self.mutants is None:
+            return nullcontext((input_ids, positions))
+        return self.mutants.inputs(input_ids, positions, forward_batch, is_draft=is_draft, step=book.forwards)
 
     def _shown(self, original: Original) -> Original:
         """A function that is given what the forward before it led to: (step, probabilities, ids, ...)."""
 
         def select_top_k_tokens(i: int, topk_p: Any, topk_index: Any, *args: Any, **kwargs: Any) -> Any:
             if self._open is not None and i > 0:
+                if self.mutants is not None:
+                    batch = self._open.calls[-1].batch
+                    topk_p, topk_index = self.mutants.choices(topk_p, topk_index, batch=batch, step=i)
                 self._chosen(topk_p, topk_index)
             return original(i, topk_p, topk_index, *args, **kwargs)
 

@@ -49,7 +49,9 @@ class HandoffProbe:
             recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
             try:
                 result = original(batch, *args, **kwargs)
-                if batch.reqs:
+                if batch.reqs and batch.spec_info is None:
+                    recorder.note("unbuilt")
+                elif batch.reqs:
                     self._tell(batch, lengths, prefixes)
                 return result
             finally:
@@ -67,15 +69,17 @@ class HandoffProbe:
             slots.append(pool[int(batch.req_pool_indices[i]), :length])
         if self._target_ids is not None:
             recorder.map_ids(self._target_ids)
+        layered = self._probe.release.layered
         tensors = {
             "bonus": first_of(given, BONUS),
             "slots": torch.cat(slots),
-            "hidden": given.hidden_states,
             "ids": given.topk_index,
             "probs": given.topk_p,
+            # Layers read the target's states from the verify on; what is handed over, nobody reads.
+            **({} if layered else {"hidden": given.hidden_states}),
         }
         mapped = self._target_ids is not None
-        recorder.note("handed", copied(tensors), texts=texts, prefixes=prefixes, mapped=mapped)
+        recorder.note("handed", copied(tensors), texts=texts, prefixes=prefixes, mapped=mapped, layered=layered)
 
 
 def _target_ids(scheduler: Any) -> np.ndarray | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness import compat
+from harness import compat, plugin_algorithm
 from harness.engine import Launch
 from harness.envs import EngineEnv
 from harness.leases import Request
@@ -30,6 +30,9 @@ GRAPH_SIZES = (1, 2, 4)
 
 #: Attention backends by device: others need hardware that is not meant here.
 BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
+
+#: Which cores each rank may take.
+CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
@@ -56,6 +59,7 @@ def build_launch(
     context_length: int = CONTEXT_LENGTH,
     assumed: Sequence[str] = (),
     lease: Request | None = None,
+    mutants_in_graphs: bool = False,
 ) -> Launch:
     """The launch of one boot configuration.
 
@@ -64,6 +68,7 @@ def build_launch(
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
     lease: the share of a GPU that the engine takes before it starts (see harness.leases).
+    mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
     overlap = engine.overlap
     if overlap is None:
@@ -80,6 +85,8 @@ def build_launch(
         "assumed": list(assumed),
         "lease": None if lease is None else lease.plain(),
         "layered": layered,
+        "plugin": spec.plugin,
+        **({"mutants_in_graphs": True} if mutants_in_graphs and engine.graphs else {}),
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
         "arguments": _arguments(
@@ -87,14 +94,15 @@ def build_launch(
         )
         | {"disable_overlap_schedule": not overlap}
         # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
-        | ({"disable_hybrid_swa_memory": True} if layered else {}),
+        | ({"disable_hybrid_swa_memory": True} if layered else {})
+        | ({"speculative_use_rejection_sampling": True} if engine.rejection else {}),
         "optional_arguments": _optional(graphs=engine.graphs),
     }
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
     if not engine.pd:
         return launch
     prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
-    return replace(prefill, beside=decode)
+    return replace(prefill, ranks=1, beside=decode)
 
 
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
@@ -105,13 +113,23 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
         own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
     if side == "decode" and engine.decode_cache:
         own["disaggregation_decode_enable_radix_cache"] = True
+    environment = boot["environment"]
     if side == "prefill":
         own["disable_cuda_graph"] = True
+        if engine.dp > 1:  # what is idle beside a hand-over are ranks of the decode side
+            own |= {
+                "tp_size": 1,
+                "dp_size": 1,
+                "enable_dp_attention": False,
+                "max_running_requests": engine.max_running,
+            }
+            environment = {name: value for name, value in environment.items() if name != CORES}
     optional = dict(boot["optional_arguments"])
     if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
         optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return {
         **boot,
+        "environment": environment,
         "arguments": boot["arguments"] | own,
         "optional_arguments": optional,
         "handoff": {"side": side},
@@ -143,7 +161,7 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
         if ranks > 1:  # SGLang wants a NUMA node a rank unless told which cores to take
             cores = sorted(os.sched_getaffinity(0))
             binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
-            environment["SGLANG_CPU_OMP_THREADS_BIND"] = binding
+            environment[CORES] = binding
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
@@ -154,13 +172,20 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     return environment
 
 
+def _algorithm(spec: SpecConfig) -> str:
+    """SGLang's name for it; a plugin's is what our engine side registers it under."""
+    return (
+        plugin_algorithm.NAMES[spec.plugin] if spec.plugin else "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
+    )
+
+
 def _arguments(
     *, spec: SpecConfig, engine: EngineConfig, target: Path, draft: Path, device: str, context_length: int
 ) -> dict[str, Any]:
     return {
         "model_path": str(target),
         # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
-        "speculative_algorithm": "EAGLE" if spec.algorithm == "MTP" else spec.algorithm,
+        "speculative_algorithm": _algorithm(spec),
         "speculative_draft_model_path": str(draft),
         "speculative_num_steps": spec.k,
         "speculative_eagle_topk": spec.t,
@@ -180,6 +205,7 @@ def _arguments(
         "enable_dp_attention": engine.dp > 1,
         "disable_custom_all_reduce": engine.tp > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority,
+        "enable_deterministic_inference": engine.deterministic,
         "max_total_tokens": engine.pool_tokens,
         # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.
         "chunked_prefill_size": 64,

@@ -106,6 +106,8 @@ class LiveEngines:
     lease: Request | None = None
     #: ids of harness.deviations that references take for granted
     assumed: tuple[str, ...] = ()
+    #: whether CUDA graphs are captured with mutants in them
+    mutants_in_graphs: bool = False
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
@@ -138,6 +140,7 @@ class LiveEngines:
             cpu_attention=cpu_attention,
             assumed=self.assumed,
             lease=self.lease,
+            mutants_in_graphs=self.mutants_in_graphs,
         )
 
     def use(self, launch: Launch) -> Engine | PairedEngine:

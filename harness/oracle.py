@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.deviations import GUESSED_TAIL, HEADER, SLOT_CACHE
+from harness.deviations import GUESSED_TAIL, HEADER, REFUSED_STATES, SHARED_ROWS, SLOT_CACHE
 from harness.trace import Event, Trace
 from harness.types import RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
@@ -68,8 +68,15 @@ class Oracle:
         if asked not in self._sessions:
             target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
             sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
-            guesses = GUESSED_TAIL.id in self.assumed
-            self._sessions[asked] = session_of(target, head, spec, sight=sight, guesses=guesses)
+            self._sessions[asked] = session_of(
+                target,
+                head,
+                spec,
+                sight=sight,
+                guesses=GUESSED_TAIL.id in self.assumed,
+                refused=REFUSED_STATES.id in self.assumed,
+                shared=SHARED_ROWS.id in self.assumed,
+            )
         return self._sessions[asked]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:

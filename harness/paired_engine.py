@@ -116,8 +116,12 @@ class PairedEngine:
 
     def submit(self, *, rid: str, side: str = "", **asked: Any) -> bool:
         """To both sides, or to one of them; False if one refused it."""
-        chosen = [engine for name, engine in zip(SIDES, self.sides, strict=True) if side in ("", name)]
-        answers = [engine.submit(rid=rid, room=self._room(rid), **asked) for engine in chosen]
+        chosen = [name for name in SIDES if side in ("", name)]
+        answers = []
+        for name in chosen:
+            rank = {"dp_rank": 0} if name == "prefill" else {}  # the prefill side has one rank, whatever is asked for
+            engine: Engine = getattr(self, name)
+            answers.append(engine.submit(rid=rid, room=self._room(rid), **{**asked, **rank}))
         return all(answers)  # after all were asked
 
     def abort(self, rid: str, *, side: str = "") -> None:

@@ -14,11 +14,13 @@ import psutil
 import pytest
 
 from cases.catalogue import Case
+from cases.families import FAMILIES, of_family
 from harness import envs, leases
 from harness.census import INCOMPLETE, Census
 from harness.checks.describe import describe
 from harness.cli import prepare
 from harness.cli.outcome import UsageError
+from harness.deviations import UnknownDeviation, checked
 from harness.live import Borrowed, LiveEngines, ScenarioOutcome
 from harness.types import Scenario
 
@@ -56,14 +58,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--profile-seed", type=int, metavar="N", help="Generate what a run with this seed generated; see its test ids."
     )
 
+    group.addoption(
+        "--family",
+        choices=sorted(FAMILIES),
+        help="Only the scenarios of this draft family, a test each, as `eaglecheck run --family` has them.",
+    )
+    group.addoption(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="With --family: take this known deviation of SGLang for granted, as in `eaglecheck run`.",
+    )
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
+    if config.getoption("--assume") and not config.getoption("--family"):
+        raise pytest.UsageError("--assume: nothing to assume it for\n  name a family too: --family NAME")
     try:
+        checked(config.getoption("--assume"))
         prepare.check_device(config.getoption("--device"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
-    except (UsageError, envs.EnvError) as error:
+    except (UsageError, UnknownDeviation, envs.EnvError) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[CENSUS] = Census()
 
@@ -86,7 +104,7 @@ def _release(asked: str | None) -> str:
 def _environment(version: str) -> envs.EngineEnv:
     """What there is of a release; nothing is installed in the middle of a test session."""
     here = envs.current()
-    return here if here is not None and here.version == version else envs.state(envs.supported(version))
+    return here if here is not None and here.version == version else envs.state(envs.resolve(version))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
@@ -128,12 +146,23 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`release`: the release under test, and with mark `also_on` the older ones named there."""
+    """`release`: the release under test, and with mark `also_on` the older ones named there.
+
+    `family_scenario`: every scenario of the family asked for by --family; without it a few of some.
+    """
+    if "family_scenario" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--family")
+        metafunc.parametrize("family_scenario", [_parameter(*one) for one in of_family(asked)])
     if "release" in metafunc.fixturenames and "release" not in _parametrized(metafunc.definition):
         named = [metafunc.config.stash[RELEASE]]
         for mark in metafunc.definition.iter_markers("also_on"):
             named += [version for version in mark.args if version not in named]
         metafunc.parametrize("release", named)
+
+
+def _parameter(family: str, scenario: Scenario) -> Any:
+    mark = pytest.mark.engine(boot=scenario.boot_key())
+    return pytest.param(scenario, id=f"{family}-{scenario.name}", marks=mark)
 
 
 def _parametrized(item: pytest.Item) -> set[str]:
@@ -146,6 +175,10 @@ def _parametrized(item: pytest.Item) -> set[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
+    if config.getoption("--family"):
+        others = [item for item in items if "family_scenario" not in getattr(item, "fixturenames", ())]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
     order = {item: number for number, item in enumerate(items)}
     first_seen: dict[tuple[Any, ...], int] = {}
     for item in items:
@@ -187,6 +220,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         logs=tmp_path_factory.mktemp("engines"),
         copies=True,
         lease=config.stash[LEASE],
+        assumed=checked(config.getoption("--assume")),
     )
     config.stash[ENGINES] = live
     yield live

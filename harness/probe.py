@@ -6,8 +6,11 @@ record a name it could not find as if it had been observed: what is missing is l
 
 from __future__ import annotations
 
+import importlib
 import sys
+import types
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,7 +20,7 @@ from .compat import Release
 from .graph_probe import Book, GraphProbe
 from .hooks import Ledger
 from .recorder import Recorder, ints, plain_rid
-from .snapshot import Copy, copied, inputs_of, outputs_of
+from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .tail_probe import holes, wrong_copies
 
 Original = Callable[..., Any]
@@ -32,6 +35,9 @@ class Probe:
         self.graphs = graphs
         self.ledger = Ledger() if graphs is None else graphs.ledger
         self._replays = 0
+        #: what goes into the forward in progress, until it was copied, and the copy
+        self._inputs: Tensors | None = None
+        self._before: Copy | None = None
         #: the worker's table of target ids, as it was found and as int64 [V']
         self._hot_ids: tuple[Any, np.ndarray] | None = None
         #: whether the drafting call in progress speaks of ids of the draft's own vocabulary
@@ -52,10 +58,8 @@ class Probe:
         wrap(module, "select_top_k_tokens", self._select)
         if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
-        sampler = sys.modules[release.greedy]
-        for name in SAMPLED_WALKS:
-            if getattr(sampler, name, None) is not None:
-                wrap(sampler, name, self._coins)
+        for owner, name in sampled_walks(release):
+            wrap(owner, name, self._coins)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if pages is not None and hasattr(pages, TAIL_COPIER):
             wrap(pages, TAIL_COPIER, self._tails)
@@ -63,6 +67,7 @@ class Probe:
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
+            self.graphs.on_eager = self._take_inputs
 
     def install_rounds(self) -> None:
         """Only what tells which batches ran and what they committed: the token level."""
@@ -82,7 +87,7 @@ class Probe:
         def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.active:
                 return original(worker, batch, *args, **kwargs)
-            recorder.open_round(**read_batch(batch))
+            recorder.open_round(**read_batch(batch, recorder.copied))
             self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
             try:
                 result = original(worker, batch, *args, **kwargs)
@@ -132,7 +137,8 @@ class Probe:
         if links is None or links.numel() == 0:
             return
         width = links.shape[-1]
-        self.recorder.note("tree", copied({"next": links, "sibling": verify_input.retrieve_next_sibling}), width=width)
+        copy = self.recorder.copied({"next": links, "sibling": verify_input.retrieve_next_sibling})
+        self.recorder.note("tree", copy, width=width)
 
     def _draft_prefill(self, original: Original) -> Original:
         return self._in_phase("DRAFT_PREFILL", original, self._after_draft_prefill)
@@ -159,12 +165,13 @@ class Probe:
     def _proposals(self, phase: str, draft_input: Any, requests: list[int]) -> None:
         if not requests:
             return
-        copy = copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
+        copy = self.recorder.copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
         facts = {"phase": phase, "requests": requests, "mapped": self._mapped, "layered": self.release.layered}
         self.recorder.note("proposals", copy, **facts)
 
     def _chose(self, phase: str, step: int, requests: list[int], ids: Any, probs: Any) -> None:
-        self.recorder.note("chosen", copied({"ids": ids, "probs": probs}), phase=phase, step=step, requests=requests)
+        copy = self.recorder.copied({"ids": ids, "probs": probs})
+        self.recorder.note("chosen", copy, phase=phase, step=step, requests=requests)
 
     def _select(self, original: Original) -> Original:
         recorder = self.recorder
@@ -198,7 +205,7 @@ class Probe:
             current = self.recorder.round
             if current is not None and current.mode == "DECODE":
                 predict, accept_lens, accept_index = result
-                copy = copied({"predict": predict, "lens": accept_lens, "index": accept_index})
+                copy = self.recorder.copied({"predict": predict, "lens": accept_lens, "index": accept_index})
                 assert copy is not None
                 current.accepted = copy
                 current.extend_rids = list(range(len(current.rids)))
@@ -231,7 +238,7 @@ class Probe:
                 names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
                 recorder.note(
                     "coins",
-                    copied({name: kwargs[given] for name, given in names.items()}),
+                    recorder.copied({name: kwargs[given] for name, given in names.items()}),
                     rule=getattr(original, "__name__", type(original).__name__),
                     thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
                 )
@@ -249,7 +256,7 @@ class Probe:
                 current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
                 current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
                 found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
-                copy = copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
+                copy = self.recorder.copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
                 facts = {"lens": current.accepted, "extends": current.extend_rids}
                 self.recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
             return result
@@ -269,18 +276,39 @@ class Probe:
             recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
-            before: Copy | None = None  # an idle rank has no rows
-            if live:
-                before = inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
+            if live:  # an idle rank has no rows
+                self._goes_in(
+                    inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
+                )
             output = original(runner, forward_batch, *args, **kwargs)
             if self._replays == replays:  # else a graph ran, and what happened inside it has been told
                 self._entered(phase)
                 if live:
                     facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
-                    recorder.note("forward", before, outputs_of(output.logits_output), **facts)
+                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), **facts)
+            self._inputs = None
             return output
 
         return forward
+
+    def _goes_in(self, inputs: Tensors) -> None:
+        """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""
+        self._inputs, self._before = inputs, None
+        if self.graphs is None:
+            self._take_inputs()
+
+    def _take_inputs(self) -> None:
+        if self._inputs is not None:
+            self._before, self._inputs = self.recorder.copied(self._inputs), None
+
+    def _went_in(self) -> Copy | None:
+        self._take_inputs()
+        return self._before
+
+    def _comes_out(self, output: Any) -> Copy | None:
+        """All logits of a small vocabulary: that is one copy where working out what is kept of them is many."""
+        whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
+        return self.recorder.copied(outputs_of(output, whole_below=whole_below))
 
     def _entered(self, phase: str, *, graph: int = 0) -> None:
         """One more forward of the round; graph: the batch size it was captured for, 0 for an eager one."""
@@ -320,8 +348,7 @@ class Probe:
         current = self.recorder.round
         assert current is not None
         assert book.buffer is not None
-        ((base, _fields),) = current.hold([Copy(book.buffer.clone(), ())])
-        return base
+        return current.keep(book.buffer)
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
@@ -340,6 +367,8 @@ class Probe:
         return "" if self.recorder.round is None else self.recorder.round.mode
 
 
+#: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.
+WHOLE_BELOW = 2049
 #: Phases whose logits are over the draft's vocabulary.
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
@@ -347,6 +376,18 @@ CHAIN_CHOOSER = "draft_topk1_postprocess"
 
 #: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+#: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
+WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
+
+
+def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
+    """(module, name) of every place from which a verify may take what walks by coins."""
+    places = [sys.modules[release.greedy]]
+    for name in WALKS_AT_CALL:
+        with suppress(ImportError):  # not in this release, or only a stub on a CPU
+            places.append(importlib.import_module(name))
+    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
+
 
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
@@ -373,7 +414,7 @@ def as_tensor(values: Any) -> torch.Tensor:
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
 
 
-def read_batch(batch: Any) -> dict[str, Any]:
+def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
     """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
     mode = batch.forward_mode
     reqs = list(batch.reqs or [])

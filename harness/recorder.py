@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from .dock import Arrival, Dock, Landing
 from .packed import Arrays, Field
-from .snapshot import Copy, Shipment, Shipper
+from .snapshot import Copy, Shipment, Shipper, Tensors, copied
 
 #: Rounds that may be on their way to the host before `take` waits for the oldest.
 MOST_UNDERWAY = 2
@@ -82,6 +83,7 @@ class Round:
     parts: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
     layouts: Layouts = field(default_factory=lambda: Layouts())
+    dock: Dock | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -100,10 +102,20 @@ class Round:
         pieces = []
         for copy in copies:
             if copy is not None:
-                pieces.append((self.size, self.layouts.number(copy.fields)))
-                self.parts.append(copy.data)
-                self.size += copy.data.numel()
+                pieces.append((self._placed(copy.data), self.layouts.number(copy.fields)))
         return pieces
+
+    def keep(self, buffer: torch.Tensor) -> int:
+        """Take along what a buffer holds now that others will write over; where it begins in the round's bytes."""
+        return self._placed(buffer if self.dock is not None else buffer.clone())
+
+    def _placed(self, data: Any) -> int:
+        if self.dock is not None:
+            landing: Landing = self.dock.land(data) if isinstance(data, torch.Tensor) else data
+            return landing.base
+        base, self.size = self.size, self.size + data.numel()
+        self.parts.append(data)
+        return base
 
 
 @dataclass(slots=True)
@@ -116,9 +128,10 @@ class _Life:
 
 
 class Recorder:
-    """Rounds of the scenario in progress; `take` empties it."""
+    """Rounds of the scenario in progress; `take` empties it. dock: of the GPU that the engine runs on."""
 
-    def __init__(self) -> None:
+    def __init__(self, dock: Dock | None = None) -> None:
+        self.dock = dock
         self.active = False
         self.phase: str | None = None
         self.step = 0
@@ -133,7 +146,7 @@ class Recorder:
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
         self._shipper = Shipper()
-        self._underway: deque[tuple[dict[str, Any], Shipment]] = deque()
+        self._underway: deque[tuple[dict[str, Any], Shipment | Arrival]] = deque()
 
     def begin(self) -> None:
         """Forget the previous scenario."""
@@ -176,7 +189,7 @@ class Recorder:
         epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
         given = starts if isinstance(starts, Copy) else known
         self.round = Round(self._rounds, self.turn, mode, list(rids), given, list(lens), list(final), epochs)
-        self.round.layouts = self._layouts
+        self.round.layouts, self.round.dock = self._layouts, self.dock
         self._rounds += 1
         return self.round
 
@@ -216,11 +229,14 @@ class Recorder:
             "graphs": current.graphs,
             "events": current.events,
         }
-        self._underway.append((message, self._shipper.ship(current.parts)))
+        shipped = self._shipper.ship(current.parts) if self.dock is None else self.dock.leave()
+        self._underway.append((message, shipped))
 
     def drop_round(self) -> None:
         """The round failed: what it left on the device may be no longer readable, what was said of it is."""
         current, self.round = self.round, None
+        if self.dock is not None:
+            self.dock.abandon()
         if current is not None:
             said = [event["message"] for event in current.events if event["what"] == "message"]
             self.last_said = [{**message, "turn": current.turn} for message in said]
@@ -229,6 +245,10 @@ class Recorder:
         """Something that happened in the current round, with the tensors that show it."""
         current = self._current()
         current.events.append({"what": what, **facts, "pieces": current.hold(copies)})
+
+    def copied(self, tensors: Tensors) -> Copy | None:
+        """A copy of tensors as they are now, for `note`."""
+        return copied(tensors) if self.dock is None else self.dock.copied(tensors)
 
     def put(self, message: dict[str, Any]) -> None:
         """A message of its own, in its place among what happened in the current round."""

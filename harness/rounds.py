@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 
 from harness.packed import Arrays, Field, read
+from harness.trace import TOP_LOGITS
 
 Message = dict[str, Any]
 #: What goes into a forward, one entry a row.
@@ -31,6 +33,7 @@ class _Round:
     lens: list[int]
     accept_lens: list[int] = field(default_factory=list)
     extends: list[int] = field(default_factory=list)
+    width: int = 0  # nodes of a verified tree
 
     def read(self, event: Message) -> Arrays:
         """The arrays of an event, padding included."""
@@ -85,17 +88,21 @@ class Unpacker:
     def _forward(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         phase = event["phase"]
         found = _read_padded(current, event)
+        requests, lens = _shares(current, phase, len(found["input_ids"]))
+        again = _run_again(current, event, len(found["input_ids"]), len(requests))
+        if again:
+            found = {name: _without_front(array, len(requests), again) for name, array in found.items()}
+            yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
         rows = len(found["input_ids"])
-        requests, lens = _shares(current, phase, rows)
         keep = kept_rows(lens, rows, len(requests))
-        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get("best", ())))
+        told = "logits" if "logits" in found else "best"
+        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get(told, ())))
         hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
         arrays = {name: found[name][keep] for name in INPUTS if name in found}
         if logit_rows:
-            arrays["top_logits"] = found["top_logits"][logit_index]
-            arrays["lse"] = _log_sum_exp(found)[logit_index]
-            top_ids = best_first(found["top_ids"][logit_index], found["best"][logit_index])
-            arrays["top_ids"] = self._as_target(top_ids, mapped=event["mapped"])
+            top = summary_of(found["logits"][logit_index]) if told == "logits" else _summary(found, logit_index)
+            arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
+            arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
         if hidden_rows:
             arrays["hidden_out"] = found["hidden_out"][hidden_index]
         message = {
@@ -135,6 +142,7 @@ class Unpacker:
         found = current.read(event)
         lens = found["lens"].reshape(-1).tolist()
         rows = found["index"].reshape(len(lens), -1)
+        current.width = event["width"]
         flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
         current.extends = list(range(len(lens)))
         yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
@@ -147,26 +155,34 @@ class Unpacker:
         yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
 
     def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        """One row a position whose KV was handed over, the last with what the first draft step will be fed."""
+        """One row a position whose KV was handed over (and a layer), the last with what drafting goes on from."""
         found, lens = current.read(event), current.starts
         bonus = found["bonus"].reshape(-1).tolist()
         rotated = [token for text, last in zip(event["texts"], bonus, strict=True) for token in (*text, last)]
         about = current.about(range(len(lens)))
-        where = {"phase": "PREBUILT", "step": 0, **about}
-        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
-        yield (
-            {"ev": "forward", **where, **rows},
-            {
-                "input_ids": np.asarray(rotated, dtype=np.int64),
-                "positions": np.full(len(rotated), -1, dtype=np.int64),
-                "cache_slots": found["slots"].reshape(-1),
-                "hidden_out": found["hidden"],
-            },
-        )
         ids = found["ids"].reshape(len(lens), -1)
-        chosen = {"ids": self._as_target(ids, mapped=event["mapped"]), "probs": found["probs"].reshape(ids.shape)}
-        yield {"ev": "chosen", **where}, chosen
+        ids, probs = self._as_target(ids, mapped=event["mapped"]), found["probs"].reshape(ids.shape)
+        width = 1 if event.get("layered") else ids.shape[1]  # a column a layer, or all from one forward
+        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
+        if "hidden" not in found:
+            rows["hidden_rows"] = []
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            where = {"phase": "PREBUILT", "step": step, **about}
+            yield (
+                {"ev": "forward", **where, **rows},
+                {
+                    "input_ids": np.asarray(rotated, dtype=np.int64),
+                    "positions": np.full(len(rotated), -1, dtype=np.int64),
+                    "cache_slots": found["slots"].reshape(-1),
+                    **({"hidden_out": found["hidden"]} if "hidden" in found else {}),
+                },
+            )
+            yield {"ev": "chosen", **where}, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
         yield {"ev": "handed", "round": about["round"], "rids": current.rids, "prefixes": event["prefixes"]}, {}
+
+    def _unbuilt(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """Requests were handed over, and nobody made a draft input of them."""
+        yield {"ev": "unbuilt", "round": current.message["index"], "rids": current.rids}, {}
 
     def _verified(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         found = current.read(event)
@@ -205,6 +221,21 @@ def _shares(current: _Round, phase: str, rows: int) -> tuple[list[int], list[int
     return everyone, [rows // max(1, len(everyone))] * len(everyone)
 
 
+def _run_again(current: _Round, event: Message, rows: int, requests: int) -> int:
+    """How many rows before its committed length each request ran once more in a draft extend, as MTP layers may."""
+    if event["phase"] != "EXTEND" or event.get("packs") or not current.width or rows % max(1, requests):
+        return 0
+    return max(0, rows // max(1, requests) - current.width)
+
+
+def _without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
+    """Blocks of equal width, one a request, each without its first `again` rows; one row a request stays as it is."""
+    width = len(array) // requests
+    if width <= again:
+        return array
+    return array.reshape(requests, width, *array.shape[1:])[:, again:].reshape(-1, *array.shape[1:])
+
+
 def _read_padded(current: _Round, event: Message) -> Arrays:
     """The arrays of an event; of what a graph did, without the rows it was padded with."""
     found = current.read(event)
@@ -218,6 +249,34 @@ def _read_padded(current: _Round, event: Message) -> Arrays:
     return {
         name: without_padding(array, batch=batch, requests=requests, packed=packed) for name, array in found.items()
     }
+
+
+def _summary(found: Arrays, rows: Sequence[int]) -> Arrays:
+    """What the device worked out of these rows' logits."""
+    return {
+        "top_logits": found["top_logits"][rows],
+        "lse": _log_sum_exp(found)[rows],
+        "top_ids": best_first(found["top_ids"][rows], found["best"][rows]),
+    }
+
+
+def summary_of(logits: np.ndarray) -> Arrays:
+    """Of float32 [r, v]: the 16 greatest, the first of equal ones first, their ids, and the log-sum-exp [r].
+
+    A NaN counts as the greatest, as for SGLang's argmax.
+    """
+    count = min(TOP_LOGITS, logits.shape[1])
+    sure = np.where(np.isnan(logits), np.inf, logits)
+    some = np.argpartition(-sure, count - 1, axis=1)[:, :count] if count < logits.shape[1] else None
+    some = np.broadcast_to(np.arange(count), (len(logits), count)) if some is None else np.sort(some, axis=1)
+    order = np.argsort(-np.take_along_axis(sure, some, axis=1), axis=1, kind="stable")
+    ids = np.take_along_axis(some, order, axis=1)
+    best = sure.argmax(axis=1)  # of many equal ones, the first may be among those that were left out
+    top = np.take_along_axis(logits, ids, axis=1)
+    greatest = sure.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lse = np.log(np.exp(logits - greatest).sum(axis=1, dtype=np.float64)) + greatest[:, 0]
+    return {"top_logits": top, "top_ids": best_first(ids, best), "lse": lse.astype(np.float32)}
 
 
 def _log_sum_exp(found: Arrays) -> np.ndarray:
@@ -262,14 +321,13 @@ def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) ->
 
     Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
     """
-    ends = np.cumsum(lens) - 1
     if produced == 0:
         return [], []
+    ends = [after - 1 for after in accumulate(lens)]
     if produced == len(lens) and produced != len(keep):
-        return ends.tolist(), list(range(produced))
+        return ends, list(range(produced))
     if phase == "EXTEND":
-        index = ends if produced == len(keep) else keep[ends]
-        return ends.tolist(), np.asarray(index).tolist()
+        return ends, ends if produced == len(keep) else keep[ends].tolist()
     return list(range(len(keep))), keep.tolist()
 
 

@@ -1,4 +1,4 @@
-"""Copies of tensors as they are now, and their way off the device: one transfer a round, and nobody waits for it.
+"""Copies of tensors as they are now, which of them tell of a forward, and a round's bytes where there is no GPU.
 
 Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Shipment.bytes` and
 `Copy.read`; everything else may run while a CUDA graph is captured, except `Shipper`.
@@ -17,23 +17,30 @@ from .packed import Arrays, Field
 
 TOP_LOGITS = 16  # same number as harness.trace.TOP_LOGITS; this side must not import it
 
+#: What is to be copied, by name; None where there is nothing.
+Tensors = dict[str, torch.Tensor | None]
+
 _HALVES = (torch.float16, torch.bfloat16)
 _NAMES: dict[torch.dtype, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """Some tensors' values at one moment, as bytes on their own device; fields say which is where."""
+    """Some tensors' values at one moment; fields say which is where.
 
-    data: torch.Tensor
+    data: uint8 [n] on the tensors' own device, or a `dock.Landing` of theirs.
+    """
+
+    data: Any
     fields: tuple[Field, ...]
 
     def read(self) -> Arrays:
         """The values; waits for the device."""
-        return packed.read(self.data.cpu().numpy(), [(0, self.fields)])
+        data = self.data.cpu().numpy() if isinstance(self.data, torch.Tensor) else self.data.bytes()
+        return packed.read(data, [(0, self.fields)])
 
 
-def copied(tensors: dict[str, torch.Tensor | None]) -> Copy | None:
+def copied(tensors: Tensors) -> Copy | None:
     """One copy of those that are there, in their own dtypes, with one launch on the device; None if there is none."""
     parts, fields, size = [], [], 0
     for name, tensor in tensors.items():
@@ -74,19 +81,24 @@ def name_of(dtype: torch.dtype) -> str:
     return name
 
 
-def inputs_of(input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool) -> Copy | None:
-    """What goes into a forward, as it is now: positions are advanced in place afterwards."""
+def inputs_of(input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool) -> Tensors:
+    """What goes into a forward. To be copied before it runs: positions are advanced in place afterwards."""
     hidden = getattr(forward_batch.spec_info, "hidden_states", None) if is_draft else None
     kept = hidden if isinstance(hidden, torch.Tensor) and hidden.numel() else None
     found = {"input_ids": input_ids, "positions": positions, "cache_slots": forward_batch.out_cache_loc}
-    return copied({**found, "hidden_in": kept})
+    return {**found, "hidden_in": kept}
 
 
-def outputs_of(output: Any) -> Copy | None:
-    """What a forward says, of a LogitsProcessorOutput: hidden rows, top logits with their ids, log-sum-exp."""
+def outputs_of(output: Any, *, whole_below: int = 0) -> Tensors:
+    """What a forward says, of a LogitsProcessorOutput: hidden rows, top logits with their ids, log-sum-exp.
+
+    whole_below: with a vocabulary smaller than this, all logits instead, and the control side works the rest out.
+    """
     logits, hidden = output.next_token_logits, output.hidden_states
-    found: dict[str, torch.Tensor | None] = {"hidden_out": hidden}
-    if logits is not None:
+    found: Tensors = {"hidden_out": hidden}
+    if logits is not None and logits.shape[-1] < whole_below:
+        found["logits"] = logits
+    elif logits is not None:
         logits = logits.detach()
         values, ids = torch.topk(logits, min(TOP_LOGITS, logits.shape[-1]), dim=-1)
         # Of equal logits, topk lists any first; SGLang chooses by argmax.
@@ -96,7 +108,7 @@ def outputs_of(output: Any) -> Copy | None:
             "top_logits": values,
             **_normalizer(logits, ids),
         }
-    return copied(found)
+    return found
 
 
 def _normalizer(logits: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -107,49 +119,26 @@ def _normalizer(logits: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tens
 
 
 class Shipper:
-    """Sends the bytes of a round to the host; on a GPU into pinned memory, which is used again once it was read."""
-
-    def __init__(self) -> None:
-        self._spare: list[tuple[torch.Tensor, torch.cuda.Event]] = []
+    """The bytes of a round where the engine runs on the host (see `dock` for a GPU)."""
 
     def ship(self, parts: list[torch.Tensor]) -> Shipment:
-        """parts: uint8 tensors of one device."""
-        if not parts:
-            return Shipment(torch.empty(0, dtype=torch.uint8), None)
-        whole = _together(parts) if len(parts) > 1 else parts[0]
-        if whole.device.type == "cpu":
-            return Shipment(whole, None)
-        size = whole.numel()
-        spare, event = self._room(size)
-        host = spare[:size]
-        host.copy_(whole, non_blocking=True)
-        event.record()
-        return Shipment(host, event, lambda: self._spare.append((spare, event)))
-
-    def _room(self, size: int) -> tuple[torch.Tensor, torch.cuda.Event]:
-        for place, (spare, _event) in enumerate(self._spare):
-            if spare.numel() >= size:
-                return self._spare.pop(place)
-        rounded = 1 << max(16, (size - 1).bit_length())
-        return torch.empty(rounded, dtype=torch.uint8, device="cpu", pin_memory=True), torch.cuda.Event()
+        """parts: uint8 tensors."""
+        return Shipment(_together(parts) if parts else torch.empty(0, dtype=torch.uint8))
 
 
 @dataclass(frozen=True, slots=True)
 class Shipment:
-    """Bytes on their way to the host, or there."""
+    """Bytes that are there; or, with an event, as soon as that has happened."""
 
     host: torch.Tensor
-    event: torch.cuda.Event | None
-    done: Any = None
+    event: Any = None
 
     def ready(self) -> bool:
         return self.event is None or bool(self.event.query())
 
     def bytes(self) -> np.ndarray:
-        """uint8 [n]; waits for the device if they are not there yet. Ask once: their place is used again."""
-        if self.event is None:
-            return self.host.numpy()
-        self.event.synchronize()
-        found = self.host.numpy().copy()
-        self.done()
+        """uint8 [n]; waits if they are not there yet."""
+        if self.event is not None:
+            self.event.synchronize()
+        found: np.ndarray = self.host.numpy()
         return found

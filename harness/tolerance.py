@@ -10,6 +10,7 @@ This module must not know what a row means: it sees arrays and a dtype name.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,9 +39,14 @@ class Budget:
     rounding: float
     #: what rounding alone does to a row where no run in the engine's dtype says it, as a share of its greatest value
     numerical_floor: float
-    #: share of token choices that are ties on sound engines; far more of them are themselves a finding
-    tie_rate: float
+    #: share of token choices that are ties on sound engines, for drafts of this many candidates a step and more (a step
+    #: of eight asks which is the eighth, and logits lie closer together there); far more of them are a finding
+    tie_rates: Mapping[int, float]
     reason: str
+
+    def tie_rate(self, topk: int) -> float:
+        """The usual share of ties where every draft step has `topk` candidates."""
+        return self.tie_rates[max(known for known in self.tie_rates if known <= topk)]
 
 
 #: A near tie is one closer than this many numerical floors: both candidates' logits carry an error of up to one
@@ -63,7 +69,7 @@ BUDGETS: dict[str, Budget] = {
         ratio=8.0,  # a second float32 run differs from the truth by the same order, not by ten times it
         rounding=2.0**-24,
         numerical_floor=16 * 2.0**-23,  # 16 ulp: sums of a few hundred products over a few layers
-        tie_rate=0.001,  # random tiny models tie about once in 10^4 choices
+        tie_rates={1: 0.001},  # random tiny models tie about once in 10^4 choices
         reason="sums in another order over a handful of layers",
     ),
     "float16": Budget(
@@ -73,7 +79,9 @@ BUDGETS: dict[str, Budget] = {
         ratio=4.0,
         rounding=2.0**-11,
         numerical_floor=2 * 2.0**-10,  # every operator rounds its output once
-        tie_rate=0.01,  # 0.3 to 0.6 % of some thousand choices in each of nine boot configurations on an H100
+        # Clean runs of 0.5.13 on an H100 (up to 2) and an H200 (4 and 8; docs/evidence/gpu.md), share of the choices:
+        # up to two candidates 0.3 to 0.6 % in each of nine boot configurations, four 1.3 %, eight 1.5 % twice.
+        tie_rates={1: 0.01, 4: 0.02},
         reason="each operator rounds its output to 11 bits",
     ),
     "bfloat16": Budget(
@@ -83,7 +91,8 @@ BUDGETS: dict[str, Budget] = {
         ratio=4.0,
         rounding=2.0**-8,
         numerical_floor=2 * 2.0**-7,  # every operator rounds its output once
-        tie_rate=0.05,  # 2.4 to 4.2 % in each of three boot configurations on an H100
+        # The same: up to two 2.4 to 4.6 % in each of four boot configurations, four 8.2 %, eight 10.7 %.
+        tie_rates={1: 0.05, 4: 0.10, 8: 0.12},
         reason="each operator rounds its output to 8 bits",
     ),
 }
@@ -190,7 +199,10 @@ def is_tie(*, margin: float, scale: float, budget: Budget) -> bool:
     return margin < tie_limit(scale=scale, budget=budget)
 
 
-def too_many_ties(*, ties: int, choices: int, budget: Budget) -> bool:
-    """Whether the rate of ties is itself suspicious: more than chance explains at the rate of sound engines."""
-    usual = budget.tie_rate * choices
+def too_many_ties(*, ties: int, choices: int, budget: Budget, topk: int = 1) -> bool:
+    """Whether the rate of ties is itself suspicious: more than chance explains at the rate of sound engines.
+
+    topk: candidates of every draft step.
+    """
+    usual = budget.tie_rate(topk) * choices
     return ties > max(TIES_ALWAYS_ALLOWED, usual + TIE_DEVIATIONS * math.sqrt(usual))

@@ -272,7 +272,9 @@ def _read_rows(file: Path, row_count: int) -> Rows:
             _check_version(file, int(version))
         if set(schema.names) != set(wanted.names) or not schema.equals(wanted) or not version.isdigit():
             raise _damaged(file, _schema_difference(schema, wanted), "the columns of harness/trace.py with our version")
-        table = parquet.read()
+        # Arrow's threads would share Python's bytes, and one that lets go of them while Python ends kills the process:
+        # "terminate called without an active exception" (apache/arrow issue 34314)
+        table = parquet.read(use_threads=False)
     except pa.ArrowException as error:
         raise _damaged(file, f"not a whole parquet file ({str(error).splitlines()[0]})", "parquet") from error
     if table.num_rows != row_count:

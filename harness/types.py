@@ -76,12 +76,16 @@ class SpecConfig(_Strict):
     """Speculation knobs: k steps, t candidates a step, n nodes in the verified tree (root included).
 
     MTP: k layers of a multi-layer MTP draft, each proposing one token; a chain only.
+
+    plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.plugin_algorithm), which of a hand-over
+    makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a plugin.
     """
 
     algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"
     k: Annotated[int, Field(ge=1, le=16)] = 3
     t: Annotated[int, Field(ge=1, le=16)] = 1
     n: Annotated[int, Field(ge=2, le=256)] = 4
+    plugin: Literal["bare", "none", "own"] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
@@ -114,8 +118,12 @@ class EngineConfig(_Strict):
 
     overlap None: what the release does by default for this speculation on this device.
 
-    pd: prompts run on one engine and decoding on another, each with these knobs (running_limit: the decode side's).
+    pd: prompts run on one engine and decoding on another, each with these knobs (running_limit, dp and tp: the decode
+    side's; the prefill side has one rank).
     decode_cache: the decode side keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+
+    deterministic: a request's seed decides what it samples, whoever shares its batch. rejection: drafts are drawn from
+    the draft's law and verified against it (rejection sampling), instead of the draft's best.
     """
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
@@ -133,6 +141,8 @@ class EngineConfig(_Strict):
     running_limit: Annotated[int, Field(ge=1)] | None = None
     pd: bool = False
     decode_cache: bool = False
+    deterministic: bool = False
+    rejection: bool = False
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -164,7 +174,8 @@ class Op(_Strict):
     flush    the prefix cache is emptied now; does nothing while requests are alive
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
-             side is done, and nothing arrives)
+             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
+             which moves nothing)
     fault    arm the mutant `name` (see harness.faults), from the `count`-th batch of the scenario on
     drain    turns until nothing is left; how many at most follows from the tokens asked for
 
@@ -219,6 +230,8 @@ class Scenario(_Strict):
                 f"running_limit {limit} is above max_running {self.engine.max_running}; allowed: 1 to that"
             )
         _check_pauses(self.script)
+        if self.engine.rejection and (self.spec.t > 1 or self.spec.algorithm == "MTP" or self.engine.pd):
+            raise ValueError("engine.rejection is driven with chains (spec.t 1) of EAGLE or EAGLE3, without engine.pd")
         return self
 
     @property
@@ -243,12 +256,16 @@ class Scenario(_Strict):
         raise KeyError(rid)
 
 
-TRANSFERS = ("hold", "release", "fail", "drop")
+TRANSFERS = ("hold", "release", "fail", "drop", "fake")
 
 
 def _check_sides(scenario: Scenario) -> None:
     """What only a pair of engines can do, and what it cannot."""
+    given = set[str]()
     for op in scenario.script:
+        given |= set(op.rids) if op.kind == "submit" else set()
+        if op.kind == "transfer" and op.name == "fake" and given & set(op.rids):
+            raise ValueError("op 'transfer' with name 'fake' comes after the submit of its request; put it before")
         if op.kind == "transfer" and op.name not in TRANSFERS:
             raise ValueError(f"op 'transfer' has name {op.name!r}; allowed: {', '.join(TRANSFERS)}")
         if op.kind == "transfer" and not scenario.engine.pd:
@@ -257,8 +274,8 @@ def _check_sides(scenario: Scenario) -> None:
             raise ValueError(f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.pd, or none")
     if scenario.engine.decode_cache and not scenario.engine.pd:
         raise ValueError("engine.decode_cache needs engine.pd; set both, or neither")
-    if scenario.engine.pd and (scenario.engine.dp > 1 or scenario.spec.algorithm == "MTP"):
-        raise ValueError("engine.pd is driven with dp = 1 and EAGLE or EAGLE3; leave engine.pd out for anything else")
+    if scenario.spec.plugin and (not scenario.engine.pd or scenario.spec.algorithm != "EAGLE"):
+        raise ValueError("spec.plugin needs engine.pd and algorithm EAGLE; set both, or leave spec.plugin out")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

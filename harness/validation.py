@@ -5,11 +5,12 @@ It must not read files and must not know any particular model.
 
 from __future__ import annotations
 
-import difflib
 import typing
 from collections.abc import Sequence
 
 from pydantic import BaseModel, ValidationError
+
+from harness.words import meant
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -30,9 +31,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
 
 def _unknown_key(where: str, path: Sequence[str | int], model: type[BaseModel]) -> str:
     allowed = list(_inner(model, path[:-1]).model_fields)
-    near = difflib.get_close_matches(str(path[-1]), allowed, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    return f"{where}: unknown key {str(path[-1])!r}{hint}\n  allowed keys: {', '.join(allowed)}"
+    return (
+        f"{where}: unknown key {str(path[-1])!r}{meant(str(path[-1]), allowed)}\n  allowed keys: {', '.join(allowed)}"
+    )
 
 
 def _inner(model: type[BaseModel], path: Sequence[str | int]) -> type[BaseModel]:

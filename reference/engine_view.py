@@ -1,9 +1,9 @@
 """The only window through which the reference looks at an engine's trace.
 
-It may see which rounds happened, the committed tokens, what the engine chose and fed at each step, and the coins that
-decided a sampled verify, and nothing else: no positions, no cache slots, no hidden states, no logits. What is missing,
-incomplete or not a token id is reported as unknown (an empty tuple or None), so a broken trace can never break the
-reference. This module must not judge.
+It may see which rounds happened and how many rows ran once more in them, the committed tokens, what the engine chose
+and fed at each step, and the coins that decided a sampled verify, and nothing else: no positions, no cache slots, no
+hidden states, no logits. What is missing, incomplete or not a token id is reported as unknown (an empty tuple or None),
+so a broken trace can never break the reference. This module must not judge.
 """
 
 from __future__ import annotations
@@ -43,6 +43,11 @@ class EngineView:
             for event in trace.events
             if event.name == "coins"
             for rid, own in event.data["coins"].items()
+        }
+        self._again = {
+            (event.dp_rank, event.data["round"], event.data["step"]): int(event.data["rows"])
+            for event in trace.events
+            if event.name == "again"
         }
         self._index: dict[tuple[int, int, str, str, int], dict[int, int]] = defaultdict(dict)
         ints, strings = self._rows.ints, self._rows.strings
@@ -90,7 +95,7 @@ class EngineView:
     def conditions(self, turn: Turn, before: Turn | None) -> Conditions:
         """What the engine did in a decode turn; `before` is the turn whose last row made the first proposals."""
         spec = self._spec
-        first = () if before is None else self._first_proposals(before)
+        first = () if before is None else self.proposed(before)
         forced = Forced(first=first)
         for i in range(spec.k - 1):
             chosen = tuple(self._chosen(turn, Phase.DRAFT, s, i) for s in range(spec.t))
@@ -117,8 +122,14 @@ class EngineView:
             found.append(chosen[0] if len(chosen) == 1 else None)
         return tuple(found)
 
-    def _first_proposals(self, before: Turn) -> tuple[int, ...]:
-        """Its last draft row's t choices, or those that were handed over."""
+    def ran_again(self, turn: Turn) -> tuple[int, ...]:
+        """How many rows before its first each layer ran once more in a turn; () if none did."""
+        at = turn.record.dp_rank, turn.record.index
+        counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.k))
+        return counts if any(counts) else ()
+
+    def proposed(self, before: Turn) -> tuple[int, ...]:
+        """Its last draft row's t choices, or those that were handed over; empty if unknown."""
         phases = {"PREFILL": Phase.DRAFT_PREFILL, "PREBUILT": Phase.PREBUILT}
         phase = phases.get(before.record.mode, Phase.EXTEND)
         chosen = self._chosen(before, phase, max(self._slots(before, phase), default=0))
@@ -162,4 +173,5 @@ def _coins(data: dict[str, Any], own: dict[str, Any], n: int) -> Coins | None:
     if len(own["nodes"]) != n:
         return None
     single, together = data["thresholds"]
-    return Coins(nodes=tuple(own["nodes"]), final=own["final"], single=single, together=together)
+    ratio = str(data["rule"]).startswith("chain")
+    return Coins(nodes=tuple(own["nodes"]), final=own["final"], single=single, together=together, ratio=ratio)

@@ -123,6 +123,10 @@ class Window:
 
     proposals: what somebody else's layers proposed from the last row, None where the reference's own counts.
     guess: what stood for token `stop` although the text had it (docs/findings.md F-010), None where nothing did.
+    again: how many rows before `start` each layer ran once more, now that more of the text was known; () is none.
+    stale: states [m,h] that those rows read, the last one at start-1, None where they read the target's own.
+    held: what the k layers had read at rows 0..start-1 when they last ran, where a cache may have exchanged them; an
+    empty entry is not known, and counts as what this request's layers would read.
     """
 
     start: int
@@ -130,6 +134,13 @@ class Window:
     known: int
     proposals: tuple[int | None, ...] = ()
     guess: int | None = None
+    again: tuple[int, ...] = ()
+    stale: Tensor | None = None
+    held: tuple[tuple[int, ...], ...] = ()
+
+    def first(self, i: int) -> int:
+        """The first row that layer i ran."""
+        return max(0, self.start - (self.again[i] if i < len(self.again) else 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +163,14 @@ def read_depths(
     rows = windows[-1].stop
     positions, mask, state = torch.arange(rows), causal(rows), hidden[:rows]
     depths, filled = list[Depth](), list(windows)
+    if head.chained and any(window.again for window in windows):
+        raise ValueError("layers that read each other's output and run rows again are not built here")
     for i in range(k):
         layer = head.layers[i]
         fed = torch.tensor(_fed(tokens.tolist(), filled, i))
         g = layer.forward(fed, state, positions, mask)
+        if any(window.again or window.held for window in windows):
+            g = _as_they_ran(layer, tokens.tolist(), state, filled, i)
         depths.append(Depth(tokens=fed, hidden=state, g=g))
         best = layer.logits(g[[window.stop - 1 for window in filled]]).argmax(-1).tolist()
         filled = [_fill(window, i, own) for window, own in zip(filled, best, strict=True)]
@@ -163,15 +178,46 @@ def read_depths(
     return depths, filled
 
 
+def _as_they_ran(layer: MtpLayer, text: list[int], hidden: Tensor, windows: Sequence[Window], i: int) -> Tensor:
+    """g [R,h] of layer i, each row by what the rows before it held when its window ran.
+
+    What a row holds (its key and value) depends on its token and state alone, so it is enough to keep those. hidden
+    [R,h].
+    """
+    tokens, states, said = [0] * len(hidden), hidden.clone(), list[Tensor]()
+    for number, window in enumerate(windows):
+        start, stop = window.start if number else 0, window.stop
+        first = window.first(i) if number else len(window.held)
+        for row, read in enumerate(window.held):
+            tokens[row] = read[i] if read else _read(window, text, row + 1 + i)
+        tokens[first:stop] = [_read(window, text, row + 1 + i) for row in range(first, stop)]
+        states[first:stop] = hidden[first:stop]
+        if window.stale is not None and first < start:
+            states[first:start] = window.stale[first - start :]
+        g = layer.forward(torch.tensor(tokens[:stop]), states[:stop], torch.arange(stop), causal(stop))
+        said.append(g[start:])
+    return torch.cat(said)
+
+
 def _fed(text: list[int], windows: Sequence[Window], i: int) -> list[int]:
     """The token that layer i reads at every row; layers before it have their proposals filled."""
     fed: list[int] = []
     for number, window in enumerate(windows):
         for row in range(window.start if number else 0, window.stop):
-            at = row + 1 + i
-            proposed = _not_text(window, at)
-            fed.append(text[at] if proposed is None else proposed)
+            fed.append(_read(window, text, row + 1 + i))
     return fed
+
+
+def reads(text: Sequence[int], window: Window, k: int) -> list[tuple[int, ...]]:
+    """What each of k layers reads at every row of a window whose proposals are known."""
+    rows = range(window.start, window.stop)
+    return [tuple(_read(window, text, row + 1 + i) for i in range(k)) for row in rows]
+
+
+def _read(window: Window, text: Sequence[int], at: int) -> int:
+    """The token that a row of `window` takes for the one at index `at`."""
+    proposed = _not_text(window, at)
+    return text[at] if proposed is None else proposed
 
 
 def _not_text(window: Window, at: int) -> int | None:

@@ -6,17 +6,19 @@ the next round's chain. This module must not judge, and must see an engine's tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby, pairwise
 from typing import Any
 
 import torch
 
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
-from harness.types import Phase, RequestSpec, SpecConfig
+from harness.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.engine_view import EngineView, Turn
-from reference.mtp import Depth, MtpHead, Window, read_depths
-from reference.session import ReferenceSession, Story, ended, record_of, sampled, where_of
+from reference.mtp import Depth, MtpHead, Window, read_depths, reads
+from reference.mtp_cache import Owner, Read, Step, held_rows
+from reference.session import ReferenceSession, Story, ended, record_of, sampled, stories, where_of
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
 from reference.verify import Walk
@@ -25,17 +27,81 @@ from reference.verify import Walk
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
-    def __init__(self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False) -> None:
-        """guesses: predict an engine that reads guesses where a chunk ends inside a prompt (F-010)."""
+    def __init__(
+        self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False, shared: bool = False
+    ) -> None:
+        """Deviations of an engine to predict, see docs/findings.md.
+
+        guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
+        the states of the last verified nodes, accepted or not (F-020). shared: rows out of its prefix cache hold what
+        the layers of whoever wrote them read (F-012).
+        """
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
-        self.target, self.layers, self.spec, self.guesses = head.target, head, spec, guesses
+        self.target, self.layers, self.spec = head.target, head, spec
+        self.guesses, self.refused, self.shared = guesses, refused, shared
+        self._held: dict[tuple[int, int, str], tuple[Read, ...]] = {}
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
+    def replay(self, scenario: Scenario, engine: Trace) -> Trace:
+        """See ReferenceSession; where rows are shared, their owners are followed first."""
+        self._held = self._shared_rows(scenario, engine) if self.shared and scenario.engine.prefix_cache else {}
+        try:
+            return super().replay(scenario, engine)
+        finally:
+            self._held = {}
+
+    def _shared_rows(self, scenario: Scenario, engine: Trace) -> dict[tuple[int, int, str], tuple[Read, ...]]:
+        """(DP rank, round, rid) -> what the rows before that turn's window hold (see reference.mtp_cache)."""
+        view = EngineView(engine, self.spec, self.target.config.vocab)
+        steps = [
+            (turn, step)
+            for request in scenario.requests
+            for story, stays in with_fates(stories(request, view))
+            for turn, step in self._steps(story, view, stays=stays)
+        ]
+        steps.sort(key=lambda one: (one[0].record.dp_rank, one[0].record.index, one[0].record.rids.index(one[0].rid)))
+        found: dict[tuple[int, int, str], tuple[Read, ...]] = {}
+        for _, own in groupby(steps, key=lambda one: one[0].record.dp_rank):
+            listed = list(own)
+            for (turn, _), held in zip(listed, held_rows(step for _, step in listed), strict=True):
+                found[turn.record.dp_rank, turn.record.index, turn.rid] = held
+        return found
+
+    def _steps(self, story: Story, view: EngineView, *, stays: bool) -> Iterator[tuple[Turn, Step]]:
+        """The windows of one story and what their layers read, as far as the engine told what they proposed."""
+        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        prompts = [turn.start + turn.length for turn, _ in turns if turn.record.mode == "PREFILL"]
+        owner = Owner(text=story.tokens, asked=max(prompts, default=0), stays=stays)
+        for number, ((turn, committed), known) in enumerate(zip(turns, _known(story), strict=True)):
+            proposals = view.layer_proposals(turn)
+            told = view.target_choice(turn) if self.guesses and _is_early_chunk(turn) else ()
+            window = _window(turn, committed, known=known, proposals=proposals, guess=told[0] if told else None)
+            yield (
+                turn,
+                Step(
+                    owner=owner,
+                    round=turn.record.index,
+                    window=window,
+                    read=reads(story.tokens, window, self.spec.k)
+                    if None not in proposals
+                    else [()] * (window.stop - window.start),
+                    prompt=turn.record.mode == "PREFILL",
+                    final=turn.final,
+                    first=not number,
+                    last=number == len(turns) - 1,
+                ),
+            )
+
+    def _replay(
+        self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
+    ) -> list[Event]:
+        if heat:
+            raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        stale = self._stale(turns, view, story.tokens) if self.refused else {}
         windows = [
             _window(
                 turn,
@@ -43,6 +109,9 @@ class MtpSession(ReferenceSession):
                 known=known,
                 proposals=view.layer_proposals(turn),
                 guess=self._guess(turn, view, hidden),
+                again=view.ran_again(turn),
+                stale=stale.get(turn.start),
+                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
             )
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
@@ -53,6 +122,10 @@ class MtpSession(ReferenceSession):
         for turn, committed in story.turns:
             where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
             phase = Phase.EXTEND
+            if turn.record.mode == "PREBUILT":  # the chain of the prompt's last row came along
+                self._handed_rows(writer, where, story.tokens, depths, chain)
+                before = turn
+                continue
             if turn.record.mode == "PREFILL":
                 chosen = view.target_choice(turn) if temperature > 0 else ()
                 self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
@@ -74,6 +147,17 @@ class MtpSession(ReferenceSession):
             return None
         chosen = view.target_choice(turn)
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
+
+    def _stale(
+        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
+    ) -> dict[int, torch.Tensor]:
+        """Start of a decode turn -> states [k-1,h] of the last nodes that the decode turn before it verified."""
+        pairs = [(turn, after) for (turn, _), (after, _) in pairwise(turns) if turn.record.mode == "DECODE"]
+        trees = [(turn.start, after.start, view.conditions(turn, None).tree) for turn, after in pairs]
+        known = [(start, after, tree) for start, after, tree in trees if tree is not None]
+        answers = verify(self.layers, torch.tensor(tokens), [(start, tree) for start, _, tree in known])
+        kept = self.spec.k - 1
+        return {after: hidden[len(hidden) - kept :] for (_, after, _), (hidden, _) in zip(known, answers, strict=True)}
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -98,6 +182,26 @@ class MtpSession(ReferenceSession):
             if j == length - 1:
                 values = {"logits": self.target.logits(hidden[row]), "choose": 1, "drawn": chosen}
             writer.add(where, Phase.PREFILL, j, input_id=tokens[row], position=row, hidden_out=hidden[row], **values)
+
+    def _handed_rows(
+        self,
+        writer: Writer,
+        where: Where,
+        tokens: list[int],
+        depths: Sequence[Depth],
+        chain: Sequence[int | None],
+    ) -> None:
+        """What a decode side must hold: a row a layer and position, token full[slot + 1]; the last one proposes.
+
+        Nothing of a request whose prompt's chain is not known, as of one that was taken back.
+        """
+        for i, depth in enumerate(depths if len(chain) == self.spec.k else ()):
+            for row in range(where.committed):
+                values: dict[str, Any] = {}
+                if row == where.committed - 1:
+                    logits = self.layers.layers[i].logits(depth.g[row])
+                    values = {"logits": logits, "choose": 1, "scored": True}
+                writer.add(where, Phase.PREBUILT, row, step=i, input_id=tokens[row + 1], **values)
 
     def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
         """Rows of every layer, keyed by it as the step; the last row of each proposes."""
@@ -187,6 +291,12 @@ class MtpSession(ReferenceSession):
         )
 
 
+def with_fates(told: Iterator[Story]) -> list[tuple[Story, bool]]:
+    """Stories of one request, each with whether its rows stay in the cache: all but the last end in a retraction."""
+    listed = list(told)
+    return [(story, number == len(listed) - 1) for number, story in enumerate(listed)]
+
+
 def _is_early_chunk(turn: Turn) -> bool:
     return turn.record.mode == "PREFILL" and not turn.final
 
@@ -201,12 +311,10 @@ def _known(story: Story) -> list[int]:
     return known[::-1]
 
 
-def _window(
-    turn: Turn, committed: tuple[int, ...], *, known: int, proposals: tuple[int | None, ...], guess: int | None
-) -> Window:
-    """The rows a turn ran the layers over, and how much text there was when it did."""
+def _window(turn: Turn, committed: tuple[int, ...], **known: Any) -> Window:
+    """The rows a turn ran the layers over; known: what else a Window holds, such as how much text there was then."""
     length = turn.length if turn.record.mode == "PREFILL" else len(committed)
-    return Window(start=turn.start, stop=turn.start + length, known=known, proposals=proposals, guess=guess)
+    return Window(start=turn.start, stop=turn.start + length, **known)
 
 
 def _chain(root: int, proposals: Sequence[int | None]) -> Tree:

@@ -36,9 +36,16 @@ def load_pair(
 
 
 def session_of(
-    target: Target, head: AnyHead, spec: SpecConfig, *, sight: Sight = "ancestors", guesses: bool = False
+    target: Target,
+    head: AnyHead,
+    spec: SpecConfig,
+    *,
+    sight: Sight = "ancestors",
+    guesses: bool = False,
+    refused: bool = False,
+    shared: bool = False,
 ) -> ReferenceSession:
-    """The session for these settings; ValueError if the head does not draft that way. guesses: see MtpSession."""
+    """The session for these settings; ValueError if the head does not draft that way. The last three: MtpSession."""
     if isinstance(head, MtpHead):
-        return MtpSession(head, spec, guesses=guesses)
+        return MtpSession(head, spec, guesses=guesses, refused=refused, shared=shared)
     return ReferenceSession(target, head, spec, sight=sight)

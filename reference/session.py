@@ -94,8 +94,9 @@ class ReferenceSession:
         view = EngineView(engine, self.spec, self.target.config.vocab)
         writer, events = Writer(), list[Event]()
         for request in scenario.requests:
-            for story in _stories(request, view):
-                events += self._replay(story, view, writer, temperature=request.temperature)
+            for story in stories(request, view):
+                heat = (request.temperature or 1.0) if scenario.engine.rejection else 0.0
+                events += self._replay(story, view, writer, temperature=request.temperature, heat=heat)
                 if story.why:
                     events.append(_stopped(*story.why))
                     break
@@ -110,8 +111,13 @@ class ReferenceSession:
             tensors=tensors,
         )
 
-    def _replay(self, story: Story, view: EngineView, writer: Writer, *, temperature: float) -> list[Event]:
-        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`)."""
+    def _replay(
+        self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
+    ) -> list[Event]:
+        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`).
+
+        heat: the temperature at which drafts were drawn (SGLang takes 1 for a greedy request), 0 where they were not.
+        """
         reading = Reading.of(self.head, story.tokens)
         rounds: list[tuple[Where, Conditions]] = []
         before: Turn | None = None
@@ -130,9 +136,22 @@ class ReferenceSession:
                 rounds.append((where, replace(known, committed=committed) if temperature > 0 else known))
                 phase, length = Phase.EXTEND, len(committed)
             if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
-                rotated_rows(writer, where, phase, self.head, reading, length=length, t=self.spec.t)
+                drawn = view.proposed(turn) if heat else ()
+                rotated_rows(
+                    writer,
+                    where,
+                    phase,
+                    self.head,
+                    reading,
+                    length=length,
+                    t=self.spec.t,
+                    drawn=drawn,
+                    heat=heat or 1.0,
+                )
             before = turn
-        walks = decode_rows(writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature)
+        walks = decode_rows(
+            writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature, heat=heat
+        )
         return sampled(rounds, walks) if temperature > 0 else []
 
     @torch.inference_mode()
@@ -208,7 +227,7 @@ def ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]
     return None
 
 
-def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
+def stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
     """One story an epoch; after a restart the prompt is everything known so far."""
     tokens, in_flight = list(request.prompt), 0
     for _, group in groupby(view.turns.get(request.rid, []), key=lambda turn: turn.epoch):
@@ -221,8 +240,10 @@ def _stories(request: RequestSpec, view: EngineView) -> Iterator[Story]:
 
 
 def _reached(turns: list[Turn]) -> int:
-    """How many tokens a request had when it was prefilled; -1 if it never was to the end."""
-    return next((turn.start + turn.length for turn in turns if turn.record.mode == "PREFILL" and turn.final), -1)
+    """How many tokens a request had when it was prefilled or handed over; -1 if it never was to the end."""
+    ends = {"PREFILL": 0, "PREBUILT": 1}  # the last token of what is handed over has no KV yet
+    begun = (turn for turn in turns if turn.record.mode in ends and turn.final)
+    return next((turn.start + turn.length + ends[turn.record.mode] for turn in begun), -1)
 
 
 def _last_committed(story: Story) -> int:

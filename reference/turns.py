@@ -9,7 +9,7 @@ Symbols: c committed length, k steps, t topk, n tree nodes, a accept length, T t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -19,11 +19,11 @@ from torch import Tensor
 
 from harness.trace import TOP_LOGITS, RowBuilder, Rows
 from harness.types import Phase, SpecConfig
-from reference.chain import Chain, Forced, Sight, Trunk, best, draft
+from reference.chain import Chain, Forced, Proposals, Sight, Trunk, best, draft
 from reference.extend import rotate
 from reference.model import Head, Target, causal
 from reference.tree import Tree, branch_mask, build_tree
-from reference.verify import Coins, Walk, greedy_walk, sampled_walk
+from reference.verify import Coins, Walk, greedy_walk, ratio_walk, sampled_walk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,12 +101,13 @@ class Writer:
         choose: int = 0,
         scored: bool = False,
         drawn: Sequence[int] = (),
+        heat: float = 1.0,
         **values: Any,
     ) -> None:
         """One row; `hidden_in` and `hidden_out` in values are tensors [h]. drawn: what it chooses instead of the best.
 
         logits [V] fill lse and the top logits; the best `choose` of them are what the row chooses, `scored` with
-        their probabilities.
+        their probabilities at temperature `heat`.
         """
         for name in ("hidden_in", "hidden_out"):
             if name in values:
@@ -115,15 +116,16 @@ class Writer:
                 values[name] = len(stored) - 1
         if logits is not None:
             top, lse = best(logits, max(choose, TOP_LOGITS)), logits.logsumexp(-1)
-            kept, chosen = top[:TOP_LOGITS], top[:choose]
+            kept, chosen = top[:TOP_LOGITS], list(drawn) or top[:choose]
             values |= {
                 "lse": float(lse),
                 "top_ids": kept,
                 "top_logits": logits[kept].float().numpy(),
-                "chosen_ids": list(drawn) or chosen,
+                "chosen_ids": chosen,
             }
             if scored:
-                values["chosen_probs"] = (logits[chosen] - lse).exp().float().numpy()
+                scaled = logits / heat
+                values["chosen_probs"] = (scaled[chosen] - scaled.logsumexp(-1)).exp().float().numpy()
         self._rows.add(
             rid=where.rid,
             epoch=where.epoch,
@@ -158,11 +160,21 @@ def prefill_rows(
 
 
 def rotated_rows(
-    writer: Writer, where: Where, phase: Phase, head: Head, reading: Reading, *, length: int, t: int
+    writer: Writer,
+    where: Where,
+    phase: Phase,
+    head: Head,
+    reading: Reading,
+    *,
+    length: int,
+    t: int,
+    drawn: Sequence[int] = (),
+    heat: float = 1.0,
 ) -> None:
     """Draft rows committed .. committed+length-1, for a prompt chunk (DRAFT_PREFILL) or committed tokens (EXTEND).
 
-    The last row makes the first proposals of the next decode round. Rows whose token is not known are left out.
+    The last row makes the first proposals of the next decode round: its best, or what was drawn at temperature `heat`.
+    Rows whose token is not known are left out.
     """
     known = min(length, len(reading.tokens) - 1 - where.committed)
     rotated = rotate(reading.tokens, where.committed, where.committed + known)
@@ -171,6 +183,7 @@ def rotated_rows(
         if j == length - 1:
             g = reading.draft[row]
             values = {"hidden_out": g, "logits": head.logits(g), "choose": t, "scored": True}
+            values |= {"drawn": drawn, "heat": heat}
         writer.add(where, phase, j, input_id=token, position=row, hidden_in=reading.hidden[row], **values)
 
 
@@ -196,8 +209,11 @@ def decode_rows(
     *,
     sight: Sight = "ancestors",
     temperature: float = 0.0,
+    heat: float = 0.0,
 ) -> list[Walk]:
     """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
+
+    heat: the temperature at which drafts were drawn, 0 where they are the draft's best.
 
     EXTEND rows need the tokens a round committed, so they are `rotated_rows` of a reading that has them.
     """
@@ -210,18 +226,36 @@ def decode_rows(
     walks = []
     for i, (where, conditions) in enumerate(rounds):
         hidden, logits = answers[i]
-        _draft_rows(writer, where, chains[i], spec.t)
-        walk = walk_of(trees[i], logits, conditions, most=spec.k, temperature=temperature)
+        _draft_rows(writer, where, chains[i], spec.t, drawn=conditions.forced.chosen if heat else {}, heat=heat or 1.0)
+        drafted = _laws(head, reading.draft[where.committed - 1], chains[i], heat) if heat else []
+        walk = walk_of(trees[i], logits, conditions, most=spec.k, temperature=temperature, drafted=drafted)
         verified_rows(writer, where, expected[i], walk, hidden, logits)
         walks.append(walk)
     return walks
 
 
-def walk_of(tree: Tree, logits: Tensor, conditions: Conditions, *, most: int, temperature: float = 0.0) -> Walk:
+def _laws(head: Head, last: Tensor, chain: Chain, heat: float) -> list[list[float]]:
+    """The law [k,V] that each drafted token was drawn from: the row before the round [h], then each draft step."""
+    logits = torch.stack([head.logits(last), *(step.logits[0] for step in chain.steps)])
+    laws: list[list[float]] = (logits.double() / heat).softmax(-1).tolist()
+    return laws
+
+
+def walk_of(
+    tree: Tree,
+    logits: Tensor,
+    conditions: Conditions,
+    *,
+    most: int,
+    temperature: float = 0.0,
+    drafted: Sequence[Sequence[float]] = (),
+) -> Walk:
     """The walk through what was verified, by logits [n,V]: by the other side's coins where it sampled, else by its
-    choices where they are known. most: k."""
+    choices where they are known. most: k. drafted: the law of each drafted token, where they were drawn."""
     if temperature > 0 and conditions.coins is not None:
         law = (logits.double() / temperature).softmax(-1).tolist()
+        if conditions.coins.ratio:
+            return ratio_walk(tree.tokens, law, drafted, conditions.coins)
         return sampled_walk(tree.tokens, tree.parents, law, conditions.coins, most=most)
     if temperature > 0 and conditions.committed:
         return Walk(nodes=(-1,) * len(conditions.committed), tokens=conditions.committed)
@@ -262,7 +296,9 @@ def verify(head: HandsOver, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -
     return list(zip(hidden.split(sizes), logits.split(sizes), strict=True))
 
 
-def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
+def _draft_rows(
+    writer: Writer, where: Where, chain: Chain, t: int, *, drawn: Mapping[int, Proposals], heat: float
+) -> None:
     for i, step in enumerate(chain.steps):
         for s in range(t):
             writer.add(
@@ -278,6 +314,8 @@ def _draft_rows(writer: Writer, where: Where, chain: Chain, t: int) -> None:
                 logits=step.logits[s],
                 choose=t,
                 scored=True,
+                drawn=drawn[i][s] if i in drawn else (),
+                heat=heat,
             )
 
 

@@ -32,12 +32,14 @@ class Coins:
 
     single, together: a child is accepted too where it alone is at least this likely; and the children's shares of the
     unit interval are divided by `together`. Both 1 is exact; less accepts more, and is then no longer the target's law.
+    ratio: drafts were drawn from the draft's law, and a coin times its probability there decides (`ratio_walk`).
     """
 
     nodes: tuple[float, ...]
     final: float
     single: float = 1.0
     together: float = 1.0
+    ratio: bool = False
 
     @staticmethod
     def drawn(uniform: Callable[[], float], n: int) -> Coins:
@@ -82,6 +84,30 @@ def sampled_walk(
         left = list(law[node])
     last, gap = draw(left, coins.final)
     return Walk(nodes=tuple(nodes), tokens=(*chosen, last), margin=min(margin, gap))
+
+
+def ratio_walk(
+    tokens: Sequence[int], law: Sequence[Sequence[float]], drafted: Sequence[Sequence[float]], coins: Coins
+) -> Walk:
+    """Rejection sampling along a chain (arXiv 2211.17192, section 2.3): node i + 1 was drawn from drafted[i] [k,V].
+
+    It is accepted where the coin times its probability there is below the target's; a refused one is replaced by a
+    draw from what the target's law has above the draft's. tokens [n], the root first; law [n,V].
+    """
+    node, chosen, margin = 0, list[int](), 1.0
+    left: Sequence[float] = law[0]
+    for proposal in drafted:
+        token = tokens[node + 1]
+        gap = law[node][token] - coins.nodes[node] * proposal[token]
+        margin = min(margin, abs(gap))
+        if gap <= 0:
+            left = [max(p - q, 0.0) for p, q in zip(law[node], proposal, strict=True)]
+            break
+        node += 1
+        chosen.append(token)
+        left = law[node]
+    last, nearest = draw(left, coins.final)
+    return Walk(nodes=tuple(range(node + 1)), tokens=(*chosen, last), margin=min(margin, nearest))
 
 
 def draw(mass: Sequence[float], coin: float) -> tuple[int, float]:

@@ -110,6 +110,7 @@ def compare(before: Report, after: Report) -> Comparison:
     ours, theirs = _by_program(before), _by_program(after)
     both = [name for name in ours if name in theirs]
     pairs = [(ours[name], theirs[name]) for name in both]
+    counted = [pair for pair in pairs if all(one.verdict.compared for one in pair)]  # a specimen keeps no counts
     gone, came = _names(ours, set(both)), _names(theirs, set(both))
     edited = sorted(set(gone) & set(came))
     return Comparison(
@@ -129,9 +130,9 @@ def compare(before: Report, after: Report) -> Comparison:
             one.scenario.name for one, other in pairs if one.verdict.outcome is other.verdict.outcome is Outcome.UNKNOWN
         ),
         signatures=tuple(_signatures(pairs)),
-        coverage=_counts((one.verdict.coverage, other.verdict.coverage) for one, other in pairs),
-        compared=_counts((one.verdict.compared, other.verdict.compared) for one, other in pairs),
-        ties=(sum(one.verdict.ties for one, _ in pairs), sum(other.verdict.ties for _, other in pairs)),
+        coverage=_counts((one.verdict.coverage, other.verdict.coverage) for one, other in counted),
+        compared=_counts((one.verdict.compared, other.verdict.compared) for one, other in counted),
+        ties=(sum(one.verdict.ties for one, _ in counted), sum(other.verdict.ties for _, other in counted)),
         lengths=tuple(_lengths(_accepted(before, both), _accepted(after, both))),
         missing=tuple(f"{one.source.name}: {one.source.missing}" for one in (before, after) if one.source.missing),
     )

@@ -48,18 +48,19 @@ def render_doctor(console: Console, found: Sequence[Finding], *, first_run_insta
         say(console, "ready to run:  eaglecheck run", style=STYLE["ok"])
 
 
-def render_engines(console: Console, engines: Sequence[EngineEnv], *, here: EngineEnv | None) -> None:
-    """Every release that can be used here, and whether it is installed."""
-    rows = [(f"{engine.version}", "ready" if engine.ready else engine.why, engine) for engine in engines]
+def render_engines(console: Console, engines: Sequence[tuple[EngineEnv, str]], *, here: EngineEnv | None) -> None:
+    """Releases, each with what there is to say of it beside its state: whether it is installed, and its torch."""
+    rows = [(engine.version, "ready" if engine.ready else engine.why, engine, said) for engine, said in engines]
     if here is not None:
-        rows.insert(0, (here.version, "ready (this environment)", here))
-    wide = max(len(version) for version, _, _ in rows)
-    for version, state, engine in rows:
+        rows.insert(0, (here.version, "ready (this environment)", here, ""))
+    wide = max(len(version) for version, *_ in rows)
+    for version, state, engine, said in rows:
         line = Text(f"{version:<{wide}}  ")
         line.append(state, style="green" if engine.ready else "yellow")
         line.append(f", torch {engine.torch}" if engine.ready else "")
+        line.append(f"; {said}" if said else "")
         say(console, line)
-    say(console, "\ninstall one:  eaglecheck engines install VERSION")
+    say(console, "\ninstall one, or any other published since 0.5.11:  eaglecheck engines install VERSION")
 
 
 def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:

@@ -28,6 +28,7 @@ from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, verdict_line
+from reports.trends import HEIGHT, LEFT, RIGHT, WIDTH, Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Concatenated in this order into one script: each file uses only what stands before it.
@@ -41,10 +42,11 @@ ORDER = (Outcome.FAIL, Outcome.UNKNOWN, Outcome.PASS)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beside:
-    """Documents of other commands that the page shows: what `matrix --json` and `mutants --json` wrote."""
+    """What else the page shows: documents that `matrix --json` and `mutants --json` wrote, and a store of nights."""
 
     matrix: dict[str, Any] | None = None
     mutants: dict[str, Any] | None = None
+    trends: Trends | None = None
 
 
 def render_page(report: Report, *, beside: Beside | None = None) -> str:
@@ -79,6 +81,8 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
         mutants=extra.mutants,
+        trends=extra.trends,
+        drawing={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "foot": HEIGHT - 6},
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),
         origin=_origin(report),

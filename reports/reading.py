@@ -26,9 +26,12 @@ class Report:
     frames: tuple[Frames, ...]
 
 
-def read_report(run: Path) -> Report:
-    """Everything stored about a run, a scenario or a specimen; StoreError or TraceError where it is unfit."""
-    source = open_source(run)
+def read_report(run: Path, *, judged: bool = True) -> Report:
+    """Everything stored about a run, a scenario or a specimen; StoreError or TraceError where it is unfit.
+
+    judged: a run in which no scenario was judged is unfit too.
+    """
+    source = open_source(run, judged=judged)
     results, frames = [], []
     for case in source.cases():
         results.append(_result(case, source))

@@ -53,9 +53,9 @@ class Source:
         return next((short(place) for place in places if (place / MANIFEST).is_file()), None)
 
 
-def open_source(path: Path) -> Source:
-    """The run, scenario or specimen in `path`; StoreError where it is none."""
-    return _case(path) if (path / SCENARIO).is_file() else _run(path)
+def open_source(path: Path, *, judged: bool = True) -> Source:
+    """The run, scenario or specimen in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
+    return _case(path) if (path / SCENARIO).is_file() else _run(path, judged=judged)
 
 
 def short(path: Path) -> Path:
@@ -63,10 +63,10 @@ def short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _run(path: Path) -> Source:
+def _run(path: Path, *, judged: bool) -> Source:
     reader = RunReader.open(path, allow_incomplete=True)
     folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict) is not None]
-    if not folders:
+    if not folders and judged:
         raise StoreError(
             f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  eaglecheck run"
         )

@@ -74,6 +74,28 @@ def night(
     return Night(plan=made, finished=f"2026-11-{day:02}T03:00:00+00:00", cells=cells, faults=tuple(faults))
 
 
+def store_of_twelve() -> list[Night]:
+    """Twelve nights: one red, two values that move in the last, one cell that only the last has."""
+
+    def of(day: int) -> Night:
+        last, bad = day == 28, day == 21
+        eagle = cell(
+            "eagle",
+            *([seen()] if bad else []),
+            accepted={1: 40 + 3 * (day % 4), 2: 25, 4: 35 - 2 * (day % 3)} if not last else {1: 90, 2: 10, 4: 2},
+            ties=day % 5,
+        )
+        tree = cell("eagle/plain", kind="generated", accepted={1: 10 + day % 2, 3: 9}, ties=60 if last else 1)
+        still = cell("pr25015", kind="case", engine="0.5.23", accepted={1: 8}, ties=0, choices=90)
+        only = [cell("tree", engine="0.5.23", ties=2)] if last else []
+        return night(eagle, tree, still, *only, day=day)
+
+    found: list[Night] = []
+    for day in range(17, 29):
+        found.append(over(of(day), *found))
+    return found
+
+
 def over(one: Night, *past: Night, known: Sequence[Entry] = ()) -> Night:
     """The night with its judgement in it, as a store keeps it."""
     found = judge(one, past=past, known=known, today=TODAY)

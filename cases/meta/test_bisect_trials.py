@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cases.meta import pretended_engine
-from harness import closure
-from harness.bisect import changes, published, verdicts
+from harness import closure, published
+from harness.bisect import changes, verdicts
 from harness.bisect.repeats import RISK, Rate
 from harness.bisect.subjects import Failure, Run, call, why
 from harness.bisect.trials import Trials

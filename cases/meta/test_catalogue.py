@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from packaging.version import Version
 
 from cases import catalogue
 from cases.catalogue import CaseError
+from harness import deviations
 from harness.cli import prepare, programs
 from harness.envs import SUPPORTED
 from harness.types import Kind, Scenario
@@ -23,6 +25,8 @@ def test_every_case_can_be_read_run_and_told_apart(name):
     assert set(case.kinds) <= set(Kind)
     assert case.revert is None or case.revert in prepare.REVERTS
     programs.check_scenarios([case.scenario], device="cpu")
+    assert case.assumes == deviations.checked(case.assumes)
+    assert deviations.in_vain(case.assumes, [(case.scenario.spec, case.scenario.engine.dp)]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -47,6 +51,14 @@ def test_a_reverted_fix_fails_its_own_case_and_no_other():
     assert case.expected(release="0.5.23", revert=26329) == "PASS"
 
 
+def test_where_a_case_was_not_seen_its_window_foretells_no_failure():
+    """On a GPU another arithmetic accepts other tokens, so that a failure of the CPU's may not be there."""
+    case = catalogue.load("stop-past-length")
+    assert [case.expected(release="0.5.13", revert=None, device=one) for one in ("cpu", "cuda")] == ["FAIL", "unknown"]
+    assert [case.expected(release="0.5.23", revert=None, device=one) for one in ("cpu", "cuda")] == ["PASS", "PASS"]
+    assert catalogue.load("pr25015").expected(release="0.5.11", revert=None, device="cuda") == "FAIL"
+
+
 def test_between_the_ends_of_its_window_a_case_foretells_nothing():
     case = catalogue.load("pr25015").model_copy(update={"bad_up_to": "0.5.11", "good_from": "0.5.13"})
     assert case.expected(release="0.5.12.post1", revert=None) == "unknown"
@@ -55,6 +67,12 @@ def test_between_the_ends_of_its_window_a_case_foretells_nothing():
 def test_unknown_case_names_the_nearest_and_all():
     with pytest.raises(CaseError, match=r"unknown case 'pr2501'; did you mean 'pr25015'\?\n  allowed: .*pr26329"):
         catalogue.load("pr2501")
+
+
+def test_the_examples_that_a_broken_scenario_file_is_answered_with_are_there():
+    """They must be on a machine where nothing ran yet."""
+    found = Path(catalogue.EXAMPLE.split(":  ")[1]).parent
+    assert [catalogue.read_scenario(path) for path in found.glob("*.json")]
 
 
 @pytest.fixture

@@ -286,8 +286,8 @@ def test_one_token_too_few_is_found(made):
     assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, replace(engine, rows=rows))
 
 
-def test_walk_may_be_cut_at_the_finish_only_where_the_release_says_so(made):
-    scenario, engine = made
+def cut_short(engine):
+    """The engine's trace without the last token of its last walk, and whose walk that is."""
     last = engine.rounds[-1]
     rid, start, length = last.rids[0], last.starts[0], last.lens[0]
     assert length > 1
@@ -295,7 +295,34 @@ def test_walk_may_be_cut_at_the_finish_only_where_the_release_says_so(made):
         handmade.find(engine, phase=phase, rid=rid, committed=start, slot=length - 1) for phase in ("ACCEPT", "EXTEND")
     }
     rows = handmade.take_rows(engine.rows, [row for row in range(len(engine.rows)) if row not in gone])
-    cut = with_round(replace(engine, rows=rows), -1, lens=(length - 1, *last.lens[1:]))
+    return with_round(replace(engine, rows=rows), -1, lens=(length - 1, *last.lens[1:])), rid, start + length
+
+
+def test_walk_may_be_cut_at_the_limit_though_the_answer_died_with_the_engine(made):
+    """A crash a turn later leaves no RequestEnd; that the request was done is seen from its tokens."""
+    scenario, engine = made
+    cut, rid, known = cut_short(engine)
+    cut = replace(
+        cut,
+        header={**cut.header, "truncates_at_finish": True},
+        ends=tuple(end for end in cut.ends if end.rid != rid),
+    )
+
+    def limited(tokens):
+        requests = [
+            one.model_copy(update={"max_new_tokens": tokens}) if one.rid == rid else one for one in scenario.requests
+        ]
+        asked = scenario.model_copy(update={"requests": tuple(requests)})
+        return asked, replace(cut, scenario_id=asked.id)
+
+    new = known - len(scenario.request(rid).prompt)
+    assert roots(*limited(new)) == {}
+    assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(*limited(new + 1))
+
+
+def test_walk_may_be_cut_at_the_finish_only_where_the_release_says_so(made):
+    scenario, engine = made
+    cut, _, _ = cut_short(engine)
     assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(scenario, cut)
     assert roots(scenario, replace(cut, header={**cut.header, "truncates_at_finish": True})) == {}
 

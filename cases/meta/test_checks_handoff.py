@@ -9,7 +9,7 @@ from cases.fixed import DRAIN, request, submit
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.trace import Event, RoundRecord, RowBuilder, Trace
-from harness.types import EngineConfig, Scenario
+from harness.types import EngineConfig, Scenario, SpecConfig
 
 GIVEN = Scenario(
     name="handed",
@@ -137,3 +137,43 @@ def test_each_side_must_get_back_its_slots_and_its_metadata_rows(end, hint):
 
 def test_one_slot_on_both_sides_is_two_slots():
     assert hints(handover(), check="slots") == []
+
+
+LAYERED = GIVEN.model_copy(update={"spec": SpecConfig(algorithm="MTP", k=2, n=3), "checkpoint": "mtp-tiny"})
+
+
+def layered(*, arrived=(PROPOSAL, PROPOSAL + 1), layers=2):
+    """As `handover`, of two layers: each has rows of its own, and the second reads what the first proposed."""
+    rows = RowBuilder()
+    for layer in range(2):
+        for slot in range(3):
+            last = {"chosen_ids": (PROPOSAL + layer,), "chosen_probs": (1.0,)} if slot == 2 else {}
+            token = [PROMPT[1], PROMPT[2], BONUS, PROPOSAL][slot + layer]
+            rows.add(
+                rid="a", phase="DRAFT_PREFILL", step=layer, slot=slot, committed=0, round=0, input_id=token, **last
+            )
+    for layer in range(layers):
+        for slot in range(3):
+            last = {"chosen_ids": (arrived[layer],), "chosen_probs": (1.0,)} if slot == 2 else {}
+            place = {"step": layer, "slot": slot, "committed": 3, "round": 1, "cache_slot": 5 + slot}
+            rows.add(rid="a", phase="PREBUILT", input_id=[PROMPT[1], PROMPT[2], BONUS][slot], **place, **last)
+    return replace(handover(), rows=rows.build(), tensors={})
+
+
+def of_layers(check, trace):
+    found = run_check(CHECKS[check], gather(LAYERED, trace, None)).divergences
+    return [(str(one.kind), one.key.step, one.hint) for one in found if one.key.phase == "PREBUILT"]
+
+
+@pytest.mark.parametrize("check", ["handover", "rounds", "slots"])
+def test_a_draft_in_layers_is_handed_over_layer_by_layer(check):
+    assert of_layers(check, layered()) == []
+
+
+def test_what_a_layer_proposed_must_arrive_as_its_own():
+    swapped = layered(arrived=(PROPOSAL, PROPOSAL))
+    assert of_layers("handover", swapped) == [("TOKEN", 1, "other-proposals-arrived")]
+
+
+def test_a_layer_of_which_nothing_arrived_is_missed():
+    assert of_layers("rounds", layered(layers=1)) == [("MISSING_ROW", 1, "")] * 3

@@ -149,3 +149,30 @@ def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pai
     assert "accepts" not in verdict.compared
     assert f"not exercised: sampled verify ({kernel} replaced by stand-in)" in verdict.reasons
     assert "nothing compared: accepts" not in verdict.reasons
+
+
+@pytest.mark.parametrize("margin", [0.0, 1e-3])
+def test_a_token_less_is_a_tie_where_a_coin_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
+    scenario, trace = sampled
+    reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
+    long = next(i for i in accepts(trace) if trace.rows.ints["slot"][i] == 1)
+    committed = int(trace.rows.ints["committed"][long])
+    events = tuple(
+        replace(event, data={**event.data, "margin": margin})
+        if event.name == "sampled" and event.data["committed"] == committed
+        else event
+        for event in reference.events
+    )
+    gone = [i for i in accepts(trace) if trace.rows.ints["committed"][i] == committed and trace.rows.ints["slot"][i]]
+    rounds = tuple(replace(one, lens=(1,)) if one.starts == (committed,) else one for one in trace.rounds)
+    shorter = replace(trace, rows=without(trace.rows, gone), rounds=rounds)
+    lost = [found for found in judge(scenario, shorter, replace(reference, events=events))[1] if found.check == "align"]
+    assert bool(lost) is bool(margin)
+
+
+def without(rows, gone):
+    """All but some rows."""
+    kept = [i for i in range(len(rows)) if i not in set(gone)]
+    columns = {name: {own: column[kept] for own, column in getattr(rows, name).items()} for name in ("ints", "strings")}
+    lists = {name: [column[i] for i in kept] for name, column in rows.lists.items()}
+    return replace(rows, **columns, floats={name: column[kept] for name, column in rows.floats.items()}, lists=lists)

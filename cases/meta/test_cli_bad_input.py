@@ -34,7 +34,9 @@ def place(tmp_path, monkeypatch, made):
     monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
+    monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
     pretended_engine.furnish(tmp_path / "home")
+    (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
     work = tmp_path / "work"
     work.mkdir()
     monkeypatch.chdir(work)
@@ -115,7 +117,6 @@ REFUSED = {
     "release-unknown": ["run", "--engine", "9.9.9"],
     "release-no-version": ["run", "--engine", "newest"],
     "release-not-here": ["run", "--engine", "0.5.9"],
-    "release-replaced": ["run", "--engine", "0.5.12"],
     "release-in-matrix": ["matrix", "--engines", "0.5.11,x", "--cases", "pr25015"],
     "release-install": ["engines", "install", "0.5.13", "1.0"],
     "scenario-unknown": ["run", "--scenario", "singel"],
@@ -174,6 +175,34 @@ REFUSED = {
 
 def call(*arguments):
     return CliRunner().invoke(app, list(arguments))
+
+
+def test_a_case_that_is_meant_with_an_assumption_says_so(place, monkeypatch):
+    monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr25109"])
+    command = ("run", "--scenario", "pr25015", "--scenario", "pr25109", "--engine", "9.9.9")
+    assert call(*command).stdout.splitlines() == ["the release window of pr25109 holds with  --assume F-007"]
+    assert call(*command, "--assume", "F-007").stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (["run", "--runs", ""], "--runs"),
+        (["run", "--scenario-file="], "--scenario-file"),
+        (["bisect", "--case", "pr25015", "--repo", "", "--bad", "x", "--good", "y"], "--repo"),
+        (["matrix", "--nights=", "--cases", "pr25015"], "--nights"),
+        (["report", "", "--html", "a.html"], "an argument"),
+        (["engines", "install", ""], "an argument"),
+    ],
+    ids=lambda found: found if isinstance(found, str) else None,
+)
+def test_an_empty_value_is_not_read_as_the_current_folder(command, named, place):
+    """What a shell makes of a variable that is not set."""
+    before = sorted(place.iterdir())
+    done = call(*command)
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"eaglecheck: {named} is empty")
+    assert sorted(place.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -43,6 +43,7 @@ def place(tmp_path, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(catalogue, "names", lambda: ["pr25015", "pr26329"])  # the corpus grows, these texts need not
+    monkeypatch.setattr(catalogue, "EXAMPLE", "working examples:  SCENARIOS/*.json")
     pretended_engine.furnish(home, versions=RELEASES)
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.9", *RELEASES], "when": 1e11}))
     work = tmp_path / "work"
@@ -201,7 +202,7 @@ def test_a_scenario_file_is_searched_for_what_the_bad_end_shows_first(place):
 
 def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(place, monkeypatch):
     (place.parent / "home" / "published.json").unlink()
-    monkeypatch.setattr("harness.bisect.published._ask_pip", lambda: ((), "no route to host"))
+    monkeypatch.setattr("harness.published._ask_pip", lambda: ((), "no route to host"))
     shutil.rmtree(place.parent / "home" / "engines" / "0.5.14")
     know(CASE.scenario, {"0.5.11"}, known=[name for name in RELEASES if name != "0.5.14"])
     done = call(*PLAIN)

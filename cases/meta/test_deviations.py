@@ -10,7 +10,7 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
-from harness.deviations import DEVIATIONS, UnknownDeviation, checked, notes
+from harness.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
 from harness.oracle import Oracle
 from harness.types import Kind, Outcome, SpecConfig
 from reference.heads import load_head
@@ -87,6 +87,16 @@ def test_ids_are_checked_and_the_nearest_is_named():
         checked(["F-03"])
 
 
+def test_what_none_of_the_scenarios_can_show_is_assumed_in_vain():
+    """One line each, which says what it would take; a deviation that one of them can show is not mentioned."""
+    chain, layers = SpecConfig(k=3, t=1, n=4), SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+    assert in_vain(["F-007", "F-010"], [(chain, 2), (layers, 1)]) == []
+    (slot,) = in_vain(["F-003"], [(chain, 1), (SpecConfig(k=2, t=2, n=6), 1)])
+    assert slot.startswith("F-003 is assumed in vain")
+    assert "it needs k 3 or more, t 2 or more" in slot
+    assert ["2 DP ranks" in line for line in in_vain(["F-007", "F-010"], [(chain, 1)])] == [True, False]
+
+
 def test_every_deviation_is_written_up():
     text = (ROOT / "docs" / "findings.md").read_text()
     assert all(f"## {one} " in text for one in DEVIATIONS)
@@ -96,5 +106,6 @@ def test_every_deviation_is_written_up():
     "boot", [boot for family in FAMILIES.values() for boot in family.boots], ids=lambda boot: boot.name
 )
 def test_boots_name_the_deviations_that_show_in_them(boot):
-    shown = (one.id for one in DEVIATIONS.values() if one.shows_in(boot.spec, dp=boot.engine.dp))
+    about = {"dp": boot.engine.dp, "graphs": boot.engine.graphs, "cache": boot.engine.prefix_cache}
+    shown = (one.id for one in DEVIATIONS.values() if one.shows_in(boot.spec, **about))
     assert boot.assumes == tuple(shown)

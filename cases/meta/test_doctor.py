@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import shutil
+import time
 from collections import namedtuple
 from importlib import metadata
 from pathlib import Path
@@ -78,11 +80,25 @@ def test_an_installed_release_is_as_published(home: Path) -> None:
     assert findings(f"SGLang {envs.NEWEST}") == []
 
 
-def test_a_release_that_bisect_installed_is_no_fault_and_says_what_runs_it(home: Path) -> None:
-    envs.ensure("0.5.16", quiet, untested=True)
-    finding = only("SGLang 0.5.16")
+@pytest.fixture
+def another(home: Path) -> str:
+    """A published release that our tests do not run."""
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "published.json").write_text(json.dumps({"versions": ["0.5.16"], "when": time.time()}))
+    return "0.5.16"
+
+
+def test_an_installed_release_outside_our_tests_is_no_fault_and_says_so(home: Path, another: str) -> None:
+    envs.ensure(another, quiet)
+    finding = only(f"SGLang {another}")
     assert (finding.status, finding.mend) == ("ok", "")
-    assert finding.detail.endswith("; only `eaglecheck bisect` runs it")
+    assert finding.detail.endswith("; not in our tests; driven with hooks of its own")
+
+
+def test_an_unfinished_release_outside_our_tests_stops_no_run(home: Path) -> None:
+    (home / "engines" / "0.5.16").mkdir(parents=True)
+    finding = only("SGLang 0.5.16")
+    assert (finding.status, finding.mend) == ("warn", "eaglecheck engines install 0.5.16")
 
 
 def test_an_edited_file_of_a_release_is_found(home: Path) -> None:

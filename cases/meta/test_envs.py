@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness import closure, envs
+from harness import closure, envs, published
 
 
 @pytest.fixture
@@ -24,6 +24,16 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EAGLECHECK_HOME", str(place))
     monkeypatch.setattr(envs, "current", lambda: None)
     return place
+
+
+@pytest.fixture
+def index(home: Path) -> Path:
+    """A fresh list of published releases, so that no index is asked."""
+    home.mkdir(parents=True)
+    path = home / "published.json"
+    names = ["0.5.9", "0.5.12", *envs.SUPPORTED, "0.5.16", "0.5.18", "0.5.24"]
+    path.write_text(json.dumps({"versions": names, "when": time.time()}))
+    return path
 
 
 @pytest.fixture
@@ -199,24 +209,69 @@ def test_a_pip_that_installs_nothing_is_not_believed(pip: PretendedPip) -> None:
 @pytest.mark.parametrize(
     ("version", "says", "nearest"),
     [
-        ("0.5.9", "not yet supported here: it was built for torch 2.9.1", "0.5.11"),
-        ("0.5.10.post1", "not yet supported here: it was built for torch 2.9.1", "0.5.11"),
-        ("0.5.12", "0.5.12.post1 replaced it", "0.5.12.post1"),
-        ("0.5.16", "not yet supported here", "0.5.17"),
-        ("0.5.99", "unknown SGLang release '0.5.99'", "0.5.23"),
+        ("0.5.9", "cannot be driven: there are no hooks for releases before 0.5.11", "0.5.11"),
+        ("0.5.10.post1", "cannot be driven: there are no hooks for releases before 0.5.11", "0.5.11"),
+        ("0.5.12.post7", "no SGLang 0.5.12.post7 is published", "0.5.13"),
+        ("0.5.99", "no SGLang 0.5.99 is published", "0.5.24"),
         ("newest", "unknown SGLang release 'newest'", ""),
         ("0.5.13x", "unknown SGLang release '0.5.13x'", "0.5.13"),
         ("../../etc", "unknown SGLang release", ""),
     ],
 )
-def test_an_unsupported_release_lists_what_is_allowed(pip: PretendedPip, version: str, says: str, nearest: str) -> None:
+@pytest.mark.usefixtures("index")
+def test_a_release_that_cannot_be_driven_lists_what_is_allowed(
+    pip: PretendedPip, version: str, says: str, nearest: str
+) -> None:
     with pytest.raises(envs.UnknownReleaseError) as caught:
         envs.ensure(version, quiet)
     assert says in caught.value.what
     assert ", ".join(envs.SUPPORTED) in caught.value.allowed
-    assert f"nearest: {nearest}" in caught.value.allowed
+    assert caught.value.allowed.partition("; nearest: ")[2] == nearest, "nothing is near a word"
     assert "eaglecheck engines list" in str(caught.value)
     assert pip.commands == []
+
+
+@pytest.mark.usefixtures("index")
+@pytest.mark.parametrize(
+    ("asked", "name", "hooks"),
+    [
+        ("0.5.12", "0.5.12", "the hooks of 0.5.11"),
+        ("v0.5.16", "0.5.16", "hooks of its own"),
+        ("0.5.18", "0.5.18", "the hooks of 0.5.16"),
+        ("0.5.24", "0.5.24", "the hooks of 0.5.23"),
+    ],
+)
+def test_any_published_release_can_be_had_and_says_what_drives_it(
+    pip: PretendedPip, asked: str, name: str, hooks: str
+) -> None:
+    assert envs.resolve(asked) == name
+    assert (envs.ensure(asked, quiet).version, envs.state(name).ready) == (name, True)
+    assert pip.commands[-1].endswith(f"sglang=={name}")
+    assert envs.standing(name) == f"not in our tests; driven with {hooks}"
+
+
+def test_a_release_of_our_tests_or_one_installed_here_asks_no_index(
+    pip: PretendedPip, home: Path, monkeypatch: pytest.MonkeyPatch, index: Path
+) -> None:
+    envs.ensure("0.5.18", quiet)
+    index.unlink()
+    monkeypatch.setattr(published, "_ask_pip", lambda: pytest.fail("the index was asked"))
+    assert (envs.resolve("0.5.18"), envs.resolve("0.5.17"), envs.standing("0.5.17")) == ("0.5.18", "0.5.17", "")
+
+
+@pytest.mark.usefixtures("pip")
+def test_without_an_index_another_release_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(published, "_ask_pip", lambda: ((), "no route to host"))
+    with pytest.raises(envs.UnknownReleaseError, match="the published releases are not known") as caught:
+        envs.resolve("0.5.18")
+    assert "no route to host" in caught.value.allowed
+
+
+def test_only_releases_of_our_tests_can_be_packed() -> None:
+    assert envs.supported("v0.5.17") == "0.5.17"
+    with pytest.raises(envs.UnknownReleaseError, match=r"none of the releases of our tests") as caught:
+        envs.supported("0.5.18")
+    assert "nearest: 0.5.23" in caught.value.allowed
 
 
 def test_a_release_may_be_written_with_a_v(pip: PretendedPip) -> None:

@@ -20,6 +20,7 @@ FAMILIES = {
     "eagle3",
     *("positions", "tail", "hidden", "proposals", "tree", "accept", "cache", "requests", "forwards", "idle", "layers"),
     "handoff",
+    "sampled",
 }
 DRIVABLE = [fault for fault in FAULTS.values() if fault.needs not in UNDRIVABLE]
 

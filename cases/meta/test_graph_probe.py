@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu import FLOAT_MUTANTS
 from harness.compat import lookup
+from harness.fault_graphs import Captured, inside_graphs
+from harness.faults import FAULTS
 from harness.graph_probe import Book, GraphProbe
 from harness.packed import read
 from harness.probe import Probe
@@ -98,6 +101,7 @@ def batch_of(tokens, starts, *, size):
     hidden = torch.arange(size * WIDTH).float().reshape(size, WIDTH)
     return SimpleNamespace(
         batch_size=size,
+        forward_mode=SimpleNamespace(name="DECODE"),
         first=torch.tensor([*tokens, *[0] * spare])[:, None],
         positions=torch.tensor([*starts, *[0] * spare]),
         slots=[torch.tensor([100 * (i + 1) + row for row in range(size)]) for i in range(STEPS)],
@@ -193,6 +197,66 @@ def test_a_replay_shows_what_is_in_the_buffer_then(place):
     assert other is not graph
 
 
+@pytest.fixture
+def mutated(place):
+    """Graphs that hold mutants, each behind its flag."""
+    mutants = Captured()
+    mutants.prepare("cpu")
+    place.graphs.mutants = mutants
+    return mutants
+
+
+def inside(place, *, size=2):
+    """What the forwards and choices of a graph of two requests hold, captured as things stand now."""
+    graph = captured(place, batch_of([3, 4], [7, 9], size=size))
+    book = place.graphs._books[graph]
+    found = values(book)
+    del place.graphs._books[graph]
+    return {
+        "hidden_in": [held["hidden_in"][:2].tolist() for call, held in found if call.what == "forward"],
+        "positions": [held["positions"][:2].tolist() for call, held in found if call.what == "forward"],
+        "ids": [held["ids"][:2].tolist() for call, held in found if call.what == "chosen"],
+    }
+
+
+def test_mutants_that_are_not_armed_change_nothing_inside_a_graph(place, mutated):
+    found = inside(place)
+    place.graphs.mutants = None
+    assert found == inside(place)
+    assert set(mutated.fired().values()) == {0}
+
+
+def test_an_armed_mutant_acts_inside_a_graph_and_is_counted(place, mutated):
+    sound = inside(place)
+    mutated.arm(["draft-position-late"])
+    assert inside(place)["positions"] == [[place + 1 for place in row] for row in sound["positions"]]
+    mutated.arm(["hidden-neighbour"])
+    assert inside(place)["hidden_in"][0] == sound["hidden_in"][0][::-1]
+    mutated.arm(["proposal-second-best"])
+    assert all(one != other for one, other in zip(inside(place)["ids"], sound["ids"], strict=True))
+    counted = {name: count for name, count in mutated.fired().items() if count}
+    assert counted == {"draft-position-late": 2, "hidden-neighbour": 2, "proposal-second-best": 2}
+    mutated.forget()
+    assert inside(place) == sound
+    assert set(mutated.fired().values()) == {0}
+
+
+def test_a_state_of_the_round_before_is_remembered_from_replay_to_replay(place, mutated):
+    mutated.arm(["hidden-previous-round"])
+    draft(place, batch_of([3, 4], [7, 9], size=2))  # a warm-up makes room
+    first, second = inside(place), inside(place)
+    assert first["hidden_in"][0] == [[0.0] * WIDTH] * 2
+    assert second["hidden_in"][0] == batch_of([3, 4], [7, 9], size=2).spec_info.hidden_states.tolist()
+
+
+def test_every_float_mutant_can_be_captured_or_acts_outside_graphs():
+    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(FAULTS[name])}
+    outside = {FAULTS[name].site for name in left} - {"inputs", "choices"}
+    prompts = {name for name in left if FAULTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
+    assert {name for name in left if FAULTS[name].site in ("inputs", "choices")} == prompts
+    assert outside == {"tree"}
+
+
 def test_sizes_say_whose_graphs_there_are(place):
     graphs = [captured(place, batch_of([3], [7], size=size)) for size in (2, 1)]
     assert len(graphs) == len(place.graphs.books)
@@ -241,7 +305,7 @@ def test_of_equal_logits_the_argmax_comes_first():
     logits[0, [7, 31]] = 2.0
     logits[1, 5] = 1.0
     output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
-    arrays = outputs_of(output).read()
+    arrays = copied(outputs_of(output)).read()
     first, second = best_first(arrays["top_ids"], arrays["best"]).tolist()
     assert first[:2] == [7, 31]
     assert second[0] == 5

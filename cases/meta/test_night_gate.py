@@ -9,6 +9,7 @@ import contextlib
 import datetime
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -34,6 +35,7 @@ from harness import envs
 from harness.census import INCOMPLETE
 from harness.cli import nightly
 from harness.night import store
+from harness.night.rates import interval
 from harness.store import StoreError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -94,6 +96,32 @@ def test_a_missing_or_doubled_shard_is_red_and_unknown(work, there, said):
     assert done.exit_code == 3, done.output
     assert said in done.stdout
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
+
+
+def test_shards_that_are_put_together_again_are_the_same_night(work):
+    """A job that is started again must not make two nights of one, which would be compared with each other."""
+    there = shards(work, 1, 2, 3)
+    assert call("night", *there[:2]).exit_code == 3
+    assert call("night", *there).exit_code == 0
+    (first,) = store.nights(work / "nights")
+    again = call("night", *there, there[0], "--nights", "nights")
+    assert again.exit_code == 0, again.output
+    (second,) = store.nights(work / "nights")
+    assert (second.folder, second.night.cells) == (first.folder, first.night.cells)
+    assert len(second.plan.shards) == 3
+    fewer = call("night", *there[:2])
+    assert fewer.exit_code == 2
+    assert "was made of these shards and of more: shard-3-2" in fewer.stderr
+    assert store.nights(work / "nights") == [second]
+
+
+def test_a_shard_that_is_there_in_half_is_refused_with_its_place(work):
+    there = shards(work, 1, 2, 3)
+    (plan,) = (work / "artifact-1").glob(f"*/{store.PLAN}")
+    plan.unlink()
+    done = call("night", *there)
+    assert done.exit_code == 2
+    assert f"{plan.parent.relative_to(work)} holds night.json and no plan.json" in done.stderr.replace("\n", " ")
 
 
 def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
@@ -311,6 +339,24 @@ def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
             assert any(entry.asked(engine=engine, place=f"{one.kind}/{one.name}") for one in planned), entry.issue
 
 
+def test_our_own_rates_are_the_lower_ends_of_what_was_counted():
+    """Beside each rate stands what it was counted from; nothing there is a guess."""
+    lines = [line for line in known.FILE.read_text().splitlines() if line.startswith("rate = ")]
+    assert len(lines) == len([one for one in known.read() if one.rate < 1])
+    for line in lines:
+        rate, shown, tried = re.fullmatch(r"rate = (\S+)  # (\d+) of (\d+)", line).groups()
+        low, _ = interval(int(shown), int(tried))
+        assert low * 0.9 < float(rate) < low * 1.15, line
+
+
+def test_what_a_family_assumes_has_no_entry_for_its_cells():
+    """It cannot show there, so that an entry would be stale from the first night on."""
+    assumed = {name: {one for boot in family.boots for one in boot.assumes} for name, family in FAMILIES.items()}
+    for entry in known.read():
+        families = {cell.split("/")[1] for cell in entry.cells if not cell.startswith("case/")}
+        assert not [name for name in families if entry.issue in assumed.get(name, ())], entry
+
+
 # The plan
 
 
@@ -336,7 +382,7 @@ def test_a_release_gets_only_the_cells_it_is_new_enough_for():
 def test_what_a_release_cannot_have_is_said(work):
     done = call("matrix", "--nights", "nights", "--engines", "0.5.11", "--families", "paged,mtp", "--scenarios", "0")
     assert "not planned: 4 scenarios of 0.5.11/fixed/paged, which this release is too old for" in done.stdout
-    assert "not planned: family mtp on 0.5.11, which is too old for it or refuses it" in done.stdout
+    assert "not planned: family mtp on 0.5.11, which is too old for it" in done.stdout
 
 
 def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
@@ -348,6 +394,22 @@ def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
     assert done.exit_code == 0, done.output
     assert f"an earlier night never finished, and counts for nothing: {cut_off.id}" in done.stdout
     assert "compared with: nothing, since there is no green night yet" in done.stdout
+
+
+def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
+    """On a CPU ranks need none; a case or boot of two ranks has no cell where one GPU is."""
+    box = night_cells.Box(scenarios=4, seconds=1.0, seed=1)
+
+    def keys(cards):
+        cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
+        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, box=box, cards=cards)
+        return {cell.key for cell in made}
+
+    assert keys(None) == keys(2)
+    gone = keys(2) - keys(1)
+    assert {"0.5.13/case/pr25109", "0.5.13/fixed/dp"} <= gone
+    assert not any("eagle" in key or "pr25015" in key for key in gone)
+    assert not any("dp" in key for key in keys(1))
 
 
 def test_a_case_brings_what_its_window_says():

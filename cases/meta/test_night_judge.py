@@ -10,7 +10,7 @@ import pytest
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
 from harness.night import rates
-from harness.night.judge import GONE, Status, judge, nights_until_gone
+from harness.night.judge import GONE, Status, judge, scenarios_until_gone
 from harness.types import Outcome
 
 
@@ -142,14 +142,17 @@ def test_an_entry_whose_cells_did_not_run_is_not_called_stale(other):
 
 
 def test_a_finding_that_shows_now_and_then_is_gone_only_when_chance_cannot_explain_it():
-    known = [entry(rate=0.5)]
-    assert nights_until_gone(0.5) == 7
-    assert 0.5**7 < GONE <= 0.5**6
-    past = [over(night(cell("eagle", seen(STOP)), day=1)), *(over(night(cell(), day=2 + day)) for day in range(5))]
-    assert judged(night(cell()), *past, known=known).wrong == ()
-    past.append(over(night(cell(), day=8)))
-    (said,) = judged(night(cell()), *past, known=known).wrong
-    assert "in the last 7 nights" in said
+    """The rate is that of a scenario: large nights prove more than small ones, and those without a verdict nothing."""
+    known = [entry(rate=0.1)]
+    assert scenarios_until_gone(0.1) == 44
+    assert 0.9**44 < GONE <= 0.9**43
+    ten = cell(scenarios=10)
+    past = [over(night(cell("eagle", seen(STOP)), day=1)), *(over(night(ten, day=2 + day)) for day in range(3))]
+    assert judged(night(cell(scenarios=14, unknown=1, verdict=Outcome.UNKNOWN)), *past, known=known).wrong == ()
+    (said,) = judged(night(cell(scenarios=14)), *past, known=known).wrong
+    assert "in the last 4 nights" in said
+    (said,) = judged(night(cell(scenarios=44)), past[0], known=known).wrong
+    assert "tonight" in said
 
 
 def test_a_cell_that_was_planned_and_not_reported_is_red_and_unknown():
@@ -225,7 +228,9 @@ def test_tie_rates_are_tracked_too():
     assert [(one.what, one.tonight) for one in found.trends] == [("accept length", 1.9), ("tie rate", 0.003)]
 
 
-@pytest.mark.parametrize(("shown", "tried"), [(0, 1), (1, 1), (3, 3), (0, 10), (1, 10), (9, 10), (10, 10), (50, 200)])
+@pytest.mark.parametrize(
+    ("shown", "tried"), [(0, 1), (1, 1), (3, 3), (0, 10), (1, 10), (9, 10), (10, 10), (50, 200), (7, 4040)]
+)
 def test_intervals_hold_the_true_rate_as_often_as_they_say(shown, tried):
     """By the definition of the interval, and by drawing: for its ends, outcomes as far out are as rare as said."""
     low, high = rates.interval(shown, tried)

@@ -114,7 +114,7 @@ def test_a_full_disk_ends_the_night(tmp_path):
 def drawn(monkeypatch):
     """A generated cell of three scenarios that were not drawn."""
     monkeypatch.setattr("cases.hunt.greedy_text", lambda _boot: None)
-    monkeypatch.setattr("cases.strategies.programs", lambda _boot, **_o: [results.named(one) for one in "abc"])
+    monkeypatch.setattr("cases.hunt.programs", lambda _boot, **_o: [results.named(one) for one in "abc"])
 
     def cell(seconds):
         draw = cells.Draw(boot=BOOTS["plain"], count=3, seconds=seconds, seed=1)

@@ -6,10 +6,11 @@ import re
 
 import pytest
 
-from cases.meta import browser, handmade, page_runs, results
+from cases.meta import browser, handmade, nights, page_runs, results
 from harness.types import Kind, Phase
-from reports.page import render_page
+from reports.page import Beside, render_page
 from reports.reading import read_report
+from reports.trends import trends_of
 
 #: What stands in an opened round, line by line, tables row by row.
 READ = """() => [...document.getElementById('round').querySelectorAll('h3, p, li, .chips button, tr, g')]
@@ -31,7 +32,9 @@ def chromium():
 @pytest.fixture(scope="module")
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
-    (folder / "report.html").write_text(render_page(read_report(page_runs.store(folder / "runs"))), encoding="utf-8")
+    beside = Beside(trends=trends_of(nights.store_of_twelve()))
+    text = render_page(read_report(page_runs.store(folder / "runs")), beside=beside)
+    (folder / "report.html").write_text(text, encoding="utf-8")
     return folder / "report.html"
 
 
@@ -216,8 +219,33 @@ def test_states_are_told_by_shape_and_letter_not_by_colour_alone(opened):
     wrong = tab.locator("#map .cell.wrong").first
     assert "✕" in wrong.evaluate("cell => getComputedStyle(cell, '::after').content")
     assert wrong.evaluate("cell => getComputedStyle(cell).borderTopWidth") == "3px"
-    kinds = tab.locator(".legend li").all_inner_texts()
+    kinds = tab.locator("[aria-label=Legend] li").all_inner_texts()
     assert len({text.split()[0] for text in kinds if text.split()[0] != "D2"}) == len(kinds) - 3
+
+
+def test_trends_are_read_by_shape_by_keyboard_and_in_words(opened, tmp_path, snapshot):
+    """Charts say the same in three ways: drawn, as a sentence, and as a table that the keyboard opens."""
+    tab = opened.page
+    charts = tab.locator(".trends figure")
+    drawings = charts.locator("svg")
+    sentences = charts.locator("> p").all_inner_texts()
+    assert [one.get_attribute("aria-label") for one in drawings.all()] == sentences
+    assert sentences == snapshot
+    first = charts.first
+    shapes = [one.get_attribute("href") for one in first.locator("use").all()]
+    assert shapes == ["#mark-green"] * 4 + ["#mark-red"] + ["#mark-green"] * 6 + ["#mark-moved"]
+    drawn = tab.evaluate("[...document.querySelectorAll('defs > *')].map(e => e.tagName + (e.getAttribute('d') || ''))")
+    assert len(set(drawn)) == 3, "told apart without colour"
+    boxes = first.locator("use").evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
+    assert min(boxes) > 5
+    first.locator("summary").focus()
+    tab.keyboard.press("Enter")
+    assert first.locator("details").evaluate("e => e.open")
+    table = first.locator("tr").evaluate_all("rows => rows.map(r => [...r.cells].map(c => c.textContent).join(' | '))")
+    assert table == snapshot
+    first.scroll_into_view_if_needed()
+    browser.shot(opened, "trends", tmp_path)
+    assert opened.complaints == []
 
 
 def test_the_command_is_copied(opened):

@@ -24,8 +24,8 @@ class Side:
             raise EngineError(f"{self.name} would not start")
         self.said.append((self.name, "boot", threading.current_thread() is threading.main_thread()))
 
-    def submit(self, *, rid, room, **_):
-        self.said.append((self.name, rid, room))
+    def submit(self, *, rid, room, dp_rank=None, **_):
+        self.said.append((self.name, rid, room) if not dp_rank else (self.name, rid, room, dp_rank))
         return True
 
     def turn(self, *, expect, meanwhile=None):
@@ -139,3 +139,10 @@ def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_he
         (3, 1, "decode", "DECODE"),
     ]
     assert [event.data["round"] for event in trace.events if event.name == "handed"] == [1]
+
+
+def test_a_rank_is_one_of_the_decode_side(pair):
+    both, said = pair
+    both.submit(rid="a", dp_rank=1)
+    assert [one[0] for one in said] == ["prefill", "decode"]
+    assert [one[3:] for one in said] == [(), (1,)]

@@ -10,8 +10,11 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
+from cases.cells import Box, plan
+from cases.families import FAMILIES, SOME
 from cases.processes import survivors
 from harness.census import INCOMPLETE, Census
+from harness.cli.programs import choose_scenarios
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,7 +93,8 @@ def test_header_names_releases_device_and_home(session, tmp_path):
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        ("--engine=0.9.9", "supported: 0.5.11, 0.5.12.post1, 0.5.13"),
+        ("--engine=0.4.9", "cannot be driven: there are no hooks for releases before 0.5.11"),
+        ("--engine=next", "in our tests: 0.5.11, 0.5.12.post1, 0.5.13"),
         ("--engine=0.5.13", "install it:  eaglecheck engines install 0.5.13"),
         ("--device=tpu", "allowed: cpu, cuda"),
     ],
@@ -282,3 +286,41 @@ def test_junit_says_which_engine_a_test_drove_and_what_it_found(session, tmp_pat
     found = {one.get("name"): one.get("value") for one in ElementTree.parse(tmp_path / "out.xml").iter("property")}
     assert (found["eaglecheck.engine"], found["eaglecheck.verdict"]) == ("0.5.13", "FAIL")
     assert found["eaglecheck.signature"] == "POSITION:positions:DRAFT:one-ahead"
+
+
+#: A test a scenario of a family, and one that has nothing to do with families.
+OF_FAMILIES = """
+def test_it(family_scenario):
+    print("ID", family_scenario.id)
+def test_other():
+    pass
+"""
+
+
+@pytest.mark.parametrize("family", ["tree", "mtp", "dp"])
+def test_a_family_is_the_same_for_pytest_run_and_nights(session, family):
+    done = session(OF_FAMILIES, "--family", family, "-s")
+    ids = re.findall(r"ID (\w+)", done.stdout)
+    assert ids == [one.id for one in choose_scenarios([], [], family)]
+    cells = plan(engines=["0.5.23"], cases=[], families=[FAMILIES[family]], box=Box(scenarios=0, seconds=0, seed=0))
+    assert sorted(ids) == sorted(one.id for cell in cells for one in cell.scenarios)
+    assert f"{len(ids)} passed, 1 deselected" in done.stdout
+
+
+def test_without_a_family_a_few_of_some_are_driven_beside_everything_else(session):
+    done = session(OF_FAMILIES)
+    assert f"{sum(map(len, SOME.values())) + 1} passed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--family", "trees"), "invalid choice: 'trees'"),
+        (("--assume", "F-010"), "name a family too: --family NAME"),
+        (("--family", "mtp", "--assume", "F-10"), "unknown deviation 'F-10'; did you mean 'F-010'"),
+    ],
+)
+def test_a_family_or_an_assumption_that_nobody_knows_is_refused(session, options, words):
+    done = session(OF_FAMILIES, *options)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert words in done.stderr

@@ -1,12 +1,13 @@
 """A round's bytes: told once they have arrived, in order, and not waited for while only a few are underway."""
 
-import json
+import marshal
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from harness.assemble import Assembler
 from harness.gate import _together
 from harness.packed import read
 from harness.recorder import MOST_UNDERWAY, Recorder
@@ -29,7 +30,7 @@ class Slow:
                 self.waits += 1
 
         event = SimpleNamespace(query=lambda: number < self.arrived, synchronize=synchronize)
-        return Shipment(whole, event, lambda: None)
+        return Shipment(whole, event)
 
     sent: list = None
 
@@ -131,7 +132,7 @@ def test_a_frame_holds_messages_beside_the_bytes_they_speak_of(slow):
     recorder = recorder_with(slow)
     decode(recorder, start=5, turn=1)
     arrays = _together(recorder.take(all_of_them=True))
-    (message,) = json.loads(arrays["messages"].tobytes())
+    (message,) = marshal.loads(arrays["messages"].tobytes())
     found = read(arrays["0.bytes"], [(base, message["layouts"][number]) for base, number in message["pieces"]])
     assert found["starts"].tolist() == [5]
     assert _together([]) == {}
@@ -170,3 +171,64 @@ def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenari
     assert recorder.take(all_of_them=True) == []
     recorder.begin()
     assert recorder.last_said == []
+
+
+@pytest.mark.parametrize("again", [0, 1, 2])
+def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_round(slow, again):
+    """Two requests in blocks of n + again rows; one row a request, such as a pruned logit, stays as it is."""
+    recorder, n = recorder_with(slow), 3
+    starts = copied({"starts": torch.tensor([7, 9])})
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts, lens=[0, 0], final=[True, True])
+    index = torch.tensor([[0, 1, -1], [3, -1, -1]])
+    walk = copied({"predict": torch.arange(6), "lens": torch.tensor([2, 1]), "index": index})
+    recorder.note("sampled", walk, width=n)
+    own = [row for start in (7, 9) for row in range(start - again, start + n)]
+    given = {"positions": torch.tensor(own), "input_ids": torch.tensor(own) + 100, "cache_slots": torch.tensor(own)}
+    said = {"top_ids": torch.tensor([[5], [6]]), "best": torch.tensor([5, 6]), "top_logits": torch.ones(2, 1)}
+    recorder.note("forward", copied(given), copied(said | {"lse": torch.ones(2)}), phase="EXTEND", step=2, mapped=False)
+    recorder.close_round()
+    slow.arrived = 1
+    ((packed, held),) = recorder.take()
+    told = list(Unpacker().unpack(packed, held))
+    ((forward, arrays),) = [(message, own) for message, own in told if message["ev"] == "forward"]
+    assert arrays["positions"].tolist() == [7, 8, 9]
+    assert arrays["input_ids"].tolist() == [107, 108, 109]
+    assert arrays["top_ids"].tolist() == [[5], [6]]
+    assert (forward["lens"], forward["logit_rows"]) == ([2, 1], [1, 2])
+    ran_again = [message for message, _ in told if message["ev"] == "again"]
+    assert ran_again == ([{"ev": "again", "round": 0, "step": 2, "rows": again}] if again else [])
+
+
+def prebuilt(note):
+    """What the control side makes of one prebuilt batch of one request with three tokens, the last one chosen last."""
+    recorder = Recorder()
+    recorder.active = True
+    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2], lens=[0], final=[True])
+    note(recorder)
+    recorder.close_round()
+    assembler, unpacker = Assembler(), Unpacker()
+    for packed, arrays in recorder.take(all_of_them=True):
+        for message, held in unpacker.unpack(packed, arrays):
+            assembler.feed(message, held, tick=0, dp_rank=0, side="decode")
+    return assembler.build(scenario_id="x", header={})
+
+
+def test_a_batch_that_nobody_made_a_draft_input_of_is_told():
+    trace = prebuilt(lambda recorder: recorder.note("unbuilt"))
+    assert [(event.name, event.data) for event in trace.events] == [("unbuilt", {"round": 0, "rids": ["a"]})]
+    assert [record.rids for record in trace.rounds] == [("a",)]
+
+
+def test_of_a_draft_in_layers_each_layers_proposal_comes_with_rows_of_its_own():
+    tensors = {
+        "bonus": torch.tensor([9]),
+        "slots": torch.tensor([4, 5]),
+        "ids": torch.tensor([[11, 12, 13]]),
+        "probs": torch.tensor([[0.5, 0.25, 0.125]]),
+    }
+    facts = {"texts": [[8]], "prefixes": [0], "mapped": False, "layered": True}
+    rows = prebuilt(lambda recorder: recorder.note("handed", copied(tensors), **facts)).rows
+    columns = zip(*(rows.ints[name].tolist() for name in ("step", "slot", "input_id", "cache_slot")), strict=True)
+    assert list(columns) == [(step, slot, 8 + slot, 4 + slot) for step in range(3) for slot in range(2)]
+    assert [ids.tolist() for ids in rows.lists["chosen_ids"]] == [[], [11], [], [12], [], [13]]
+    assert [probs.tolist() for probs in rows.lists["chosen_probs"]][1::2] == [[0.5], [0.25], [0.125]]

@@ -6,6 +6,7 @@ definition, and rows go through HF's layers window by window with HF's own KV ca
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -141,6 +142,40 @@ def test_every_layer_reads_and_says_what_hf_says_with_a_cache_window_by_window(p
     assert list(trace.ends[0].output_ids) == output[:12]
 
 
+@pytest.mark.parametrize("stale", [False, True])
+def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pair, session, stale):
+    """Layer i goes back i rows; stale: with states that are not the target's, which their keys and values then keep."""
+    text = [*PROMPT, *session.generate(PROMPT, 14)]
+    tokens, hidden = torch.tensor(text), session.target.forward(torch.tensor(text))
+    windows, layers = [mtp.Window(start=0, stop=len(PROMPT), known=len(PROMPT) + 1)], HfLayers(pair, session.target)
+    for number, length in enumerate((2, 1, 4, 1, 3)):
+        start = windows[-1].stop
+        other = torch.randn(K - 1, hidden.shape[1], generator=torch.Generator().manual_seed(number))
+        more = {"again": tuple(range(K)), "stale": other if stale else None}
+        windows.append(mtp.Window(start=start, stop=start + length, known=start + length + 1, **more))
+    depths, _ = mtp.read_depths(session.layers, tokens, hidden, windows, K)
+    once = mtp.read_depths(session.layers, tokens, hidden, [replace(one, again=()) for one in windows], K)[0]
+    for window in windows:
+        proposals: list[int] = []
+        for layer in range(K):
+            first = window.start - (layer if window.start else 0)
+            read = [row + 1 + layer for row in range(first, window.stop)]
+            ids = [text[at] if at < window.known else proposals[at - window.known] for at in read]
+            states = hidden[first : window.stop].clone()
+            if stale and window.start:
+                states[:layer] = window.stale[K - 1 - layer :]
+            if held := layers.caches[layer].get_seq_length() - first:
+                layers.caches[layer].crop(-held)
+            said = layers.run(layer, ids, states)
+            proposals.append(int(said[-1].argmax()))
+            assert depths[layer].tokens[window.start : window.stop].tolist() == ids[-(window.stop - window.start) :]
+            mine = torch.log_softmax(session.layers.layers[layer].logits(depths[layer].g[window.stop - 1]), dim=-1)
+            assert torch.allclose(mine, said[-1], rtol=0, atol=5e-5), (window, layer)
+    last = windows[-1].stop - 1
+    assert torch.equal(depths[0].g, once[0].g), "layer 0 runs nothing again"
+    assert not torch.allclose(depths[2].g[last], once[2].g[last], atol=1e-3), "what ran again must matter here"
+
+
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
     """Layers read the prompt across a cut; only the last rows of the prompt itself may read proposals."""
     request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=8)
@@ -161,6 +196,28 @@ def test_replaying_free_speculation_gives_the_same_rows(session):
     again = session.replay(scenario_of(request, chunk=5), free)
     assert not again.events
     assert told(again) == told(free)
+
+
+def test_a_hand_over_brings_the_chain_that_the_prompt_ended_with(session):
+    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    free = session.speculate(request)
+    prompt = free.rounds[0]
+    handed = replace(prompt, index=100, mode="PREBUILT", starts=(len(PROMPT),), lens=(0,), forwards={})
+    rest = tuple(replace(record, index=record.index + 200) for record in free.rounds[1:])
+    late = free.rows.ints["round"] > 0
+    free.rows.ints["round"][late] += 200
+    replayed = session.replay(scenario_of(request, None), replace(free, rounds=(prompt, handed, *rest)))
+    assert replayed.events == ()
+    rows = [row for row in told(replayed) if row[0] == "PREBUILT"]
+    assert [row for row in told(replayed) if row[0] != "PREBUILT"] == told(free)
+    assert {(step, slot): token for _, _, step, slot, token, *_ in rows} == {
+        (layer, slot): token
+        for layer in range(K)
+        for slot, token in enumerate((*PROMPT[1:], free.ends[0].output_ids[0]))
+    }
+    last = {row[2]: row[-1] for row in rows if row[3] == len(PROMPT) - 1}
+    sent = {row[2]: row[-1] for row in told(free) if row[0] == "DRAFT_PREFILL" and row[3] == len(PROMPT) - 1}
+    assert last == sent
 
 
 def told(trace):

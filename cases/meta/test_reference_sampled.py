@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
-from reference.verify import Coins, greedy_walk, sampled_walk
+from reference.verify import Coins, greedy_walk, ratio_walk, sampled_walk
 
 #: tokens 0..3; node 0 is the root. Two branches of two levels, a token proposed under both, a leaf that is impossible.
 TREES = {
@@ -173,3 +173,38 @@ def test_renormed_laws_keep_the_likeliest_tokens_only():
     kept = renorm_top_p(probs, torch.tensor([0.5, 1.0]))
     assert kept[0].tolist() == pytest.approx([0, 4 / 7, 3 / 7, 0])
     assert kept[1].tolist() == pytest.approx(probs[1].tolist())
+
+
+#: (target's law, draft's law) whose decisions change at sixths of a coin only, so that twelve coins stand for all.
+RATIOS = [
+    ((0.5, 0.25, 0.25), (0.25, 0.5, 0.25)),
+    ((0.4, 0.4, 0.2), (0.2, 0.2, 0.6)),
+    ((0.0, 0.5, 0.5), (0.75, 0.25, 0)),
+]
+COINS = [(2 * i + 1) / 24 for i in range(12)]
+
+
+@pytest.mark.parametrize(("law", "drafted"), RATIOS)
+def test_rejection_sampling_gives_the_targets_law_whatever_the_draft(law, drafted):
+    """Summed over what the draft may draw and every coin; the second token's law is another."""
+    then = (0.125, 0.25, 0.625)
+    first, second, seen = np.zeros(3), np.zeros(3), 0.0
+    for token, likely in enumerate(drafted):
+        for coin, last in product(COINS, COINS):
+            coins = Coins(nodes=(coin, 0.5), final=last, ratio=True)
+            walk = ratio_walk((9, token), (law, then), (drafted,), coins)
+            share = likely / len(COINS) ** 2
+            first[walk.tokens[0]] += share
+            if len(walk.tokens) == 2:
+                second[walk.tokens[1]] += share
+                seen += share
+            assert walk.nodes == tuple(range(len(walk.tokens)))
+    assert np.allclose(first, law)
+    assert seen > 0
+    assert np.allclose(second / seen, np.histogram(COINS, bins=[0, 0.125, 0.375, 1])[0] / len(COINS), atol=1e-9)
+
+
+def test_a_coin_on_the_edge_of_a_ratio_has_no_margin():
+    coins = Coins(nodes=(0.5, 0.5), final=0.25, ratio=True)
+    walk = ratio_walk((9, 1), ((0.5, 0.25, 0.25), (1.0, 0.0, 0.0)), ((0.25, 0.5, 0.25),), coins)
+    assert (walk.tokens, walk.margin) == ((0,), 0.0)

@@ -370,6 +370,33 @@ def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
     assert_same_rows(replayed, engine)
 
 
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lost):
+    spec = SPECS[0]
+    session, request, before = run(tiny, spec, seed=4, new=20)
+    decodes = [record for record in before.rounds if record.mode == "DECODE"]
+    cut, known = decodes[2], decodes[3 - lost].starts[0] + 1
+    text = [*request.prompt, *before.ends[0].output_ids][:known]
+    first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
+    first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
+    left = 20 - (known - 1 - len(request.prompt))
+    second = session.speculate(request.model_copy(update={"prompt": tuple(text[:-1]), "max_new_tokens": left}))
+    prompt = second.rounds[0]
+    assert prompt.mode == "PREFILL"
+    handed = replace(prompt, mode="PREBUILT", starts=(known - 1,), lens=(0,), forwards={})
+    second = edited(
+        second,
+        keep=lambda rows, i: rows.ints["round"][i] > prompt.index,
+        change=lambda rows, i, values: values.update(epoch=1),
+    )
+    rounds = (handed, *second.rounds[1:])
+    engine = merged(first, replace(second, rounds=tuple(replace(record, epochs=(1,)) for record in rounds)))
+    replayed = session.replay(scenario_of(spec, request), engine)
+    assert replayed.events == ()
+    assert_same_rows(edited(replayed, keep=lambda rows, i: rows.strings["phase"][i] != "PREBUILT"), engine)
+    assert sum(rows == "PREBUILT" for rows in replayed.rows.strings["phase"]) == known - 1
+
+
 def test_a_cached_prefix_is_not_expected_again(tiny):
     spec = SPECS[0]
     session, request, trace = run(tiny, spec, seed=5, longest=40)

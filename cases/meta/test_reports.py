@@ -221,6 +221,26 @@ def test_a_run_that_was_cut_off_leaves_the_question_open(work):
     assert "only before: pr25015, pr26329" in done.stdout
 
 
+def test_a_run_that_judged_nothing_leaves_the_question_open(work):
+    whole = results.store(work / "a", *PASSING)
+    cut = results.store(work / "b", finish=False)
+    done = call("diff", str(whole), str(cut), "--json", "diff.json")
+    assert done.exit_code == 3, done.output
+    assert "0 scenarios judged before that" in done.stdout
+    assert json.loads((work / "diff.json").read_text())["answer"] == "unknown"
+
+
+def test_a_specimen_keeps_no_counts_and_none_are_said_to_have_gone(work):
+    run = results.store(work / "a", *FAILING)
+    (specimen,) = (path for path in (run / "specimens").iterdir() if path.name.startswith("pr25015"))
+    done = call("diff", str(run), str(specimen))
+    assert done.exit_code == 3, done.output
+    assert "= POSITION:positions:DRAFT:one-ahead" in done.stdout
+    assert "a specimen keeps no verdict" in done.stdout
+    assert "no more" not in done.stdout
+    assert "values compared" not in done.stdout
+
+
 def test_what_neither_run_could_judge_is_not_the_same(work):
     runs = [results.store_without_engine(work / side, "single", "no engine") for side in "ab"]
     done = call("diff", *map(str, runs))
@@ -269,6 +289,8 @@ WRONG = {
     "no-such-run": (["nowhere", "--html", "a.html"], "there is no folder nowhere"),
     "not-a-run": ([".", "--html", "a.html"], "is not a run folder"),
     "no-folder": (["RUN", "--html", "no/where.html"], "name another file:  --html FILE"),
+    "nights-without-page": (["RUN", "--csv", "c", "--nights", "n"], "--nights is shown in the page only"),
+    "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: no night in it was judged"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
     "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "is not whole JSON"),

@@ -7,10 +7,11 @@ import pytest
 from cases.meta import handmade
 from cases.meta.test_situations import decode, end, prefill, record, trace
 from cases.situations import SITUATIONS
-from cases.situations_handoff import NAMES
+from cases.situations_handoff import NAMES, RANKED
 from harness.trace import Event
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
+RANKS = {"dp": 2, "tp": 2}
 GIVEN = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"pd": True, "max_running": 1})})
 
 
@@ -18,14 +19,14 @@ def ran(tick, *parts):
     return replace(prefill(tick, *parts), side="prefill", index=2 * tick)
 
 
-def handed(tick, *rids, epoch=0):
+def handed(tick, *rids, epoch=0, rank=0):
     made = record(tick, "PREBUILT", [(rid, epoch, 4, 0, True) for rid in rids])
-    return replace(made, side="decode", index=2 * tick + 1)
+    return replace(made, side="decode", index=2 * tick + 1 + 100 * rank, dp_rank=rank, tp_rank=rank)
 
 
-def after(tick, running=(), waiting=(), moving=()):
+def after(tick, running=(), waiting=(), moving=(), rank=0):
     data = {"side": "decode", "running": list(running), "waiting": list(waiting), "moving": list(moving)}
-    return Event(name="turn", tick=tick, data=data)
+    return Event(name="turn", tick=tick, dp_rank=rank, data=data)
 
 
 def told(tick, what, rid):
@@ -42,6 +43,8 @@ def prefixes(round, *lengths):
 
 R0, R1 = ("r0", 0, 4, True), ("r1", 0, 6, True)
 BOTH_AWAY = after(0, moving=("r0", "r1"))
+
+NOTHING_LEFT = (after(1, running=("r0",)), after(1, rank=1))
 
 #: situation -> (trace that has it once, the nearest trace that has it not)
 TRACES = {
@@ -107,6 +110,22 @@ TRACES = {
         trace(handed(1, "r0"), events=(prefixes(3, 2),)),
         trace(handed(1, "r0"), events=(prefixes(3, 0),)),
     ),
+    "handed_over_beside_idle_rank": (
+        trace(handed(1, "r0"), events=(after(0), after(0, rank=1))),
+        trace(handed(1, "r0"), events=(after(0), after(0, running=("r1",), rank=1))),
+    ),
+    "handed_over_beside_busy_rank": (
+        trace(handed(1, "r0"), events=(after(0), after(0, running=("r1",), rank=1))),
+        trace(handed(1, "r0"), events=(after(0, running=("r1",)), after(0, rank=1))),
+    ),
+    "handed_over_on_each_rank": (
+        trace(handed(1, "r0"), handed(1, "r1", rank=1)),
+        trace(handed(1, "r0"), handed(2, "r1", rank=1)),
+    ),
+    "empty_prebuilt_beside_busy_rank": (
+        trace(events=(after(0, running=("r0",)), after(0, moving=("r1",), rank=1), *NOTHING_LEFT)),
+        trace(events=(after(0), after(0, moving=("r0", "r1"), rank=1), after(1), after(1, rank=1))),
+    ),
 }
 
 
@@ -117,5 +136,7 @@ def test_every_situation_has_its_pair_of_traces():
 @pytest.mark.parametrize("name", TRACES)
 def test_counted_once_where_it_happens_and_not_beside_it(name):
     having, lacking = TRACES[name]
-    assert SITUATIONS[name].count(GIVEN, having) == 1
-    assert SITUATIONS[name].count(GIVEN, lacking) == 0
+    engine = GIVEN.engine.model_copy(update=RANKS if name in RANKED else {})
+    given = GIVEN.model_copy(update={"engine": engine})
+    assert SITUATIONS[name].count(given, having) == 1
+    assert SITUATIONS[name].count(given, lacking) == 0

@@ -5,7 +5,7 @@ import pytest
 from cases.meta import handmade
 from cases.meta.test_situations import decode, end, prefill, record, trace
 from cases.situations import SITUATIONS
-from cases.situations_ranks import NAMES
+from cases.situations_ranks import MANY, NAMES
 from harness.trace import Event
 
 #: Requests r0 and r2 are on rank 0, r1 on rank 1 (the predicates read ranks off the batches alone).
@@ -95,14 +95,22 @@ TRACES = {
         trace(decode(1, ("r0", 4, 1), ("r2", 4, 1)), decode(1, ("r1", 6, 1), dp_rank=1)),
         trace(decode(1, ("r0", 4, 1)), decode(1, ("r1", 6, 1), dp_rank=1)),
     ),
+    "several_idle_beside_one": (
+        trace(prefill(0, WHOLE), idle(0, 1), idle(0, 2)),
+        trace(prefill(0, WHOLE), idle(0, 1), prefill(1, OTHER, dp_rank=1), decode(1, ("r0", 4, 1)), idle(1, 2)),
+    ),
+    "several_idle_beside_several": (
+        trace(decode(1, ("r0", 4, 1)), decode(1, ("r1", 6, 1), dp_rank=1), idle(1, 2), idle(1, 3)),
+        trace(decode(1, ("r0", 4, 1)), idle(1, 1), idle(1, 2), idle(1, 3), decode(2, ("r1", 6, 1), dp_rank=1)),
+    ),
 }
 
 
 def test_every_situation_of_ranks_has_a_pair_of_traces():
-    assert set(TRACES) == set(NAMES)
+    assert set(TRACES) == {*NAMES, *MANY}
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *MANY])
 def test_situation_of_ranks_is_counted_where_it_happens_and_nowhere_else(name):
     having, lacking = TRACES[name]
     assert SITUATIONS[name].count(GIVEN, having) == 1
@@ -112,4 +120,4 @@ def test_situation_of_ranks_is_counted_where_it_happens_and_nowhere_else(name):
 def test_one_rank_is_never_idle_beside_another():
     alone = handmade.scenario(prompts=(4, 6))
     gap = trace(decode(1, ("r0", 4, 1)), prefill(3, OTHER))
-    assert [name for name in NAMES if SITUATIONS[name].count(alone, gap)] == []
+    assert [name for name in (*NAMES, *MANY) if SITUATIONS[name].count(alone, gap)] == []

@@ -120,6 +120,34 @@ def test_ties_in_lumps_are_chance_and_steady_ties_are_not():
     assert not too_many_ties(ties=10, choices=1000, budget=F16)
 
 
+#: (dtype, candidates a step, ties, choices) of whole clean runs on a GPU, and of their worst scenario.
+CLEAN = [
+    ("float16", 2, 33, 5749),
+    ("float16", 4, 41, 3056),
+    ("float16", 4, 8, 306),
+    ("float16", 8, 413, 27193),
+    ("float16", 8, 32, 1259),
+    ("bfloat16", 2, 247, 5344),
+    ("bfloat16", 4, 249, 3019),
+    ("bfloat16", 8, 2924, 27423),
+    ("bfloat16", 8, 202, 1607),
+]
+
+
+@pytest.mark.parametrize(("dtype", "topk", "ties", "choices"), CLEAN)
+def test_clean_runs_of_every_width_have_no_more_ties_than_usual_and_thrice_as_many_are_too_many(
+    dtype, topk, ties, choices
+):
+    budget = budget_for(dtype)
+    assert not too_many_ties(ties=ties, choices=choices, budget=budget, topk=topk)
+    assert too_many_ties(ties=3 * ties + 12, choices=choices, budget=budget, topk=topk)
+
+
+def test_a_wide_draft_has_the_rate_of_the_widest_that_was_measured():
+    assert budget_for("bfloat16").tie_rate(64) == budget_for("bfloat16").tie_rate(8)
+    assert budget_for("float16").tie_rate(3) == budget_for("float16").tie_rate(1)
+
+
 def test_tie_rate_has_its_own_limit():
     assert not too_many_ties(ties=tolerance.TIES_ALWAYS_ALLOWED, choices=3, budget=F32)
     assert too_many_ties(ties=30, choices=100, budget=F32)

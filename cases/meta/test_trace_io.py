@@ -1,7 +1,10 @@
 """A trace survives the disk unchanged, equal traces give equal bytes, and unfit files say what is wrong."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -51,6 +54,25 @@ def test_both_sides_come_back_unchanged(stored):
     folder, engine, reference = stored
     assert_same(engine, read_trace(folder, "engine"))
     assert_same(reference, read_trace(folder, "reference"))
+
+
+def test_reading_leaves_no_thread_behind(stored):
+    """A thread of Arrow's that lets go of Python's bytes while Python ends kills the process, 1 time in some 50."""
+    folder, _, _ = stored
+    code = (
+        "import os, sys, pathlib, harness.trace_io as t\n"
+        "before = len(os.listdir('/proc/self/task'))\n"
+        "assert len(t.read_trace(pathlib.Path(sys.argv[1]), sys.argv[2]).rows)\n"
+        "print(len(os.listdir('/proc/self/task')) - before)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder), "engine"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.stdout.strip(), done.returncode) == ("0", 0), done.stderr
 
 
 def test_equal_traces_give_equal_bytes(stored, tmp_path_factory):

@@ -8,7 +8,7 @@ import pytest
 
 from cases.meta import results
 from cases.meta.test_terminal import printed
-from harness.words import brief, counted
+from harness.words import brief, counted, meant
 from reports.terminal import render_run
 
 
@@ -34,3 +34,18 @@ def test_a_run_of_one_scenario_speaks_of_one_scenario(break_it):
 )
 def test_a_reason_in_one_line_names_the_end_of_the_log(reason, said):
     assert brief(reason) == said
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "near"),
+    [
+        ("pr2501", ["pr25015", "pr26329"], "pr25015"),
+        ("kk", ["k", "t", "n"], "k"),
+        ("trees", ["tree", "paged"], "tree"),
+        ("pr9", ["pr25015", "pr26329"], ""),
+        ("newest", ["0.5.12.post1", "0.5.23"], ""),
+        ("x", [], ""),
+    ],
+)
+def test_only_a_slip_of_the_hand_is_answered_with_a_suggestion(typed, names, near):
+    assert meant(typed, names) == (f"; did you mean {near!r}?" if near else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -13,7 +14,9 @@ import typer
 import yaml
 
 from cases.families import FAMILIES
+from cases.meta import nights
 from harness.cli.main import app
+from harness.night import store
 
 ROOT = Path(__file__).parents[2]
 FILES = {path.stem: path for path in sorted((ROOT / ".github" / "workflows").glob("*.yml"))}
@@ -130,3 +133,35 @@ def test_every_artifact_is_kept_whatever_happened():
     for name, job, step in steps():
         if step.get("uses", "").startswith("actions/upload-artifact"):
             assert step["if"] == "${{ always() }}", (name, job)
+
+
+@pytest.mark.parametrize(
+    ("there", "code", "said"), [((1, 2, 3), 0, "night GREEN"), ((1, 3), 3, "shard 2 of 3 is missing")]
+)
+def test_the_verdict_step_runs_as_it_stands_in_a_shell(tmp_path, there, code, said):
+    """The nightly gate's own lines, by bash as GitHub starts it, over shards as their artifacts unpack."""
+    cells = [nights.cell(name, kind="case") for name in "abcdefg"]
+    for number in there:
+        mine = cells[number - 1 :: 3]
+        one = nights.night(
+            *mine, planned=[cell.key for cell in cells], shard=(number, 3), id=f"20261128-020000-000{number}"
+        )
+        store.finish(store.begin(tmp_path / "shards" / f"night-shard-{number}", one.plan), one)
+    program = tmp_path / "bin" / "eaglecheck"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m harness.cli "$@"\n')
+    program.chmod(0o755)
+    (step,) = [one for one in load("nightly")["jobs"]["gate"]["steps"] if one.get("name") == "Verdict"]
+    environment = {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "GITHUB_STEP_SUMMARY": "summary.md"}
+    (tmp_path / "known.toml").write_text("schema = 1\n")  # ours would make it red once an entry has expired
+    lines = step["run"].replace("eaglecheck night ", "eaglecheck night --known known.toml ")
+    done = subprocess.run(
+        ["bash", "-e", "-c", lines], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout
+    (kept,) = (tmp_path / "nights").iterdir()
+    assert {path.name for path in kept.iterdir()} == {"plan.json", "night.json"}
+    assert ("GREEN" in (tmp_path / "summary.md").read_text()) is not bool(code)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"junit-gate.xml", "night.json"}
+    assert ("::error" in done.stdout) is bool(code)

@@ -25,7 +25,7 @@ class GitError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repository:
-    """A checkout, by its top folder."""
+    """A checkout by its top folder, or a bare clone by its own."""
 
     folder: Path
 
@@ -78,7 +78,13 @@ class Repository:
         """The nearest release tag that `commit` contains."""
         return self.asks("describe", "--tags", "--abbrev=0", "--match=v[0-9]*", "--exclude=*rc*", commit)
 
+    def shallow(self) -> bool:
+        """Whether its history was cut off when it was cloned."""
+        return self.asks("rev-parse", "--is-shallow-repository") == "true"
+
     def dirty(self) -> bool:
+        if self.asks("rev-parse", "--is-bare-repository") == "true":
+            return False
         return bool(self.git("status", "--porcelain", "--untracked-files=no"))
 
 
@@ -103,4 +109,5 @@ def open_repository(path: Path) -> Repository:
     """The repository that `path` lies in; GitError if there is none."""
     if not path.is_dir():
         raise GitError(f"there is no folder {path}")
-    return Repository(folder=Path(run_git(path, "rev-parse", "--show-toplevel")))
+    bare = run_git(path, "rev-parse", "--is-bare-repository") == "true"
+    return Repository(folder=Path(run_git(path, "rev-parse", "--absolute-git-dir" if bare else "--show-toplevel")))

@@ -211,6 +211,8 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     """TIE: chosen ids, at every rank both sides recorded. A different number of choices is SHAPE."""
     result = CheckResult()
     counter = "tokens" if pairs.phase in TARGET else "proposals"
+    if counter == "proposals" and pairs.evidence.scenario.engine.rejection:
+        return result  # drawn: whatever came is taken over, and judged by its probability
     engine, truth = pairs.mine.lists["chosen_ids"], pairs.theirs.lists["chosen_ids"]
     if not any(len(engine[mine]) for mine in pairs.engine.tolist()):
         return result  # this engine records none here: the counter stays at zero and the verdict says so

@@ -58,11 +58,16 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     if any(temperatures) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by stand-in)")
         exempt.update(("accepts",) if all(temperatures) else ())
+    if evidence.scenario.engine.rejection:
+        notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
+        exempt.add("proposals")
     return frozenset(exempt), notes
 
 
 def sampler_replaced(evidence: Evidence) -> str:
-    """The kernel that walks trees by coins, if ours stands in for it; else empty."""
+    """The kernel that walks trees by coins, if ours stands in for it; else empty. Rejection sampling has its own."""
+    if evidence.scenario.engine.rejection:
+        return ""
     replaced = evidence.engine.header.get("replaced") or ()
     names = (str(entry.get("operation", "?")) for entry in replaced if entry.get("subject") == SAMPLED)
     return next((name for name in names if "sampling" in name.rpartition(".")[2]), "")

@@ -119,7 +119,7 @@ def _place(divergence: Divergence, scenario: Scenario) -> str:
         return f"tree node {key.slot} of {scenario.spec.n}"
     if key.phase == Phase.ACCEPT:
         return f"committed token {key.slot}"
-    if scenario.spec.layers > 1 and key.phase in (Phase.DRAFT_PREFILL, Phase.EXTEND):
+    if scenario.spec.layers > 1 and key.phase in (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT):
         return f"layer {key.step} of {scenario.spec.layers}, row {key.slot}"
     return f"row {key.slot}"
 

@@ -67,7 +67,7 @@ class Evidence:
 
     full: rid -> index -> token: prompt, then output, then tokens committed past the end of the output.
     parts: (rid, epoch) -> the request's parts in order. last: rid -> its last part in any batch.
-    ended: rids with a RequestEnd. ticks: (dp_rank, round) -> tick.
+    ended: rids with a RequestEnd, or whose tokens say that they are done. ticks: (dp_rank, round) -> tick.
     """
 
     scenario: Scenario
@@ -120,18 +120,33 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
     """Index both traces once, for all checks."""
     table = tabulate(engine.rows)
     parts = parts_of(engine)
+    full = _full_sequences(scenario, engine, table, parts)
     return Evidence(
         scenario=scenario,
         engine=engine,
         reference=reference,
         aligned=None if reference is None else align(engine.rows, reference.rows),
         table=table,
-        full=_full_sequences(scenario, engine, table, parts),
+        full=full,
         parts=parts,
         last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
-        ended=frozenset(end.rid for end in engine.ends),
+        ended=frozenset(end.rid for end in engine.ends) | _complete(scenario, engine, full),
         ticks={(record.dp_rank, record.index): record.tick for record in engine.rounds},
     )
+
+
+def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]) -> frozenset[str]:
+    """Requests whose tokens reach their limit or a stop token: an engine that dies takes answers with it.
+
+    Only of releases that leave something out once a request is done; elsewhere nothing depends on it.
+    """
+    found = set()
+    for request in scenario.requests if engine.header.get("truncates_at_finish") else ():
+        first = len(request.prompt)
+        output = {at - first: token for at, token in full[request.rid].items() if at >= first}
+        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stop_ids):
+            found.add(request.rid)
+    return frozenset(found)
 
 
 def _full_sequences(

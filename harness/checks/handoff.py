@@ -70,10 +70,11 @@ def check_handover(evidence: Evidence) -> CheckResult:
     result.divergences += _empty(evidence)
     result.divergences += _widths(evidence, result)
     for part in _first_handed(evidence):
-        sent = _last_row(evidence, _final_chunk(evidence, part.rid), Phase.DRAFT_PREFILL)
-        arrived = _last_row(evidence, part.share, Phase.PREBUILT)
-        if sent is not None and arrived is not None:
-            result.divergences += _changed(evidence, sent, arrived, result)
+        for step in range(evidence.scenario.spec.layers):
+            sent = _last_row(evidence, _final_chunk(evidence, part.rid), Phase.DRAFT_PREFILL, step)
+            arrived = _last_row(evidence, part.share, Phase.PREBUILT, step)
+            if sent is not None and arrived is not None:
+                result.divergences += _changed(evidence, sent, arrived, result)
     return result
 
 
@@ -127,8 +128,8 @@ def _final_chunk(evidence: Evidence, rid: str) -> Share:
     return chunks[-1].share if chunks else (0, rid, 0, -1)
 
 
-def _last_row(evidence: Evidence, share: Share, phase: Phase) -> int | None:
-    rows = evidence.table.of(share, phase)
+def _last_row(evidence: Evidence, share: Share, phase: Phase, step: int) -> int | None:
+    rows = [row for row in evidence.table.of(share, phase) if evidence.table.ints["step"][row] == step]
     return rows[-1] if rows else None
 
 
@@ -158,6 +159,8 @@ def _changed(evidence: Evidence, sent: int, arrived: int, result: CheckResult) -
                 observed=off,
                 hint="other-state-arrived",
             )
+    if rows.ints["step"][arrived]:
+        return  # layers behind the first read their own proposals there
     token, before_token = int(rows.ints["input_id"][arrived]), int(rows.ints["input_id"][sent])
     result.count("tokens", 1)
     if token != before_token:

@@ -82,7 +82,8 @@ def _first_proposals(evidence: Evidence) -> dict[Share, list[list[int]]]:
             if all(by_layer):
                 found[*share[:3], share[3] + evidence.table.ints["slot"][indices[-1]] + 1] = by_layer
     for share, indices in evidence.table.each(Phase.PREBUILT):  # the same, as it arrived at the decode side
-        found[share] = [evidence.table.chosen(indices[-1])]
+        if all(by_layer := last_choices(evidence, indices)):
+            found[share] = by_layer
     return found
 
 

@@ -63,11 +63,12 @@ def _site(site: str) -> str:
 
 
 def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
-    """LOCKSTEP where ranks entered different numbers of one forward in one tick."""
-    ranks = sorted({(record.dp_rank, record.tp_rank) for record in evidence.engine.rounds})
+    """LOCKSTEP where ranks (of a pair, the decode side's) entered different numbers of one forward in one tick."""
+    records = [record for record in evidence.engine.rounds if record.side != "prefill"]
+    ranks = sorted({(record.dp_rank, record.tp_rank) for record in records})
     ticks: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
     numbers: dict[tuple[int, tuple[int, int]], int] = {}
-    for record in evidence.engine.rounds:
+    for record in records:
         rank = (record.dp_rank, record.tp_rank)
         entered = ticks.setdefault(record.tick, {}).setdefault(rank, {})
         numbers.setdefault((record.tick, rank), record.index)

@@ -57,7 +57,7 @@ def expected_places(evidence: Evidence, part: Part) -> Iterator[tuple[Phase, lis
         yield Phase.PREFILL, [(0, slot) for slot in range(part.length)]
         yield Phase.DRAFT_PREFILL, [(layer, slot) for layer in range(spec.layers) for slot in range(part.length)]
     elif part.record.mode == "PREBUILT":
-        yield Phase.PREBUILT, [(0, slot) for slot in range(part.start)]
+        yield Phase.PREBUILT, [(layer, slot) for layer in range(spec.layers) for slot in range(part.start)]
     elif part.record.mode == "DECODE" and part.length > 0:
         yield Phase.DRAFT, [(step, slot) for step in range(spec.draft_steps) for slot in range(spec.t)]
         yield Phase.VERIFY, [(0, slot) for slot in range(spec.n)]

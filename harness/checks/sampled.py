@@ -43,6 +43,13 @@ def check_sampled(evidence: Evidence) -> CheckResult:
     return result
 
 
+def near_ties(evidence: Evidence) -> frozenset[Share]:
+    """Shares in which a coin lay so near to the end of a share that the two sides may decide otherwise."""
+    limit = NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
+    margins = {} if evidence.reference is None else _margins(evidence.reference)
+    return frozenset(share for share, margin in margins.items() if margin < limit)
+
+
 def _margins(reference: Trace) -> dict[Share, float]:
     """How near the coins of a share came to deciding otherwise."""
     told = ((event.dp_rank, event.data) for event in reference.events if event.name == "sampled")

@@ -20,7 +20,7 @@ from harness.types import Divergence, Kind, Phase
 #: Rows of these phases write KV that the request keeps.
 KEPT = (Phase.PREFILL, Phase.PREBUILT, Phase.EXTEND)
 #: A draft with several layers runs each of them over these rows, and every layer keeps KV of its own.
-LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
+LAYERED = (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT)
 PROMPT = (Phase.PREFILL, Phase.DRAFT_PREFILL)
 WRITING = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 

@@ -18,8 +18,12 @@ from harness.types import EngineConfig, Scenario, SpecConfig
 DEVICES = tuple(BACKENDS)
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
+#: The first release with `speculative_use_rejection_sampling`, by reading.
+FIRST_WITH_REJECTION = Version("0.5.14")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
+#: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
+FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,9 +90,19 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
             f"spec.t is {spec.t} with engine.page {engine.page} on {engine.backend}, which SGLang {version} refuses\n"
             f"  allowed: --page 1, --backend flashinfer, or a release from {FIRST_V2_ONLY} on"
         )
+    if engine.rejection and Version(version) < FIRST_WITH_REJECTION:
+        return (
+            f"engine.rejection is on, and SGLang {version} cannot draw its drafts\n"
+            f"  allowed: engine.rejection false, or a release from {FIRST_WITH_REJECTION} on"
+        )
     if engine.decode_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
             f"engine.decode_cache is on, which SGLang {version} refuses beside speculation\n"
             "  allowed: engine.decode_cache false, or a newer release such as 0.5.23"
+        )
+    if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
+        return (
+            f"spec.plugin is {spec.plugin!r}, and SGLang {version} asks no plugin's algorithm for a draft input\n"
+            f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
         )
     return ""

@@ -48,6 +48,7 @@ def command(
     graphs: options.Graphs = None,
     overlap: options.Overlap = None,
     page: options.Page = None,
+    assume: options.Assume = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -66,6 +67,7 @@ def command(
         gpu_share=gpu_share,
         wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
+        assume=assume or (),
     )
     trials = Trials(failure=setting.subject.failure, cache=Cache.at_home(), repeat=repeat, fresh=fresh)
     try:

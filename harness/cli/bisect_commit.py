@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from packaging.version import Version
 from rich.console import Console
 
 from harness import envs
 from harness.bisect.fitting import FitError, Needs, misfit, of_commit, of_release, rebuilt
-from harness.bisect.published import published
 from harness.bisect.repository import PYTHON, Repository
 from harness.bisect.search import Tried
 from harness.bisect.trees import Workshop, link_compiled, unlink_compiled
 from harness.bisect.trials import Trials
-from harness.cli.bisect_releases import OLDEST, package
+from harness.cli.bisect_releases import package
 from harness.cli.bisect_runs import Setting, one_run
+from harness.published import published
+from harness.releases import drivable
 from reports.live import LiveLine
 from reports.prose import say
 
@@ -116,7 +116,7 @@ def _fit(
     repository: Repository, commit: str, needs: Needs, *, version: str, console: Console
 ) -> tuple[envs.EngineEnv | None, str]:
     try:
-        env = envs.ensure(version, lambda text: say(console, text), untested=True)
+        env = envs.ensure(version, lambda text: say(console, text))
         where = package(env)
         if where is None:
             return None, f"the files of {version} are not in a folder of its own"
@@ -128,10 +128,8 @@ def _fit(
 
 def candidates(repository: Repository, commit: str) -> list[str]:
     """Releases whose environment may be the commit's: the one before it, the next one, then those installed."""
-    line = [name for name in published().versions if Version(name) >= OLDEST]
-    installed = [
-        engine.version for engine in envs.list_installed() if engine.ready and Version(engine.version) >= OLDEST
-    ]
+    line = [name for name in published().versions if drivable(name)]
+    installed = [engine.version for engine in envs.list_installed() if engine.ready and drivable(engine.version)]
     tag = (repository.tag_before(commit) or "")[1:]
     if tag not in line:
         return installed

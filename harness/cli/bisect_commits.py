@@ -78,7 +78,11 @@ def ends(repository: Repository, *, bad: str, good: str) -> Ends:
         return _narrowed(repository, Ends(bad=found["--bad"], good=found["--good"], direction="fixed"))
     raise UsageError(
         f"neither of --bad {bad} and --good {good} contains the other, so there is no line of commits between them\n"
-        f"  their last common commit:  git -C {repository.folder} merge-base {bad} {good}"
+        + (
+            f"  this clone is shallow, so the line may only be cut off:  git -C {repository.folder} fetch --unshallow"
+            if repository.shallow()
+            else f"  their last common commit:  git -C {repository.folder} merge-base {bad} {good}"
+        )
     )
 
 

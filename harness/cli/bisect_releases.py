@@ -9,17 +9,16 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
-from harness import compat, envs
+from harness import envs
 from harness.bisect.changes import Changed, changed_files
-from harness.bisect.published import Published, ordered, published, span
 from harness.bisect.search import Direction, Tried
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
 from harness.cli.outcome import UsageError
+from harness.published import published, span
+from harness.releases import UnknownReleaseError
 from reports.live import LiveLine
 from reports.prose import say
-
-OLDEST = Version(compat.RELEASES[-1].first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,43 +32,29 @@ class Line:
 
 def line(*, bad: str, good: str) -> Line:
     """The published releases from the one named bad to the one named good; UsageError for ends that cannot be."""
-    for option, version in (("--bad", bad), ("--good", good)):
-        _check_version(option, version)
-    if Version(bad) == Version(good):
+    ends = (_end("--bad", bad), _end("--good", good))
+    if ends[0] == ends[1]:
         raise UsageError(f"--bad and --good both name {bad}\n  name two releases, one with the failure and one without")
     there = published()
-    ends = (_spelling("--bad", bad, there), _spelling("--good", good, there))
     return Line(
         versions=span(there.versions, ends),
-        direction="broken" if Version(bad) > Version(good) else "fixed",
+        direction="broken" if Version(ends[0]) > Version(ends[1]) else "fixed",
         note=there.note,
     )
 
 
-def _check_version(option: str, version: str) -> None:
+def _end(option: str, version: str) -> str:
+    """One end as it is published or installed; UsageError for what cannot be one."""
     try:
-        wanted = Version(version)
+        Version(version)
     except InvalidVersion as error:
         raise UsageError(
             f"{option} {version!r} is not a release\n  name one like 0.5.13; for commits of a checkout add  --repo PATH"
         ) from error
-    if wanted < OLDEST:
-        raise UsageError(
-            f"{option} {version}: SGLang before {OLDEST} cannot be driven by this version\n  allowed: {OLDEST} or newer"
-        )
-
-
-def _spelling(option: str, version: str, there: Published) -> str:
-    """The release as it is published or installed; UsageError names those that are."""
-    installed = [engine.version for engine in envs.list_installed() if engine.ready]
-    here = envs.current()
-    known = [*there.versions, *installed, *([here.version] if here is not None else [])]
-    for name in known:
-        if Version(name) == Version(version):
-            return name
-    what = "published" if there.complete else "installed here, and the published ones are not known"
-    usable = [name for name in ordered(known) if Version(name) >= OLDEST]
-    raise UsageError(f"{option} {version}: no such release is {what}\n  allowed: {', '.join(usable) or 'none'}")
+    try:
+        return envs.resolve(version)
+    except UnknownReleaseError as error:
+        raise UsageError(f"{option}: {error}") from error
 
 
 def judge(setting: Setting, trials: Trials, *, console: Console) -> Callable[[str], Tried]:
@@ -79,7 +64,7 @@ def judge(setting: Setting, trials: Trials, *, console: Console) -> Callable[[st
     def one(version: str) -> Tried:
         say(console, f"SGLang {version}", style="bold")
         try:
-            env = envs.ensure(version, lambda text: say(console, text), untested=True)
+            env = envs.ensure(version, lambda text: say(console, text))
         except envs.EnvError as error:
             return _told(console, Tried(name=version, call="unknown", why=str(error).splitlines()[0], tries=0))
         tried = trials.judge(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from harness.cli.adapt import Wanted, adapted
 from harness.cli.outcome import UsageError, unknown
 from harness.cli.pairs import own_pair
 from harness.cli.programs import check_scenarios
+from harness.deviations import assumed_in
 from harness.progress import RunResult
 from harness.runner import run
 from harness.store import MANIFEST, read_specimen
@@ -99,6 +100,7 @@ def choose(
     gpu_share: float | None,
     wanted: Wanted,
     runs: Path | None,
+    assume: Sequence[str] = (),
 ) -> Setting:
     """The setting for what was typed; UsageError if that is not exactly one scenario."""
     if (case is None) == (scenario_file is None):
@@ -122,7 +124,8 @@ def choose(
     check_scenarios([scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None)
     prepare.writable(prepare.runs_root(runs))
     subject = dataclasses.replace(chosen.subject, scenario=scenario)
-    return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs)
+    assumed = prepare.check_assumed((*chosen.assumed, *assume))
+    return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs, assumed=assumed)
 
 
 def _is_folder(case: str) -> bool:
@@ -134,7 +137,8 @@ def _corpus(name: str, device: str) -> Setting:
         known = unknown("case", name, catalogue.names())
         raise UsageError(f"--case: {known}\n  or a specimen folder:  --case runs/latest/specimens/NAME")
     case = catalogue.load(name)
-    return Setting(subject=Subject(name=name, scenario=case.scenario, failure=Failure(kinds=case.kinds)), device=device)
+    subject = Subject(name=name, scenario=case.scenario, failure=Failure(kinds=case.kinds))
+    return Setting(subject=subject, device=device, assumed=case.assumes)
 
 
 def _specimen(folder: Path) -> Setting:
@@ -151,6 +155,7 @@ def _specimen(folder: Path) -> Setting:
         ),
         device=manifest.device,
         pair=None if not pair else (Path(pair[0]), Path(pair[1])),
+        assumed=() if stored.reference is None else assumed_in(stored.reference.header),
     )
 
 

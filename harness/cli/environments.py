@@ -24,21 +24,24 @@ engines.command("unpack")(bundles.unpack)
 @engines.command("install")
 @guarded
 def install(versions: Annotated[list[str], typer.Argument(help="Releases, for example 0.5.13.")]) -> Exit:
-    """Install the environments of the named releases; resumes what was interrupted."""
+    """Install the named releases, any published one since 0.5.11; resumes what was interrupted."""
     console = Console()
     for version in [envs.resolve(version) for version in versions]:
         env = envs.ensure(version, lambda text: say(console, text))
-        say(console, f"SGLang {env.version} is ready (torch {env.torch})")
+        standing = envs.standing(env.version)
+        say(console, f"SGLang {env.version} is ready (torch {env.torch})" + (f"; {standing}" if standing else ""))
     return Exit.PASS
 
 
 @engines.command("list")
 @guarded
 def list_() -> Exit:
-    """Every release that can be used here, and whether it is installed."""
+    """The releases of our tests and every other one installed here."""
     from reports.machine import render_engines
 
-    render_engines(Console(), [envs.state(version) for version in envs.SUPPORTED], here=envs.current())
+    others = [engine.version for engine in envs.list_installed() if engine.version not in envs.SUPPORTED]
+    rows = [(envs.state(version), envs.standing(version)) for version in (*envs.SUPPORTED, *others)]
+    render_engines(Console(), rows, here=envs.current())
     return Exit.PASS
 
 

@@ -5,11 +5,40 @@ Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 our own fault.
 
 from __future__ import annotations
 
+import re
+from typing import Any
+
 import typer
+from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
+from harness.cli.outcome import Exit, UsageError, guarded
+
+#: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
+EMPTY = re.compile(r"(--[a-z-]+)=")
+
+
+class Commands(TyperGroup):
+    """Refuses empty values for every command at once: an empty path would be read as the current folder."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for before, one in zip(["", *args], args, strict=False):
+            empty = EMPTY.fullmatch(one)
+            if empty or not one:
+                _refuse(empty[1] if empty else before if before.startswith("--") else "")
+        return super().parse_args(ctx, args)
+
+
+@guarded
+def _refuse(option: str) -> Exit:
+    raise UsageError(
+        f"{option or 'an argument'} is empty: is a variable of your shell not set?\n"
+        f"  give a value, or leave {option or 'it'} out"
+    )
+
 
 app = typer.Typer(
+    cls=Commands,
     name="eaglecheck",
     help="Differential correctness harness for EAGLE speculative decoding in SGLang.",
     no_args_is_help=True,

@@ -89,21 +89,28 @@ def command(
     for version in versions:
         for one in reverts:
             prepare.check_revert(one, version)
-    plans = [
-        prepare.make_plan(
-            [case.scenario for case in chosen],
+
+    def plan(together: list[catalogue.Case], *, version: str, revert: int | None) -> Plan:
+        return prepare.make_plan(
+            [case.scenario for case in together],
             say=lambda text: say(console, text),
             engine=version,
             device=device,
-            revert=one,
+            revert=revert,
             gpu_share=gpu_share,
             wanted=wanted,
             runs=runs,
+            assumed=together[0].assumes,
         )
+
+    alike = {one.assumes: [case for case in chosen if case.assumes == one.assumes] for one in chosen}
+    plans = [
+        (cases_of, plan(cases_of, version=version, revert=one))
         for version in versions
         for one in reverts
+        for cases_of in alike.values()
     ]
-    documents = [document for plan in plans for document in _run(plan, chosen, console=console)]
+    documents = [document for cases_of, todo in plans for document in _run(todo, cases_of, console=console)]
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
@@ -159,7 +166,7 @@ def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[d
             result,
             by_id[ids[case.id]],
             case=case.id,
-            expected=case.expected(release=plan.env.version, revert=plan.revert),
+            expected=case.expected(release=plan.env.version, revert=plan.revert, device=plan.device),
         )
         for case in cases
     ]

@@ -53,6 +53,7 @@ def command(
         device=device,
         logs=logs,
         lease=lease,
+        mutants_in_graphs=bool(graphs),
         assumed=(IDLE_CRASH.id,),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:

@@ -70,12 +70,17 @@ def _found(shards: list[Path]) -> list[Kept]:
     found = []
     for folder in shards:
         inside = store.parts(folder)
+        for half in store.torn(folder):
+            raise UsageError(
+                f"{half} holds {store.NIGHT} and no {store.PLAN}: only a part of that shard is here\n"
+                "  unpack its artifact again, both files and specimens"
+            )
         if not inside:
             raise UsageError(
                 f"{folder} holds no shard of a night\n  make one:  eaglecheck matrix --nights {folder} --shard 1/2 …"
             )
-        found += [store.read(path) for path in inside]
-    return found
+        found += inside
+    return [store.read(path) for path in dict.fromkeys(path.resolve() for path in found)]
 
 
 def _newest(root: Path) -> tuple[Path, Night]:
@@ -83,7 +88,8 @@ def _newest(root: Path) -> tuple[Path, Night]:
     found = store.nights(root)
     if not found:
         raise UsageError(
-            f"there is no night in {root}\n  make one:  eaglecheck matrix --nights {root} --families all --cases all"
+            f"there is no night in {root}\n"
+            f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
         )
     last = found[-1]
     if last.plan.shard[1] > 1:

@@ -18,7 +18,7 @@ from rich.console import Console
 from cases import catalogue, known
 from cases.cells import Box, Cell, plan
 from cases.families import FAMILIES
-from harness import envs
+from harness import envs, gpus
 from harness.cli import prepare
 from harness.cli.adapt import Wanted
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, unknown
@@ -174,27 +174,50 @@ def _cells(asked: Asked) -> list[Cell]:
         box=Box(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
         device=asked.device,
         wanted=asked.wanted,
+        cards=_gpus(asked),
     )
     if not cells:
+        what = " and ".join(
+            f"--{name} {text}" for name, text in (("cases", asked.cases), ("families", asked.families)) if text
+        )
         raise UsageError(
-            f"--engines {', '.join(versions)}: nothing of --families {asked.families} runs there\n"
-            "  allowed: another family, or a newer release"
+            f"--engines {', '.join(versions)}: nothing of {what} runs there\n"
+            "  allowed: another family or case, a newer release, or more GPUs for several ranks"
         )
     return cells
+
+
+def _gpus(asked: Asked) -> int | None:
+    """GPUs that this process may use; None on a CPU, where ranks need none."""
+    if asked.device == "cpu":
+        return None
+    try:
+        return len(gpus.visible(gpus.read_cards()))
+    except gpus.CardError as error:
+        raise UsageError(f"--device {asked.device}: {error}") from error
 
 
 def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
     lines = [
-        f"not planned: {counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or refuses"
+        f"not planned: {counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or "
+        "refuses, or which need more GPUs"
         for cell in cells
         if cell.refused
+    ]
+    there = {cell.name for cell in cells if cell.kind == "case"}
+    lines += [
+        f"not planned: case {name}, which needs {catalogue.load(name).scenario.engine.dp} GPUs"
+        for name in _named(asked.cases, catalogue.names(), what="case")
+        if name not in there
     ]
     planned = {(cell.engine, cell.name.partition("/")[0]) for cell in cells if cell.kind != "case"}
     for engine in dict.fromkeys(cell.engine for cell in cells):
         for family in _named(asked.families, list(FAMILIES), what="family"):
             if (engine, family) not in planned:
-                lines.append(f"not planned: family {family} on {engine}, which is too old for it or refuses it")
+                lines.append(
+                    f"not planned: family {family} on {engine}, which is too old for it, refuses it, or needs more GPUs"
+                )
     return lines
 
 

@@ -22,6 +22,7 @@ import typer
 from rich.console import Console
 
 from harness.types import Outcome
+from harness.words import meant
 
 
 class Exit(IntEnum):
@@ -52,8 +53,7 @@ LISTED = 20
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
     """The text for a name that is none of the allowed ones, with the nearest."""
     names = list(allowed)
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = meant(name, names)
     if len(names) <= LISTED:
         return f"unknown {what} {name!r}{hint}\n  allowed: {', '.join(names)}"
     nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)

@@ -54,6 +54,8 @@ def make_plan(
     env: this ready environment, whatever `engine` says.
     """
     version = envs.resolve(engine) if env is None else env.version
+    if standing := envs.standing(version):
+        say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
     attention = check_attention(cpu_attention)
@@ -61,6 +63,9 @@ def make_plan(
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version)
     check_scenarios(scenarios, device=device, own=own)
+    assumed = check_assumed(assumed)
+    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios]):
+        say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
@@ -77,7 +82,7 @@ def make_plan(
         cpu_attention=attention,
         own_pair=own is not None,
         lease=lease,
-        assumed=check_assumed(assumed),
+        assumed=assumed,
         argv=tuple(sys.argv),
     )
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from harness.cli.outcome import Exit, UsageError, guarded
 from harness.documents import check_target
+from harness.night import store
 from reports.prose import say
+
+if TYPE_CHECKING:
+    from reports.trends import Trends
 
 #: A key that only that document has, by the option that takes it.
 KNOWN_BY = {"matrix": "cells", "mutants": "mutants"}
@@ -40,6 +44,9 @@ def command(
     mutants: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Show what `mutants --json FILE` wrote in the page as well.")
     ] = None,
+    nights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Show accept lengths and tie rates of this store of nights too.")
+    ] = None,
 ) -> Exit:
     """Write what RUN found, in any of these forms.
 
@@ -51,8 +58,8 @@ def command(
             f"name what to write: --html FILE, --markdown FILE, --csv DIR or --parquet DIR\n"
             f"  for example:  eaglecheck report {run} --html report.html"
         )
-    if html is None and (matrix or mutants):
-        name = "--matrix" if matrix else "--mutants"
+    if html is None and (matrix or mutants or nights):
+        name = "--matrix" if matrix else "--mutants" if mutants else "--nights"
         raise UsageError(f"{name} is shown in the page only\n  add a page to show it in:  --html report.html")
     for option, target in (("html", html), ("markdown", markdown)):
         check_target(target, what=option)
@@ -61,7 +68,7 @@ def command(
     from reports.reading import read_report
     from reports.writing import write_csv, write_html, write_markdown, write_parquet
 
-    beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"))
+    beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
     report = read_report(run)
     for option, place in (("html", html), ("markdown", markdown), ("csv", csv), ("parquet", parquet)):
         _keep_out(run, option, None if place in (None, "-") else Path(str(place)))
@@ -82,6 +89,21 @@ def _keep_out(run: Path, option: str, place: Path | None) -> None:
     """UsageError for a place in the run that is read: its own files must stay what they are."""
     if place is not None and place.resolve().is_relative_to(run.resolve()):
         raise UsageError(f"--{option} {place}: that is inside the run itself\n  name a place outside {run}")
+
+
+def _trends(root: Path | None) -> Trends | None:
+    """Trends of the whole nights in a store that were judged; UsageError if it has none."""
+    if root is None:
+        return None
+    from reports.trends import trends_of
+
+    whole = [kept.night for kept in store.nights(root) if kept.night is not None and kept.night.judged is not None]
+    if not whole:
+        raise UsageError(
+            f"--nights {root}: no night in it was judged\n"
+            f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
+        )
+    return trends_of(whole)
 
 
 def _document(path: Path | None, command: str) -> dict[str, Any] | None:

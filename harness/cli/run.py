@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cases import catalogue
 from harness import component
 from harness.cli import options, prepare
 from harness.cli.adapt import NOTHING, Wanted
@@ -46,8 +47,11 @@ def command(
     """Drive SGLang through scenarios, compare every draft chain with the reference, print a verdict."""
     console = Console(stderr=json == "-")
     check_target(json)
+    chosen = prepare.choose_scenarios(scenario or [], scenario_file or [], family)
+    for text in _left_out(scenario or [], assume or []):
+        say(console, text)
     plan = prepare.make_plan(
-        prepare.choose_scenarios(scenario or [], scenario_file or [], family),
+        chosen,
         say=lambda text: say(console, text),
         engine=engine,
         device=device,
@@ -67,3 +71,14 @@ def command(
     render_run(console, result, notes=component.notes(asked) if asked else ())
     write_json(run_document(result) | ({"component": component.document(asked)} if asked else {}), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _left_out(names: list[str], assumed: list[str]) -> list[str]:
+    """One line for each corpus case whose release window holds only with something taken for granted that is not."""
+    found = []
+    for name in names:
+        missing = sorted({*catalogue.load(name).assumes} - {*assumed}) if name in catalogue.names() else []
+        if missing:
+            options = " ".join(f"--assume {one}" for one in missing)
+            found.append(f"the release window of {name} holds with  {options}")
+    return found

@@ -20,7 +20,7 @@ from harness.words import brief
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
-#: A known finding that stays away for so many nights that this is how likely it is by chance counts as gone.
+#: A known finding that stays away over so many scenarios that this is how likely it is by chance counts as gone.
 GONE = 0.01
 #: Nights that a value must have been seen in before a change of it is pointed out, and the change in deviations.
 TREND_NIGHTS, TREND_DEVIATIONS = 5, 3.0
@@ -110,7 +110,7 @@ def judge(night: Night, *, past: Sequence[Night], known: Sequence[Entry], today:
         groups=tuple(sorted(groups, key=lambda group: list(Status).index(group.status))),
         incomplete=tuple(incomplete),
         wrong=tuple(wrong),
-        trends=tuple(trend for cell in night.cells for trend in _trends(cell, green)),
+        trends=tuple(trend for cell in night.cells for trend in trends(cell, green)),
         baseline=green[-1].plan.id if green else None,
     )
 
@@ -251,10 +251,10 @@ def _expired(known: Sequence[Entry], today: datetime.date) -> list[str]:
 
 
 def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[str]:
-    """Entries whose cells ran tonight and before, for too many nights in a row without the finding."""
+    """Entries whose cells ran tonight and before, over too many scenarios in a row without the finding."""
     found = []
     for entry in known:
-        away = 0
+        away = driven = 0
         for one in (night, *reversed(past)):
             asked = [
                 cell
@@ -264,20 +264,22 @@ def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[s
             if any(seen.signature in entry.signatures for cell in asked for seen in cell.findings):
                 break
             away += bool(asked)
+            driven += sum(cell.scenarios - cell.unknown for cell in asked)
             if one is night and not asked:
                 break
-        if away >= nights_until_gone(entry.rate):
+        if driven >= scenarios_until_gone(entry.rate):
             nights = "tonight" if away == 1 else f"in the last {away} nights"
             found.append(f"known entry {entry.issue} matches nothing {nights}: if it is fixed, remove it")
     return found
 
 
-def nights_until_gone(rate: float) -> int:
-    """So many nights without it, at this rate a night, are as unlikely as GONE."""
+def scenarios_until_gone(rate: float) -> int:
+    """So many scenarios without it, at this rate a scenario, are as unlikely as GONE."""
     return 1 if rate >= 1.0 else math.ceil(math.log(GONE) / math.log(1.0 - rate))
 
 
-def _trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
+def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
+    """Accept length and tie rate of a cell beside those of earlier green nights; none for a value that it has not."""
     found = []
     for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
         if value is None:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.night.records import CellResult, Night, NightPlan
-from harness.night.store import Kept, begin, disk, finish, new_id
-from harness.store import StoreError
+from harness.night.store import Kept, begin, disk, finish, new_id, nights
+from harness.store import SPECIMENS, StoreError
 from harness.words import counted
 
 #: What shards of one night have in common.
@@ -21,14 +21,25 @@ SHOWN = 5
 
 
 def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]:
-    """(folder in the store, the night with its faults). Raises StoreError for shards of different nights."""
+    """(folder in the store, the night with its faults). Raises StoreError for shards of different nights.
+
+    Shards of a night that is in the store, be it some new ones with them, make that night again and not a second one.
+    """
     first = shards[0].plan
     for shard in shards[1:]:
         _same(first, shard.plan, shard.folder)
+    ids = tuple(sorted({shard.plan.id for shard in shards}))
+    before = _before(root, ids)
     plan = first.model_copy(
-        update={"id": new_id(), "created": min(one.plan.created for one in shards), "shard": (1, 1)}
+        update={
+            "id": new_id() if before is None else before.plan.id,
+            "created": min(one.plan.created for one in shards),
+            "shard": (1, 1),
+            "shards": ids,
+        }
     )
-    folder = begin(root, plan)
+    folder = begin(root, plan, again=before is not None)
+    shutil.rmtree(folder / SPECIMENS, ignore_errors=True)
     cells: list[CellResult] = []
     for shard in shards:
         if shard.night is not None:
@@ -38,6 +49,17 @@ def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]
     night = Night(plan=plan, finished=now, cells=tuple(cells), faults=tuple(faults(shards)))
     finish(folder, night)
     return folder, night
+
+
+def _before(root: Path, ids: Sequence[str]) -> Kept | None:
+    """The night of the store that any of these shards went into; StoreError if it holds more than these."""
+    found = next((kept for kept in nights(root) if set(kept.plan.shards) & set(ids)), None)
+    if found is not None and set(found.plan.shards) > set(ids):
+        raise StoreError(
+            f"{found.folder} was made of these shards and of more: {', '.join(sorted({*found.plan.shards} - {*ids}))}\n"
+            "  name all of them, or another store:  --nights FOLDER"
+        )
+    return found
 
 
 def faults(shards: Sequence[Kept]) -> list[str]:

@@ -15,7 +15,15 @@ ALPHA = 0.05
 
 def at_least(shown: int, tried: int, rate: float) -> float:
     """P(at least `shown` of `tried`) at this rate."""
-    return sum(math.comb(tried, k) * rate**k * (1 - rate) ** (tried - k) for k in range(shown, tried + 1))
+    if rate in (0.0, 1.0):
+        return float(rate == 1.0 or shown == 0)
+    return math.fsum(math.exp(_log_of(k, tried, rate)) for k in range(shown, tried + 1))
+
+
+def _log_of(k: int, tried: int, rate: float) -> float:
+    """Logarithm of P(exactly k): the number of ways alone has no float from 1 030 tries on."""
+    ways = math.lgamma(tried + 1) - math.lgamma(k + 1) - math.lgamma(tried - k + 1)
+    return ways + k * math.log(rate) + (tried - k) * math.log1p(-rate)
 
 
 def interval(shown: int, tried: int, *, alpha: float = ALPHA) -> tuple[float, float]:

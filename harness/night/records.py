@@ -80,7 +80,8 @@ class CellResult(_Strict):
 class NightPlan(_Strict):
     """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
 
-    seconds, scenarios: the box of each family's generated scenarios. shard: (number, of how many).
+    seconds, scenarios: the box of each family's generated scenarios. shard: (number, of how many). shards: ids of those
+    that a whole night was put together from; empty where it ran in one.
     """
 
     schema_version: Literal[1] = SCHEMA
@@ -97,6 +98,7 @@ class NightPlan(_Strict):
     eaglecheck: str
     git_head: str
     host: str
+    shards: tuple[str, ...] = ()
 
     @property
     def mine(self) -> tuple[str, ...]:

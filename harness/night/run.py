@@ -80,13 +80,10 @@ class Driver:
     def _scenarios(self, cell: Cell) -> list[Scenario]:
         if cell.draw is None:
             return list(cell.scenarios)
-        from cases.hunt import greedy_text  # Hypothesis and torch
-        from cases.strategies import programs
+        from cases.hunt import drawn  # Hypothesis and torch
 
-        drawn = programs(
-            cell.draw.boot, count=cell.draw.count, seed_value=cell.draw.seed, greedy=greedy_text(cell.draw.boot)
-        )
-        return adapted(drawn, self.wanted, device=self.device)
+        made = drawn(cell.draw.boot, count=cell.draw.count, seed_value=cell.draw.seed)
+        return adapted(made, self.wanted, device=self.device)
 
     def _scenario(self, tally: _Tally, scenario: Scenario) -> None:
         boot = scenario.boot_key()

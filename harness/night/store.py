@@ -42,11 +42,11 @@ def new_id(now: datetime | None = None) -> str:
     return f"{now or datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
-def begin(root: Path, plan: NightPlan) -> Path:
-    """The folder of a night that starts now, its plan in it. Raises WriteError."""
+def begin(root: Path, plan: NightPlan, *, again: bool = False) -> Path:
+    """The folder of a night that starts now, its plan in it. again: it may be there. Raises WriteError."""
     folder = root / plan.id
     with disk(folder):
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=again)
     _write(folder / PLAN, plan)
     return folder
 
@@ -78,6 +78,12 @@ def parts(folder: Path) -> list[Path]:
         return [folder]
     found = [*folder.glob(f"*/{PLAN}"), *folder.glob(f"*/*/{PLAN}")]
     return sorted(path.parent for path in found)
+
+
+def torn(folder: Path) -> list[Path]:
+    """Folders at the places of `parts` that hold a night without its plan: only half of them was unpacked."""
+    found = [folder / NIGHT, *folder.glob(f"*/{NIGHT}"), *folder.glob(f"*/*/{NIGHT}")]
+    return sorted(path.parent for path in found if path.is_file() and not path.with_name(PLAN).exists())
 
 
 def _write(path: Path, model: BaseModel) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from harness import closure, envs
+from harness import closure
 
 #: A list younger than this is used without asking again.
 FRESH_SECONDS = 12 * 3600.0
@@ -47,9 +47,15 @@ def published() -> Published:
     if kept is not None:
         when = time.strftime("%Y-%m-%d", time.gmtime(kept[1]))
         return Published(versions=kept[0], note=f"pip could not list the releases ({why}); using the list of {when}")
-    here = ordered([engine.version for engine in envs.list_installed() if engine.ready])
+    here = installed()
     note = f"pip could not list the releases ({why}); using those installed here only"
     return Published(versions=here, note=note, complete=False)
+
+
+def installed() -> tuple[str, ...]:
+    """The releases whose installation here was finished, oldest first."""
+    folders = (closure.home() / "engines").glob("*")
+    return ordered([folder.name for folder in folders if closure.read_marker(folder) is not None])
 
 
 def ordered(versions: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,41 @@
+"""SGLang alone: an engine with the arguments of a launch, all prompts at once, none of our code in its processes.
+
+    python benchmarks/bare_engine.py FILE     JSON: {"environment", "arguments", "optional", "prompts", "tokens"}
+
+Run by SGLang's own Python; standard library and SGLang only. The last line says what came back, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def keywords(given: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of `sglang.Engine`, less those this release does not know."""
+    from sglang.srt.server_args import ServerArgs
+
+    known: set[str] = set()
+    for base in ServerArgs.__mro__:
+        known |= set(getattr(base, "__annotations__", {}))
+    return {**given["arguments"], **{name: value for name, value in given["optional"].items() if name in known}}
+
+
+def main() -> None:
+    given = json.loads(Path(sys.argv[1]).read_text())
+    os.environ.update(given["environment"])
+    import sglang
+
+    engine = sglang.Engine(**keywords(given))
+    print("booted", flush=True)
+    sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in given["tokens"]]
+    ends = engine.generate(input_ids=given["prompts"], sampling_params=sampling)
+    print(json.dumps({"release": sglang.__version__, "texts": [end["output_ids"] for end in ends]}), flush=True)
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,35 @@
+"""The CPU stand-in for attention on rows small enough to work out by hand."""
+
+import math
+
+import pytest
+import torch
+
+from harness import cpu_attention
+
+
+@pytest.mark.parametrize("pool_heads", [1, 2])
+def test_an_extend_reads_as_many_heads_of_the_pool_as_its_layer_has(pool_heads):
+    """One query of one head over one cached row and its own: scores 0 and ln 3, so shares 1/4 and 3/4."""
+    pool = torch.full((1, pool_heads, 1), 9.0)  # what further heads hold is another layer's business
+    values = pool.clone()
+    pool[:, 0], values[:, 0] = 0.0, 8.0
+    out = torch.zeros(1, 1, 1)
+    cpu_attention.extend_attention(
+        {
+            "q_extend": torch.ones(1, 1, 1),
+            "k_extend": torch.full((1, 1, 1), math.log(3)),
+            "v_extend": torch.full((1, 1, 1), 4.0),
+            "o_extend": out,
+            "k_buffer": pool,
+            "v_buffer": values,
+            "qo_indptr": torch.tensor([0, 1]),
+            "kv_indptr": torch.tensor([0, 1]),
+            "kv_indices": torch.tensor([0]),
+            "custom_mask": None,
+            "mask_indptr": None,
+            "is_causal": True,
+            "sm_scale": 1.0,
+        }
+    )
+    assert out.item() == pytest.approx(8 / 4 + 4 * 3 / 4)

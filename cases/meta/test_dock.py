@@ -1,0 +1,137 @@
+"""Bytes that land in the host's memory by themselves, on a host alone: where they lie, and blocks used again."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from harness.dock import BLOCK_BYTES, Dock
+from harness.packed import read
+from harness.recorder import Recorder
+from harness.rounds import Unpacker, summary_of
+from harness.snapshot import copied, outputs_of
+
+
+def dock():
+    return Dock(
+        move=lambda *_given: pytest.fail("there is no device here"),
+        event=lambda: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+        new=lambda size: torch.empty(size, dtype=torch.uint8),
+        wait=lambda: None,
+    )
+
+
+def told(recorder):
+    """A decode round with a proposal, as the control side reads it."""
+    starts = torch.tensor([7, 9])
+    recorder.open_round(
+        mode="DECODE",
+        rids=["a", "b"],
+        starts=recorder.copied({"starts": starts}),
+        lens=[0, 0],
+        final=[True, True],
+    )
+    starts += 100  # what was copied stays
+    ids = torch.tensor([[1, 2], [3, 4]]).T  # not contiguous
+    copy = recorder.copied({"ids": ids, "probs": ids.to(torch.float16) / 8})
+    facts = {"phase": "EXTEND", "requests": [0, 1], "mapped": False, "layered": False}
+    recorder.note("proposals", copy, **facts)
+    recorder.close_round()
+    unpacker = Unpacker()
+    messages = [part for taken, held in recorder.take(all_of_them=True) for part in unpacker.unpack(taken, held)]
+    return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in messages]
+
+
+def test_a_round_says_the_same_whether_it_lands_or_is_shipped():
+    shipped, landed = told(Recorder()), told(Recorder(dock()))
+    assert landed == shipped
+    assert landed[-1][0]["starts"] == [7, 9]
+    assert landed[0][1]["ids"] == [[1, 3], [2, 4]]
+
+
+def test_what_a_graph_left_is_taken_along_among_the_rest():
+    recorder = Recorder(dock())
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+    recorder.note("tree", recorder.copied({"next": torch.tensor([5])}), width=1)
+    buffer = torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8)
+    base = current.keep(buffer)
+    buffer.zero_()
+    recorder.close_round()
+    ((_, held),) = recorder.take(all_of_them=True)
+    found = read(held["bytes"], [(base, [("x", "int64", 0, (3,))])])
+    assert found["x"].tolist() == [1, 2, 3]
+
+
+def test_more_than_a_block_holds_goes_into_the_next_and_comes_back_in_one_piece():
+    place = dock()
+    tensors = [torch.arange(BLOCK_BYTES // 16) + turn for turn in range(5)]
+    copies = [place.copied({"x": tensor}) for tensor in tensors]
+    whole = place.leave().bytes()
+    for tensor, copy in zip(tensors, copies, strict=True):
+        assert np.array_equal(read(whole, [(copy.data.base, copy.fields)])["x"], tensor.numpy())
+    assert len(place._spare) == 3
+
+
+def test_blocks_are_used_again_but_not_those_of_a_round_that_failed():
+    place = dock()
+    first = place.land(torch.ones(4)).block
+    arrival = place.leave()
+    assert place.land(torch.ones(4)).block is not first  # nobody has read it yet
+    place.abandon()
+    arrival.bytes()
+    assert place.land(torch.ones(4)).block is first
+    assert place._spare == []
+
+
+def test_a_mutant_that_asks_reads_what_has_landed():
+    recorder = Recorder(dock())
+    recorder.copied({"y": torch.tensor([1.0])})
+    copy = recorder.copied({"lens": torch.tensor([3, 1], dtype=torch.int32), "none": None})
+    assert {name: array.tolist() for name, array in copy.read().items()} == {"lens": [3, 1]}
+    assert recorder.copied({"none": None}) is None
+
+
+def test_a_round_of_nothing_has_no_bytes_and_waits_for_nobody():
+    recorder = Recorder(dock())
+    recorder.open_round(mode="IDLE", rids=[], starts=[], lens=[], final=[])
+    recorder.close_round()
+    ((message, held),) = recorder.take()
+    assert (message["mode"], len(held["bytes"])) == ("IDLE", 0)
+
+
+LOGITS = {
+    "random": torch.randn(9, 300, generator=torch.Generator().manual_seed(1)).to(torch.float16),
+    "few": torch.randn(4, 5, generator=torch.Generator().manual_seed(2)).to(torch.float16),
+    "equal": torch.zeros(2, 64, dtype=torch.float16),
+    "best-twice": torch.tensor([[1.0, 5.0, 2.0, 5.0] * 20]).to(torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize("name", LOGITS)
+def test_all_logits_say_what_the_device_would_have_worked_out(name):
+    logits = LOGITS[name]
+    output = SimpleNamespace(next_token_logits=logits, hidden_states=None)
+    worked = copied(outputs_of(output)).read()
+    whole = copied(outputs_of(output, whole_below=4096)).read()
+    assert list(whole) == ["logits"]
+    found = summary_of(whole["logits"])
+    assert found["top_ids"][:, 0].tolist() == worked["best"].tolist()
+    assert np.array_equal(found["top_logits"], worked["top_logits"])
+    assert np.array_equal(np.take_along_axis(whole["logits"], found["top_ids"], axis=1), found["top_logits"])
+    lse = torch.logsumexp(logits.double(), dim=-1).numpy()
+    assert np.allclose(found["lse"], lse, rtol=1e-6)
+
+
+def test_a_wide_vocabulary_is_worked_out_on_the_device():
+    output = SimpleNamespace(next_token_logits=torch.zeros(1, 64), hidden_states=None)
+    assert "logits" not in outputs_of(output, whole_below=64)
+
+
+def test_a_nan_comes_first_and_stays_one():
+    logits = np.zeros((1, 40), np.float32)
+    logits[0, 30] = np.nan
+    found = summary_of(logits)
+    assert found["top_ids"][0, 0] == 30
+    assert np.isnan(found["top_logits"][0, 0])
+    assert np.isnan(found["lse"][0])

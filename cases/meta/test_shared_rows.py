@@ -1,0 +1,97 @@
+"""F-012 taken for granted: whose rows a cache hands out is followed by tokens, and recorded engines agree with that."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from cases.checkpoints import make
+from harness.checks.judge import judge
+from harness.oracle import Oracle
+from harness.store import read_case
+from harness.types import Outcome
+from reference.mtp import Window
+from reference.mtp_cache import Owner, Step, held_rows
+
+torch.set_num_threads(1)
+RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    return make("mtp-tiny", tmp_path_factory.mktemp("pairs"))
+
+
+def judged(pair, name, *assumed):
+    case = read_case(RECORDED / name)
+    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, case.engine)
+    return judge(case.scenario, case.engine, reference)
+
+
+@pytest.mark.parametrize("name", ["shared-0.5.23", "shared-guesses-0.5.23"])
+def test_a_recorded_engine_is_explained_by_the_rows_that_its_cache_hands_out(pair, name):
+    """In the second one guesses of a chunk's end (F-010) are among the rows that others are given."""
+    verdict, divergences = judged(pair, name, "F-010")
+    assert verdict.outcome is Outcome.FAIL
+    assert {found.signature for found in divergences if not found.cause} == {
+        "NUMERIC:extend:DRAFT_PREFILL:hidden_out-off"
+    }
+    verdict, divergences = judged(pair, name, "F-010", "F-012")
+    assert divergences == []
+    assert any(reason.startswith("assumed: F-012, ") for reason in verdict.reasons)
+
+
+def step(owner, number, start, stop, *, prompt=True, final=True, first=True, last=False):
+    """Layers of `owner` read (row, its first token) at each row."""
+    read = [(row, owner.text[0] * 100 + owner.text[-1]) for row in range(start, stop)]
+    window = Window(start=start, stop=stop, known=stop + 1)
+    return Step(owner=owner, round=number, window=window, read=read, prompt=prompt, final=final, first=first, last=last)
+
+
+def owners(*texts):
+    """Requests that begin with all but their last token."""
+    return [Owner(text=text, asked=len(text) - 1) for text in texts]
+
+
+def test_a_prefix_holds_what_its_first_writer_read():
+    first, second, third = owners((1, 2, 3, 4, 7), (1, 2, 3, 4, 8), (1, 2, 3, 4, 9))
+    held = held_rows([step(first, 0, 0, 4), step(second, 1, 2, 4), step(third, 2, 3, 4)])
+    assert held[0] == ()
+    assert held[1] == ((0, 107), (1, 107))
+    assert held[2] == ((0, 107), (1, 107), (2, 107)), "rows 0 and 1 by way of the second, row 2 from the first itself"
+
+
+def test_the_last_row_of_a_chunk_is_not_shared_and_the_next_token_is_part_of_the_key():
+    first, second = owners((1, 2, 3, 4), (1, 2, 3, 5, 6))
+    held = held_rows([step(first, 0, 0, 4), step(second, 1, 2, 4), step(second, 2, 4, 5, prompt=False, first=False)])
+    assert held[1] == ((0, 104), (1, 104))
+    assert [row for row, _ in held[2]] == [0, 1, 2, 3]
+    assert [owner for _, owner in held[2]] == [104, 104, 106, 106], "row 2 of the first has another token behind"
+
+
+def test_of_two_that_begin_together_the_later_one_takes_over_the_rows_of_the_earlier():
+    first, second = owners((1, 2, 3, 7), (1, 2, 3, 8))
+    later = step(second, 1, 3, 4, prompt=False, first=False)
+    assert held_rows([step(first, 0, 0, 3), step(second, 0, 0, 3), later])[2] == ((0, 107), (1, 107), (2, 108))
+    early = step(first, 0, 0, 3, final=False)
+    assert held_rows([early, step(second, 0, 0, 3), later])[2] == ((0, 108), (1, 108), (2, 108)), "mid-prompt is last"
+
+
+def test_what_a_request_did_not_get_is_no_longer_in_the_cache():
+    first, second, third = owners((1, 2, 3, 4, 7), (1, 2, 3, 4, 8), (1, 2, 3, 4, 9))
+    held = held_rows([step(first, 0, 0, 4), step(second, 1, 0, 4), step(third, 2, 3, 4)])
+    assert held[2] == ((0, 108), (1, 108), (2, 108))
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_output_is_cached_when_a_request_ends_unless_it_was_retracted(stays):
+    first = Owner(text=(1, 2, 3, 4, 5, 6), asked=3, stays=stays)
+    (second,) = owners((1, 2, 3, 4, 5, 9))
+    steps = [step(first, 0, 0, 3), step(first, 1, 3, 5, prompt=False, first=False, last=True), step(second, 2, 3, 5)]
+    assert held_rows(steps)[2] == ((0, 106), (1, 106), (2, 106) if stays else ())
+
+
+def test_recorded_folders_say_which_release_they_are_of():
+    for folder in sorted(RECORDED.iterdir()):
+        assert folder.name.endswith(json.loads((folder / "engine.json").read_text())["header"]["release"])
