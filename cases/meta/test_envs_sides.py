@@ -13,6 +13,7 @@ ENGINE_PACKAGE = "eaglecheck_engine"
 MAY_USE = {*sys.stdlib_module_names, "torch", "numpy", "sglang", ENGINE_PACKAGE}
 BOTH_SIDES = {
     "smi",
+    "plugin_algorithm",
     "packed",
     "wire",
     "compat",
