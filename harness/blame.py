@@ -8,16 +8,25 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-#: Our files that only look on. What fails in a stand-in, a mutant or a transfer may be SGLang's doing.
-WATCHERS = ("gate", "recorder", "probe", "dp_probe", "graph_probe", "handoff_probe", "tail_probe", "snapshot", "packed")
+#: How our files begin that do SGLang's work or change it: what fails in a stand-in, a mutant or a transfer may be its
+#: doing. All others only look on.
+AT_WORK = ("cpu_", "fault", "loopback", "component", "plugin_algorithm")
 
 
 def watcher(error: BaseException) -> str | None:
-    """Which of them the error comes from; None if it comes from SGLang or from what stands in for it.
+    """The file that only looks on from which the error comes; None if it comes from SGLang or what stands in for it.
 
-    Theirs, if it is the innermost frame outside the libraries: what they call of SGLang has frames of its own. A device
-    tells of an error late, to whoever asks next.
+    Its own, if it is the innermost frame outside the libraries: what it calls of SGLang has frames of its own. SGLang
+    may have made another error of ours. A device tells of an error late, to whoever asks next.
     """
+    found: str | None = None
+    told: BaseException | None = error
+    while found is None and told is not None:
+        found, told = _watcher(told), told.__cause__ or told.__context__
+    return found
+
+
+def _watcher(error: BaseException) -> str | None:
     if "CUDA" in str(error):
         return None
     ours, frames = Path(__file__).parent, traceback.extract_tb(error.__traceback__)
@@ -25,4 +34,6 @@ def watcher(error: BaseException) -> str | None:
         (Path(f.filename) for f in reversed(frames) if "/sglang/" in f.filename or ours in Path(f.filename).parents),
         None,
     )
-    return inner.stem if inner is not None and inner.parent == ours and inner.stem in WATCHERS else None
+    if inner is None or inner.parent != ours or inner.stem.startswith(AT_WORK):
+        return None
+    return inner.stem

@@ -1,7 +1,7 @@
 """Speculative algorithms registered as a plugin of SGLang would: EAGLE in all but what becomes of a hand-over.
 
-Engine side: standard library and SGLang only. It goes through `SpeculativeAlgorithm.register`, which is what SGLang
-offers plugins, and leaves SGLang's own algorithms alone. It must not look at requests.
+Engine side, the names on both: standard library only. It goes through `SpeculativeAlgorithm.register`, which is what
+SGLang offers plugins, and leaves SGLang's own algorithms alone. It must not look at requests.
 """
 
 from __future__ import annotations

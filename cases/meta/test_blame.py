@@ -36,3 +36,13 @@ def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypat
 
 def raised_on_device():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_an_error_of_ours_that_sglang_made_another_of_stays_ours():
+    def wrapped():
+        try:
+            Recorder().note("something")
+        except RuntimeError:
+            in_sglang("the batch failed")()
+
+    assert watcher(raised(wrapped)) == "recorder"

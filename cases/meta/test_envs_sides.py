@@ -12,6 +12,8 @@ HARNESS = Path(__file__).resolve().parents[2] / "harness"
 ENGINE_PACKAGE = "eaglecheck_engine"
 MAY_USE = {*sys.stdlib_module_names, "torch", "numpy", "sglang", ENGINE_PACKAGE}
 BOTH_SIDES = {
+    "smi",
+    "plugin_algorithm",
     "packed",
     "wire",
     "compat",

@@ -17,8 +17,9 @@ from harness.bisect.trees import workshop
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
-from harness.cli.adapt import Wanted
+from harness.cli.adapt import NOTHING, Wanted
 from harness.cli.bisect_runs import Setting
+from harness.cli.engine_options import engine_options
 from harness.cli.outcome import Exit, UsageError, guarded
 from harness.documents import check_target, write_json
 from harness.words import counted
@@ -27,6 +28,7 @@ from reports.prose import say
 
 
 @guarded
+@engine_options
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
@@ -43,11 +45,7 @@ def command(
         str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the specimen's, else cpu.")
     ] = None,
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     assume: options.Assume = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -65,7 +63,7 @@ def command(
         scenario_file=scenario_file,
         device=device,
         gpu_share=gpu_share,
-        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        wanted=wanted,
         runs=runs,
         assume=assume or (),
     )
