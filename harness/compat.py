@@ -92,6 +92,8 @@ _DP_OLD = (
     (f"{_SPEC}.eagle_info", "cpu_device", ""),
     ("sglang.srt.distributed.parallel_state", "unregistered", "all_gather_into_tensor"),
 )
+#: Under DP attention a decode side of 0.5.23 exchanges logits where all ranks verify equally many tokens.
+_DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
 _V1 = Release(
@@ -141,6 +143,7 @@ RELEASES: tuple[Release, ...] = (
     replace(
         _V2_ONLY,
         first="0.5.23",
+        dp_seams=_DP_0_5_23,
         sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
         greedy=f"{_SPEC}.eagle_utils",
         seams=(
