@@ -56,7 +56,9 @@ class Cell:
         spec, engine = scenario.spec, scenario.engine
         dp, graphs, cache = engine.dp, engine.graphs, engine.prefix_cache
         return tuple(
-            name for name in self.assumes if DEVIATIONS[name].shows_in(spec, dp=dp, graphs=graphs, cache=cache)
+            name
+            for name in self.assumes
+            if DEVIATIONS[name].shows_in(spec, dp=dp, graphs=graphs, cache=cache, release=self.engine)
         )
 
 

@@ -51,6 +51,7 @@ class Release:
     idle_seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
+    plan_seams: tuple[Seam, ...] = ()  # lets the multi-layer worker plan each eager forward, F-011 (see compat_mtp)
     layered: bool = False  # proposals come from one draft forward a layer instead of draft steps (see compat_mtp)
 
     @property

@@ -13,6 +13,9 @@ _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 #: Up to this row the worker builds the parents of a chain of two or more on the device called "cuda", whatever it
 #: runs on.
 _LAST_WITH_CUDA = "0.5.15"
+#: Up to this row eager forwards of this worker run on what an earlier forward planned (docs/findings.md, F-011).
+_LAST_UNPLANNED = "0.5.15"
+_EXECUTOR = "sglang.srt.model_executor"
 
 
 def multi_layer(release: Release) -> Release:
@@ -32,5 +35,15 @@ def multi_layer(release: Release) -> Release:
         worker="MultiLayerEagleWorkerV2",
         draft="MultiLayerEagleDraftWorker",
         seams=(*release.seams, *own),
+        plan_seams=_unplanned(release),
         layered=True,
     )
+
+
+def _unplanned(release: Release) -> tuple[Seam, ...]:
+    """How this row's worker is kept from running on what was planned before; nothing where it plans."""
+    if parse(release.first) < parse("0.5.13"):
+        return ((f"{_EXECUTOR}.model_runner", "unplanned", "skipped"),)
+    if parse(release.first) <= parse(_LAST_UNPLANNED):
+        return ((f"{_EXECUTOR}.forward_batch_info", "unplanned", "marked"),)
+    return ()

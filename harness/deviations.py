@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from packaging.version import Version
+
 from harness.types import SpecConfig
 from harness.words import meant
 
@@ -17,6 +19,8 @@ from harness.words import meant
 HEADER = "assumed"
 #: How a line about one begins.
 ASSUMED = "assumed: "
+#: Newer than every release: one that has every fix there is.
+NEWEST = "99"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +28,8 @@ class Deviation:
     """One finding of docs/findings.md that the reference can predict, or that a stand-in in the engine lets pass.
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
-    layers draft (MTP). in_graphs: only inside CUDA graphs. cached: only with a prefix cache.
+    layers draft (MTP). in_graphs: only inside CUDA graphs; eager: never inside. cached: only with a prefix cache.
+    last: the newest release that has it; None: none is without it so far.
     """
 
     id: str
@@ -35,18 +40,29 @@ class Deviation:
     layered: bool = False
     in_graphs: bool = False
     cached: bool = False
+    eager: bool = False
+    last: str | None = None
 
-    def shows_in(self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True) -> bool:
+    def shows_in(
+        self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True, release: str = NEWEST
+    ) -> bool:
+        """Whether it can show in such a draft on `release`; left out, on one that has every fix there is."""
+        if (self.eager and graphs) or not self.on(release):
+            return False
         if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs) or (self.cached and not cache):
             return False
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
+
+    def on(self, release: str) -> bool:
+        return self.last is None or Version(release) <= Version(self.last)
 
     @property
     def needs(self) -> str:
         """Where it can show, in words."""
         parts = [f"{name} {least} or more" for name, least in (("k", self.least_k), ("t", self.least_t)) if least > 1]
         parts += [f"{self.least_dp} DP ranks"] if self.least_dp > 1 else []
-        return "it needs " + ", ".join(parts + (["MTP layers"] if self.layered else []))
+        parts += ["MTP layers"] if self.layered else []
+        return "it needs " + ", ".join(parts + ([f"SGLang {self.last} or older"] if self.last else []))
 
 
 SLOT_CACHE = Deviation(
@@ -76,6 +92,16 @@ GUESSED_TAIL = Deviation(
     least_t=1,
     layered=True,
 )
+STALE_PLAN = Deviation(
+    id="F-011",
+    what="eager MTP layers and their verify run with the attention metadata of an earlier forward; "
+    "a stand-in lets SGLang plan it before each",
+    least_k=1,
+    least_t=1,
+    layered=True,
+    eager=True,
+    last="0.5.15",
+)
 SHARED_ROWS = Deviation(
     id="F-012",
     what="rows out of the prefix cache hold what the MTP layers of whoever wrote them read",
@@ -92,7 +118,9 @@ REFUSED_STATES = Deviation(
     layered=True,
     in_graphs=True,
 )
-DEVIATIONS = {one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, SHARED_ROWS, REFUSED_STATES)}
+DEVIATIONS = {
+    one.id: one for one in (SLOT_CACHE, IDLE_CRASH, PADDED_DRAFT, GUESSED_TAIL, STALE_PLAN, SHARED_ROWS, REFUSED_STATES)
+}
 
 
 class UnknownDeviation(ValueError):
@@ -117,19 +145,29 @@ def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
 
 
 def notes(
-    header: dict[str, object], spec: SpecConfig, *, dp: int, graphs: bool = False, cache: bool = True
+    header: dict[str, object],
+    spec: SpecConfig,
+    *,
+    dp: int,
+    graphs: bool = False,
+    cache: bool = True,
+    release: str = NEWEST,
 ) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
-    return [f"{ASSUMED}{one.id}, {one.what}" for one in named if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache)]
+    return [
+        f"{ASSUMED}{one.id}, {one.what}"
+        for one in named
+        if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache, release=release)
+    ]
 
 
-def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]]) -> list[str]:
-    """One line for each deviation that none of the drafts, each with its number of ranks, can show."""
+def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]], *, release: str = NEWEST) -> list[str]:
+    """One line for each deviation that none of the drafts, each with its number of ranks, can show on `release`."""
     return [
         f"{one.id} is assumed in vain: it cannot show in any of these scenarios ({one.needs})"
         for one in (DEVIATIONS[name] for name in ids)
-        if not any(one.shows_in(spec, dp=dp) for spec, dp in drafts)
+        if not any(one.shows_in(spec, dp=dp, release=release) for spec, dp in drafts)
     ]
 
 

@@ -88,6 +88,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     seams = release.seams
     if boot["arguments"]["enable_dp_attention"]:
         seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
+    seams = (*seams, *(release.plan_seams if "F-011" in boot["assumed"] else ()))
     if boot["overlap"]:
         seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
     ops.install(seams=seams, attention=boot["cpu_attention"])

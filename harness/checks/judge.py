@@ -161,9 +161,14 @@ def _assumed(evidence: Evidence) -> list[str]:
     scenario, reference = evidence.scenario, evidence.reference
     if reference is None:
         return []
-    engine = scenario.engine
+    engine, release = scenario.engine, evidence.engine.header.get("release") or deviations.NEWEST
     return deviations.notes(
-        reference.header, scenario.spec, dp=engine.dp, graphs=engine.graphs, cache=engine.prefix_cache
+        reference.header,
+        scenario.spec,
+        dp=engine.dp,
+        graphs=engine.graphs,
+        cache=engine.prefix_cache,
+        release=str(release),
     )
 
 

@@ -64,7 +64,7 @@ def make_plan(
     check_possible(scenarios, version=version)
     check_scenarios(scenarios, device=device, own=own)
     assumed = check_assumed(assumed)
-    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios]):
+    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios], release=version):
         say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
