@@ -18,6 +18,8 @@ def watcher(error: BaseException) -> str | None:
     Theirs, if it is the innermost frame outside the libraries: what they call of SGLang has frames of its own. A device
     tells of an error late, to whoever asks next.
     """
+    if getattr(error, "of_ours", False):
+        return "transfer backend"
     if "CUDA" in str(error):
         return None
     ours, frames = Path(__file__).parent, traceback.extract_tb(error.__traceback__)

@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from harness.blame import watcher
+from harness.loopback import NotServed
 from harness.recorder import Recorder
 
 
@@ -36,3 +37,10 @@ def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypat
 
 def raised_on_device():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def test_what_our_transfer_backend_does_not_serve_is_ours():
+    def ask():
+        raise NotServed("x")
+
+    assert watcher(raised(ask)) == "transfer backend"
