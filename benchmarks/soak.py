@@ -1,7 +1,7 @@
 """Generated scenarios against one release for as long as you like; never stops at a failure.
 
     .venv/bin/python -m benchmarks.soak [--engine 0.5.23] [--scenarios 200] [--minutes 20] [--seed N]
-        [--family tree] [--boots A,B] [--device cuda [--graphs]]
+        [--family tree] [--boots A,B] [--device cuda [--graphs] [--no-overlap]]
 
 Prints verdicts, findings by signature and the situation table; writes them as JSON and failing scenarios as specimens
 under --out. Exit code 1 if anything failed, 3 if something could not be judged.
@@ -49,8 +49,8 @@ def chosen_boots(family: str, names: str | None, *, release: str) -> list[Boot]:
     return [known[name] for name in names.split(",")] if names else [b for b in known.values() if b.works_on(release)]
 
 
-def in_graphs(scenario: Scenario) -> Scenario:
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"graphs": True})})
+def booted_with(scenario: Scenario, changes: dict[str, bool]) -> Scenario:
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
 
 
 def soak(hunt: Hunt, scenarios: Iterator[Scenario], *, minutes: float, write: Path) -> None:
@@ -105,6 +105,7 @@ def main() -> int:
     parser.add_argument("--assume", action="append", default=[], help="a deviation to predict beside what boots name")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in float16")
     parser.add_argument("--graphs", action="store_true", help="inside CUDA graphs; needs --device cuda")
+    parser.add_argument("--no-overlap", action="store_true", help="in the normal loop, where a GPU would overlap")
     parser.add_argument("--out", type=Path, default=Path("runs/soak"))
     options = parser.parse_args()
     seed_value = options.seed if options.seed is not None else secrets.randbelow(10**6)
@@ -122,8 +123,9 @@ def main() -> int:
     start = time.monotonic()
     try:
         scenarios = plan(boots, count=options.scenarios, seed_value=seed_value)
-        if options.graphs:
-            scenarios = (in_graphs(scenario) for scenario in scenarios)
+        changes = {"graphs": True} if options.graphs else {}
+        changes |= {"overlap": False} if options.no_overlap else {}
+        scenarios = (booted_with(scenario, changes) for scenario in scenarios)
         soak(hunt, scenarios, minutes=options.minutes, write=options.out / f"soak-{options.engine}-{seed_value}.json")
     finally:
         engines.close()

@@ -92,6 +92,8 @@ _DP_OLD = (
     (f"{_SPEC}.eagle_info", "cpu_device", ""),
     ("sglang.srt.distributed.parallel_state", "unregistered", "all_gather_into_tensor"),
 )
+#: Under DP attention a decode side of 0.5.23 exchanges logits where all ranks verify equally many tokens.
+_DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
 _V1 = Release(
@@ -141,9 +143,15 @@ _LOCS_NEW = (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none")
 _NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")
 
 
-def _v2_only(first: str, attention: tuple[Seam, ...], *seams: Seam, sampled_in: str = "") -> Release:
+def _v2_only(
+    first: str,
+    attention: tuple[Seam, ...],
+    *seams: Seam,
+    sampled_in: str = "",
+    dp_seams: tuple[Seam, ...] = _V2_ONLY.dp_seams,
+) -> Release:
     """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on."""
-    row = replace(_V2_ONLY, first=first, seams=(_LLAMA, *attention, *seams))
+    row = replace(_V2_ONLY, first=first, seams=(_LLAMA, *attention, *seams), dp_seams=dp_seams)
     if not sampled_in:
         return row
     return replace(row, sample=(f"{_SPEC}.{sampled_in}", "eagle_sample"), greedy=f"{_SPEC}.eagle_utils")
@@ -159,6 +167,7 @@ RELEASES: tuple[Release, ...] = (
         _LOCS_NEW,
         (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
         sampled_in="eagle_worker_common",
+        dp_seams=_DP_0_5_23,
     ),
     _v2_only(
         "0.5.16",

@@ -1,8 +1,8 @@
 """Tensors of a GPU straight into memory of the host: the device copies them in their turn, and nobody waits.
 
-Launching a kernel through PyTorch costs the scheduler's thread some fifty microseconds, of which a driver call that
-copies bytes into pinned memory costs five; a round has a dozen of them. A copy is made in the order of the current
-stream, so it holds what the tensor held at that moment.
+A small copy that is launched through PyTorch costs the scheduler's thread fifty microseconds, a driver call that copies
+bytes into pinned memory a few (docs/evidence/gpu.md); a round has a dozen of them. A copy is made in the order of the
+current stream, so it holds what the tensor held at that moment.
 
 Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Arrival.bytes` and
 `Landing.bytes`, and nothing may run while a CUDA graph is captured.

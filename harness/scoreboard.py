@@ -28,8 +28,11 @@ SINCE = {
     "handoff": ("0.5.13", "before 0.5.13 no pair of a prefill and a decode side was driven"),
     "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
 }
-#: Checks about nothing else: no mutant can be asked of them yet.
-EXCUSED: dict[str, str] = {"seeds": "only releases whose verify ignores seeds show it; broken by hand in its test"}
+#: Checks that may kill nothing: no mutant can be asked of them yet, or none on a CPU.
+EXCUSED: dict[str, str] = {
+    "seeds": "only releases whose verify ignores seeds show it; broken by hand in test_checks_seeds",
+    "states": "asked in half precision only, on a GPU; broken by hand in test_checks_states",
+}
 
 
 def undrivable(need: str, release: str) -> str:

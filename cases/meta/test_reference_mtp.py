@@ -7,6 +7,7 @@ definition, and rows go through HF's layers window by window with HF's own KV ca
 import json
 import shutil
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -174,6 +175,19 @@ def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pai
     last = windows[-1].stop - 1
     assert torch.equal(depths[0].g, once[0].g), "layer 0 runs nothing again"
     assert not torch.allclose(depths[2].g[last], once[2].g[last], atol=1e-3), "what ran again must matter here"
+
+
+def test_chained_layers_read_what_the_layer_before_said(session):
+    """No release drives such a pair here; the reading is the paper's own (DeepSeek-V3, 2.2)."""
+    text = [*PROMPT, *session.generate(PROMPT, 4)]
+    hidden = session.target.forward(torch.tensor(text))
+    windows = [mtp.Window(start=0, stop=len(PROMPT), known=len(text))]
+    head = mtp.MtpHead(session.layers.layers, session.target, chained=True)
+    depths, _ = mtp.read_depths(head, torch.tensor(text), hidden, windows, K)
+    assert torch.equal(depths[0].hidden, hidden[: len(PROMPT)])
+    assert all(torch.equal(after.hidden, before.g) for before, after in pairwise(depths))
+    with pytest.raises(ValueError, match="run rows again are not built here"):
+        mtp.read_depths(head, torch.tensor(text), hidden, [replace(windows[0], again=(0, 1, 2))], K)
 
 
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):

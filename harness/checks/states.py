@@ -2,7 +2,7 @@
 
 What a step reads is compared with the reference too, within a budget; but in half precision that budget lets a state
 pass that went through a coarser dtype on its way. What the engine itself handed on is known exactly, so no budget is
-needed.
+needed. In float32 the budget is far below what any narrower dtype does to a state, so this is not asked there.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.types import Kind, Phase
 
+NARROW = ("float16", "bfloat16")
+
 
 @register(
     name="states",
@@ -28,7 +30,7 @@ def check_states(evidence: Evidence) -> CheckResult:
     """NUMERIC for rows of a draft step whose state is not, bit by bit, the one that was handed on."""
     result = CheckResult()
     read = evidence.engine.tensors.get("hidden_in.DRAFT")
-    if read is None:
+    if read is None or evidence.dtype not in NARROW:
         return result
     ints = evidence.table.ints
     for row, phase, source in _handed(evidence):
@@ -36,7 +38,6 @@ def check_states(evidence: Evidence) -> CheckResult:
         mine, theirs = ints["hidden_in"][row], ints["hidden_out"][source]
         if left is None or mine < 0 or theirs < 0 or left.shape[1] != read.shape[1]:
             continue  # what is not there, or has another width, the comparison with the reference names
-        result.count("hidden_rows", 1)
         off = np.flatnonzero(read[mine] != left[theirs])
         if len(off):
             greatest = float(np.abs(read[mine] - left[theirs]).max())
@@ -62,8 +63,9 @@ def _handed(evidence: Evidence) -> Iterator[tuple[int, Phase, int]]:
             found = None if before.record.mode == "PREBUILT" else _left_by(evidence, before)
             if found is not None:
                 yield from ((row, *found) for row in rows if table.ints["step"][row] == 0)
+            steps = {table.ints["step"][row]: row for row in rows}
             if chain:
-                yield from ((row, Phase.DRAFT, earlier) for earlier, row in pairwise(rows))
+                yield from ((row, Phase.DRAFT, steps[step - 1]) for step, row in steps.items() if step - 1 in steps)
 
 
 def _left_by(evidence: Evidence, part: Part) -> tuple[Phase, int] | None:

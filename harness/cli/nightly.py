@@ -94,7 +94,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
             environment=environments.__getitem__,
             default=cells[0].engine,
             device=asked.device,
-            logs=folder / "logs",
+            logs=folder / "logs" / "-".join(assumed),  # each counts its engines from 1
             lease=lease,
             assumed=assumed,
         )
