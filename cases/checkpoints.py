@@ -69,6 +69,8 @@ RECIPES: dict[str, Recipe] = {
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
         Qwen3Recipe(name="qwen3-wide", seed=20250603, draft_hidden=128, aux_layers=(1, 3, 5), state_gain=0.28),
+        # Four key/value heads, since SGLang on a CPU pads fewer than there are ranks, and then cannot load them.
+        Qwen3Recipe(name="qwen3-four", seed=20250605, kv_heads=4),
         Qwen3EagleRecipe(name="qwen3-eagle", seed=20250604, layers=3, upper_gain=0.1),
         # The law of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),

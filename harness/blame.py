@@ -27,6 +27,8 @@ def watcher(error: BaseException) -> str | None:
 
 
 def _watcher(error: BaseException) -> str | None:
+    if getattr(error, "of_ours", False):
+        return "transfer backend"
     if "CUDA" in str(error):
         return None
     ours, frames = Path(__file__).parent, traceback.extract_tb(error.__traceback__)

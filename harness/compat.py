@@ -139,72 +139,49 @@ _V2_ONLY = replace(
     overlap=None,
 )
 
+_LOCS_OLD = (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none")
+_LOCS_NEW = (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none")
+_NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")
+
+
+def _v2_only(
+    first: str,
+    attention: tuple[Seam, ...],
+    *seams: Seam,
+    sampled_in: str = "",
+    dp_seams: tuple[Seam, ...] = _V2_ONLY.dp_seams,
+) -> Release:
+    """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on."""
+    row = replace(_V2_ONLY, first=first, seams=(_LLAMA, *attention, *seams), dp_seams=dp_seams)
+    if not sampled_in:
+        return row
+    return replace(row, sample=(f"{_SPEC}.{sampled_in}", "eagle_sample"), greedy=f"{_SPEC}.eagle_utils")
+
+
 #: Newest first; a release belongs to the first row whose `first` is not newer than it.
 RELEASES: tuple[Release, ...] = (
-    replace(
-        _V2_ONLY,
-        first="0.5.23",
+    _v2_only(
+        "0.5.23",
+        _ATTENTION_NEW,
+        (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
+        (f"{_SPEC}.eagle_utils", "sampling", ""),
+        _LOCS_NEW,
+        (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
+        sampled_in="eagle_worker_common",
         dp_seams=_DP_0_5_23,
-        sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
-        greedy=f"{_SPEC}.eagle_utils",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_NEW,
-            (f"{_KERNELS}.speculative.spec_tree", "flag", "_is_xpu=none"),
-            (f"{_SPEC}.eagle_utils", "sampling", ""),
-            (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
-            (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
-        ),
     ),
-    replace(
-        _V2_ONLY,
-        first="0.5.16",
-        sample=(f"{_SPEC}.eagle_worker_common", "eagle_sample"),
-        greedy=f"{_SPEC}.eagle_utils",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_NEW,
-            (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
-            (f"{_SPEC}.eagle_utils", "sampled_path", "_is_xpu"),
-            ("sgl_kernel", "sampling", ""),
-            (f"{_KERNELS}.speculative.cache_locs", "flag", "_is_musa=none"),
-        ),
+    _v2_only(
+        "0.5.16",
+        _ATTENTION_NEW,
+        _NO_XPU,
+        (f"{_SPEC}.eagle_utils", "sampled_path", "_is_xpu"),
+        ("sgl_kernel", "sampling", ""),
+        _LOCS_NEW,
+        sampled_in="eagle_worker_common",
     ),
-    replace(
-        _V2_ONLY,
-        first="0.5.15",
-        sample=(f"{_SPEC}.eagle_worker_v2", "eagle_sample"),
-        greedy=f"{_SPEC}.eagle_utils",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_OLD,
-            (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none"),
-            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
-        ),
-    ),
-    replace(
-        _V2_ONLY,
-        first="0.5.14",
-        sample=(f"{_SPEC}.eagle_worker_v2", "eagle_sample"),
-        greedy=f"{_SPEC}.eagle_utils",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_OLD,
-            *_OWN_TREE,
-            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
-        ),
-    ),
-    replace(
-        _V2_ONLY,
-        first="0.5.13",
-        seams=(
-            _LLAMA,
-            *_ATTENTION_OLD,
-            *_OWN_TREE,
-            (f"{_SPEC}.triton_ops.cache_locs", "flag", "_is_musa=none"),
-            (f"{_SPEC}.eagle_info_v2", "sampling", ""),
-        ),
-    ),
+    _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2"),
+    _v2_only("0.5.14", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, sampled_in="eagle_worker_v2"),
+    _v2_only("0.5.13", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, (f"{_SPEC}.eagle_info_v2", "sampling", "")),
     _V2,
     _V1,
 )

@@ -22,7 +22,8 @@ WITHOUT_WORK = "run_detokenizer_process"
 def install(first: Callable[[], None]) -> None:
     """From here on `multiprocessing.Process(…).start()` copies this process, threads left behind; `first` runs first.
 
-    A CUDA context does not survive a copy: not for GPUs.
+    A CUDA context does not survive a copy: not for GPUs. Not for ranks either: with 0.5.11 the first of two never got a
+    request that SGLang's controller had sent.
     """
 
     def copied(process: BaseProcess) -> Any:

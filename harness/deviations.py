@@ -34,8 +34,8 @@ class Deviation:
 
     id: str
     what: str
-    least_k: int
-    least_t: int
+    least_k: int = 1
+    least_t: int = 1
     least_dp: int = 1
     layered: bool = False
     in_graphs: bool = False
@@ -74,22 +74,17 @@ SLOT_CACHE = Deviation(
 IDLE_CRASH = Deviation(
     id="F-007",
     what="an idle DP rank dies in eager mode where attention metadata is built; a stand-in builds it from the lengths",
-    least_k=1,
-    least_t=1,
     least_dp=2,
 )
 PADDED_DRAFT = Deviation(
     id="F-008",
     what="draft steps of a rank with fewer requests than another are padded after their metadata is made",
     least_k=2,
-    least_t=1,
     least_dp=2,
 )
 GUESSED_TAIL = Deviation(
     id="F-010",
     what="MTP layers read the target's guess and each other's proposals at the end of a non-final chunk",
-    least_k=1,
-    least_t=1,
     layered=True,
 )
 STALE_PLAN = Deviation(
@@ -106,7 +101,6 @@ SHARED_ROWS = Deviation(
     id="F-012",
     what="rows out of the prefix cache hold what the MTP layers of whoever wrote them read",
     least_k=2,
-    least_t=1,
     layered=True,
     cached=True,
 )
@@ -114,7 +108,6 @@ REFUSED_STATES = Deviation(
     id="F-020",
     what="rows that MTP layers run once more in CUDA graphs read the states of refused nodes",
     least_k=2,
-    least_t=1,
     layered=True,
     in_graphs=True,
 )

@@ -100,7 +100,7 @@ class LiveEngines:
     default: str
     device: str
     logs: Path
-    #: start SGLang's processes as copies of the host (see harness.copies), on a CPU
+    #: start SGLang's processes as copies of the host (see harness.copies), on a CPU and without ranks
     copies: bool = False
     #: the share of a GPU that every engine takes first; waited for until it was in vain once
     lease: Request | None = None
@@ -163,8 +163,8 @@ class LiveEngines:
 
     def _quick(self, launch: Launch) -> Launch:
         """The launch with the way of starting that this session wants, for both sides of a pair."""
-        if not self.copies or launch.boot.get("device") != "cpu":
-            return launch
+        if not self.copies or launch.boot.get("device") != "cpu" or launch.ranks > 1:
+            return launch  # ranks get their requests over sockets that the process they would be copied from has open
         beside = None if launch.beside is None else self._quick(launch.beside)
         flags = [*launch.boot["flags"], COPIES]
         return replace(launch, boot={**launch.boot, "copies": True, "flags": flags}, beside=beside)

@@ -24,6 +24,12 @@ class RuleError(ValueError):
     """A rule that does not exist."""
 
 
+class NotServed(NotImplementedError):
+    """SGLang asks its transfer backend for something that this one does not do: no crash of SGLang's (see blame)."""
+
+    of_ours = True
+
+
 @dataclass(slots=True)
 class Rules:
     """What the scenario wants of transfers, by room. One object a scheduler process; both sides are told the same."""

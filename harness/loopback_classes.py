@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .loopback import CHANGE_PAGES, RULE_BOOK, Room, Want, read_items, settle_device, write_items
+from .loopback import CHANGE_PAGES, RULE_BOOK, NotServed, Room, Want, read_items, settle_device, write_items
 
 #: The name under which SGLang asks for it: mooncake would look for network cards first.
 STANDS_FOR = "nixl"
@@ -48,6 +48,9 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
 
         def register_to_bootstrap(self) -> None:
             pass
+
+        def submit_prefill_recompute(self, *args: Any, **kwargs: Any) -> None:
+            raise NotServed("a prompt to be read again on the prefill side, as after a pause that retracts (0.5.23)")
 
     class Sender(conn.BaseKVSender):
         """The prefill side of one request's transfer."""

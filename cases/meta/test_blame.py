@@ -3,6 +3,7 @@
 from types import ModuleType
 
 from harness.blame import watcher
+from harness.loopback import NotServed
 from harness.recorder import Recorder
 
 
@@ -46,3 +47,10 @@ def test_an_error_of_ours_that_sglang_made_another_of_stays_ours():
             in_sglang("the batch failed")()
 
     assert watcher(raised(wrapped)) == "recorder"
+
+
+def test_what_our_transfer_backend_does_not_serve_is_ours():
+    def ask():
+        raise NotServed("x")
+
+    assert watcher(raised(ask)) == "transfer backend"
