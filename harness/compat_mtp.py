@@ -13,9 +13,11 @@ _WORKER = "sglang.srt.speculative.multi_layer_eagle_worker_v2"
 #: Up to this row the worker builds the parents of a chain of two or more on the device called "cuda", whatever it
 #: runs on.
 _LAST_WITH_CUDA = "0.5.15"
-#: Up to this row eager forwards of this worker run on what an earlier forward planned (docs/findings.md, F-011).
-_LAST_UNPLANNED = "0.5.15"
-_EXECUTOR = "sglang.srt.model_executor"
+#: Rows whose eager forwards of this worker run on what an earlier forward planned: F-011, and what lets them plan.
+_UNPLANNED = ("0.5.13", "0.5.14", "0.5.15")
+_PLAN: tuple[Seam, ...] = (
+    ("sglang.srt.model_executor.forward_batch_info", "unplanned", "mark_forward_metadata_ready"),
+)
 
 
 def multi_layer(release: Release) -> Release:
@@ -35,15 +37,6 @@ def multi_layer(release: Release) -> Release:
         worker="MultiLayerEagleWorkerV2",
         draft="MultiLayerEagleDraftWorker",
         seams=(*release.seams, *own),
-        plan_seams=_unplanned(release),
+        plan_seams=_PLAN if release.first in _UNPLANNED else (),
         layered=True,
     )
-
-
-def _unplanned(release: Release) -> tuple[Seam, ...]:
-    """How this row's worker is kept from running on what was planned before; nothing where it plans."""
-    if parse(release.first) < parse("0.5.13"):
-        return ((f"{_EXECUTOR}.model_runner", "unplanned", "skipped"),)
-    if parse(release.first) <= parse(_LAST_UNPLANNED):
-        return ((f"{_EXECUTOR}.forward_batch_info", "unplanned", "marked"),)
-    return ()

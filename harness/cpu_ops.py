@@ -21,7 +21,6 @@ from typing import Any
 import torch
 
 from .cpu_attention import decode_attention, extend_attention
-from .cpu_plan import WAYS
 from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from .cpu_tree import build_tree, verify_greedy
 from .hooks import ImportHooks
@@ -215,8 +214,9 @@ class CpuOps:
         self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
 
     def _seam_unplanned(self, module: types.ModuleType, argument: str) -> None:
-        """Not a matter of the CPU: SGLang's own code plans too little. Only where a run assumes that it does."""
-        what = f"{module.__name__}.{WAYS[argument](module)}"
+        """Not a matter of the CPU: a batch is marked as planned for, and nobody has. Only where a run assumes that."""
+        setattr(module.ForwardBatch, argument, lambda *_a, **_k: None)  # so that each forward asks SGLang to plan
+        what = f"{module.__name__}.ForwardBatch.{argument}"
         self._note(what, "stand-in", "plan", "assumed F-011: eager MTP forwards run with an earlier one's metadata")
 
     def _seam_batch_invariant(self, module: types.ModuleType, argument: str) -> None:

@@ -29,7 +29,7 @@ class Deviation:
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
     layers draft (MTP). in_graphs: only inside CUDA graphs; eager: never inside. cached: only with a prefix cache.
-    last: the newest release that has it; None: none is without it so far.
+    releases: the first and the last that have it; None: none is without it so far.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Deviation:
     in_graphs: bool = False
     cached: bool = False
     eager: bool = False
-    last: str | None = None
+    releases: tuple[str, str] | None = None
 
     def shows_in(
         self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True, release: str = NEWEST
@@ -54,7 +54,10 @@ class Deviation:
         return spec.k >= self.least_k and spec.t >= self.least_t and dp >= self.least_dp
 
     def on(self, release: str) -> bool:
-        return self.last is None or Version(release) <= Version(self.last)
+        if self.releases is None:
+            return True
+        first, last = map(Version, self.releases)
+        return first <= Version(release) <= last
 
     @property
     def needs(self) -> str:
@@ -62,7 +65,7 @@ class Deviation:
         parts = [f"{name} {least} or more" for name, least in (("k", self.least_k), ("t", self.least_t)) if least > 1]
         parts += [f"{self.least_dp} DP ranks"] if self.least_dp > 1 else []
         parts += ["MTP layers"] if self.layered else []
-        return "it needs " + ", ".join(parts + ([f"SGLang {self.last} or older"] if self.last else []))
+        return "it needs " + ", ".join(parts + (["SGLang {} to {}".format(*self.releases)] if self.releases else []))
 
 
 SLOT_CACHE = Deviation(
@@ -91,11 +94,9 @@ STALE_PLAN = Deviation(
     id="F-011",
     what="eager MTP layers and their verify run with the attention metadata of an earlier forward; "
     "a stand-in lets SGLang plan it before each",
-    least_k=1,
-    least_t=1,
     layered=True,
     eager=True,
-    last="0.5.15",
+    releases=("0.5.13", "0.5.15"),
 )
 SHARED_ROWS = Deviation(
     id="F-012",
