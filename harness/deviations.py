@@ -96,7 +96,7 @@ STALE_PLAN = Deviation(
     "a stand-in lets SGLang plan it before each",
     layered=True,
     eager=True,
-    releases=("0.5.13", "0.5.15"),
+    releases=("0.5.13", "0.5.15.post1"),
 )
 SHARED_ROWS = Deviation(
     id="F-012",
