@@ -4,6 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from cases.cells import Cell
+from cases.families import FAMILIES
 from harness import compat, compat_mtp
 from harness.cpu_ops import CpuOps
 from harness.deviations import in_vain, notes
@@ -63,3 +65,9 @@ def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version
 def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():
     assert notes(ASSUMED, LAYERS, dp=1, graphs=True, release="0.5.13") == []
     assert notes(ASSUMED, SpecConfig(k=3, n=4), dp=1, release="0.5.13") == []
+
+
+@pytest.mark.parametrize(("engine", "assumed"), [("0.5.13", ("F-010", "F-011")), ("0.5.23", ("F-010",))])
+def test_a_cell_of_a_night_assumes_only_what_its_release_has(engine, assumed):
+    cell = Cell(engine=engine, kind="generated", name="mtp/layers", assumes=("F-010", "F-011"))
+    assert cell.assumed_for(FAMILIES["mtp"].scenarios[0]) == assumed

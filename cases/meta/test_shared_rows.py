@@ -1,6 +1,7 @@
 """F-012 taken for granted: whose rows a cache hands out is followed by tokens, and recorded engines agree with that."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from cases.checkpoints import make
 from harness.checks.judge import judge
+from harness.deviations import told_in
 from harness.oracle import Oracle
 from harness.store import read_case
 from harness.types import Outcome
@@ -40,6 +42,16 @@ def test_a_recorded_engine_is_explained_by_the_rows_that_its_cache_hands_out(pai
     verdict, divergences = judged(pair, name, "F-010", "F-012")
     assert divergences == []
     assert any(reason.startswith("assumed: F-012, ") for reason in verdict.reasons)
+
+
+@pytest.mark.parametrize(("release", "told"), [("0.5.23", ["F-010", "F-012"]), ("0.5.13", ["F-010", "F-011", "F-012"])])
+def test_a_verdict_names_of_what_was_assumed_only_what_its_release_has(pair, release, told):
+    case = read_case(RECORDED / "shared-0.5.23")
+    engine = replace(case.engine, header=case.engine.header | {"release": release})
+    assumed = ("F-010", "F-011", "F-012")
+    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, engine)
+    verdict, _ = judge(case.scenario, engine, reference)
+    assert told_in(verdict.reasons) == told
 
 
 def step(owner, number, start, stop, *, prompt=True, final=True, first=True, last=False):
