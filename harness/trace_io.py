@@ -263,9 +263,9 @@ def _damaged(file: Path, found: str, allowed: str) -> TraceError:
 
 
 def _read_rows(file: Path, row_count: int) -> Rows:
-    wanted = arrow_schema()
+    wanted, content = arrow_schema(), file.read_bytes()
     try:
-        parquet = pq.ParquetFile(pa.BufferReader(file.read_bytes()))
+        parquet = pq.ParquetFile(pa.BufferReader(content))
         schema = parquet.schema_arrow
         version = (schema.metadata or {}).get(VERSION_KEY, b"")
         if version.isdigit():
@@ -275,7 +275,7 @@ def _read_rows(file: Path, row_count: int) -> Rows:
         # Arrow's threads would share Python's bytes, and one that lets go of them while Python ends kills the process:
         # "terminate called without an active exception" (apache/arrow issue 34314)
         table = parquet.read(use_threads=False)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:  # what is inside a page fails as an OSError
         raise _damaged(file, f"not a whole parquet file ({str(error).splitlines()[0]})", "parquet") from error
     if table.num_rows != row_count:
         raise _damaged(file, f"{table.num_rows} rows", f"{row_count} rows, as the JSON file beside it says")

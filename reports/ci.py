@@ -42,7 +42,7 @@ def _parts(judged: Judgement) -> Iterator[str]:
     """Most important first, so that what does not fit is what matters least."""
     night = judged.night
     yield f"## {'🟢' if judged.outcome is Outcome.PASS else '🔴'} {cell(verdict_line(judged))}\n"
-    where = f"`{night.plan.id}` on {night.plan.device}, seed {night.plan.seed}"
+    where = f"`{night.plan.id}` {night.plan.where}"
     yield f"{where}; baseline: {judged.baseline or 'none yet'}\n"
     for sentence in (*judged.wrong, *judged.incomplete):
         yield f"- **{cell(sentence)}**"
@@ -52,7 +52,8 @@ def _parts(judged: Judgement) -> Iterator[str]:
             yield _finding(group, judged)
     for status in (Status.FIXED, Status.KNOWN):
         for group in judged.of(status):
-            yield f"- {status}: `{group.signature}` on {group.engine} in {cell(places(group))}; {cell(group.why)}"
+            engine = f"{group.engine}{night.plan.taken_out}"
+            yield f"- {status}: `{group.signature}` on {engine} in {cell(places(group))}; {cell(group.why)}"
     moved = [trend for trend in judged.trends if trend.moved and trend.before is not None]
     if moved:
         lines = [
@@ -65,7 +66,7 @@ def _parts(judged: Judgement) -> Iterator[str]:
 
 def _finding(group: Group, judged: Judgement) -> str:
     lines = [
-        f"\n### {group.status}: `{group.signature}` on {group.engine}\n",
+        f"\n### {group.status}: `{group.signature}` on {group.engine}{judged.night.plan.taken_out}\n",
         f"in {cell(places(group))}; {how_often(group)}; {since(group, judged.night)}\n",
         "```text",
         group.first.replace("```", "'''"),
@@ -90,13 +91,17 @@ def cell(text: str) -> str:
 def workflow_commands(judged: Judgement) -> list[str]:
     """Workflow commands: what is red as errors, what is fixed or moved as notices; the last one counts the rest."""
     errors = [
-        (f"{group.status} finding on {group.engine}", f"{group.signature} in {places(group)}")
+        (
+            f"{group.status} finding on {group.engine}{judged.night.plan.taken_out}",
+            f"{group.signature} in {places(group)}",
+        )
         for status in (Status.NEW, Status.FLAKY)
         for group in judged.of(status)
     ]
     errors += [("the gate", sentence) for sentence in (*judged.wrong, *judged.incomplete)]
     notices = [
-        (f"fixed on {group.engine}", f"{group.signature} in {places(group)}") for group in judged.of(Status.FIXED)
+        (f"fixed on {group.engine}{judged.night.plan.taken_out}", f"{group.signature} in {places(group)}")
+        for group in judged.of(Status.FIXED)
     ]
     return [*_commands("error", errors), *_commands("notice", notices)]
 

@@ -14,10 +14,10 @@ from harness.types import Outcome
 from harness.words import counted
 from reports.findings import facts, roots_of
 from reports.histogram import histograms
-from reports.page import exercised
+from reports.page import engine_lines, exercised
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import unjudged, verdict_line
+from reports.terminal import caveats, unjudged, verdict_line
 
 #: GitHub refuses a comment above 65 536 characters; the rest is for whoever puts ours into a larger one.
 LIMIT = 60_000
@@ -66,6 +66,7 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
     result = report.result
     sentence = re.sub(r"#\d+", lambda found: f"`{found.group()}`", verdict_line(result).partition(": ")[2])
     yield "the verdict", f"### {MARK[result.verdict.outcome]} eaglecheck {result.verdict.outcome}: {sentence}"
+    yield "what it holds for", "\n".join(f"- {code(line)}" for line in [*engine_lines(report), *caveats(result)])
     if report.source.missing:
         yield "what is missing", f"**{report.source.missing}**"
     first = _first(result.results)

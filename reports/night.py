@@ -41,7 +41,7 @@ def render_cell(console: Console, cell: CellResult) -> None:
 def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
     """Everything; folder: where the night lies."""
     night = judged.night
-    heading(console, f"night {night.plan.id} on {night.plan.device}, seed {night.plan.seed}")
+    heading(console, f"night {night.plan.id} {night.plan.where}")
     _table(console, night.cells)
     say(console, f"compared with: {judged.baseline or 'nothing, since there is no green night yet'}")
     for status, title in WHAT.items():
@@ -63,7 +63,7 @@ def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
 
 def render_group(console: Console, group: Group, *, night: Night, folder: Path) -> None:
     """Signature, places, how often, since when; for what is not known also the first place and the command."""
-    say(console, f"  {group.signature} on {group.engine}", style="bold")
+    say(console, f"  {group.signature} on {group.engine}{night.plan.taken_out}", style="bold")
     say(console, f"    in {places(group)}")
     if group.why:
         say(console, f"    {group.why}")
@@ -98,10 +98,10 @@ def verdict_line(judged: Judgement) -> str:
     found = ", ".join(f"{counts[status]} {status}" for status in Status if counts[status]) or "no findings"
     cells = counted(len(judged.night.cells), "cell")
     if judged.outcome is Outcome.PASS:
-        return f"night GREEN: {cells}, {found}"
+        return f"night GREEN{judged.night.plan.taken_out}: {cells}, {found}"
     why = [f"{len(judged.wrong)} wrong"] if judged.wrong else []
     why += [f"{len(judged.incomplete)} incomplete"] if judged.incomplete else []
-    return f"night RED ({judged.outcome}): {', '.join([cells, found, *why])}"
+    return f"night RED ({judged.outcome}){judged.night.plan.taken_out}: {', '.join([cells, found, *why])}"
 
 
 def rows(cells: Sequence[CellResult]) -> list[tuple[str, ...]]:

@@ -62,7 +62,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         outcome=str(result.verdict.outcome),
         sentence=verdict_line(result).partition(": ")[2],
         missing=report.source.missing,
-        engine=_engine(report),
+        engine=engine_lines(report),
         exercised=exercised(report),
         compared=[
             (title, result.verdict.compared[name])
@@ -112,7 +112,7 @@ def _environment() -> Environment:
     )
 
 
-def _engine(report: Report) -> list[str]:
+def engine_lines(report: Report) -> list[str]:
     """Which engine answered, and what stood in for parts of it."""
     header = report.source.engine
     if not header.get("worker"):

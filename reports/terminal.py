@@ -104,9 +104,8 @@ def render_cost(console: Console, result: RunResult) -> None:
 def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
     """What was not exercised, why a verdict is missing, where everything lies, and the verdict as the last line."""
     say(console)
-    for reason in result.verdict.reasons:
-        if reason.startswith((NOT_EXERCISED, ASSUMED)):
-            say(console, reason, style="dim")
+    for reason in caveats(result):
+        say(console, reason, style="dim")
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
@@ -127,6 +126,11 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
                 if not reason.startswith((NOT_EXERCISED, ASSUMED)):
                     found.setdefault(reason, []).append(one.scenario.name)
     return found
+
+
+def caveats(result: RunResult) -> list[str]:
+    """What the verdict does not speak of, or took for granted."""
+    return [reason for reason in result.verdict.reasons if reason.startswith((NOT_EXERCISED, ASSUMED))]
 
 
 def verdict_line(result: RunResult) -> str:

@@ -132,6 +132,19 @@ def test_text_of_a_finding_cannot_end_its_annotation_or_begin_a_command():
     assert "```text\n'''\n<script>\n```" in text
 
 
+def test_a_night_with_a_fix_taken_out_says_so_wherever_it_names_the_release():
+    one = judged(night(cell("eagle", seen()), revert=25015))
+    taken_out = "with #25015 reverted"
+    lines = printed(render_night, one, folder=FOLDER, width=200).splitlines()
+    assert [taken_out in line for line in lines if AHEAD in line or line.startswith("night ")] == [True] * 3
+    assert [taken_out in line for line in summary(one).splitlines() if AHEAD in line or line.startswith("## ")] == [
+        True
+    ] * 2
+    assert all(taken_out in line for line in workflow_commands(one) if AHEAD in line)
+    assert document(one)["revert"] == 25015
+    assert ElementTree.fromstring(junit(one)).find(".//property[@name='revert']").get("value") == "25015"
+
+
 def test_junit_holds_what_xml_cannot():
     text = junit(judged(night(cell("eagle", seen(first="a\x00b\x1b[31m")))))
     assert "a?b?[31m" in text

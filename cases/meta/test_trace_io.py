@@ -151,6 +151,16 @@ def test_truncated_file_is_damaged(stored, which, share):
     refused(folder, "damaged or not ours", file.name)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
+def test_bytes_turned_over_inside_a_page_are_damage(stored, share):
+    file = stored[0] / "engine.parquet"
+    whole = bytearray(file.read_bytes())
+    at = int(len(whole) * share)
+    whole[at : at + 64] = bytes(255 - one for one in whole[at : at + 64])
+    file.write_bytes(whole)
+    refused(stored[0], "not a whole parquet file", "engine.parquet")
+
+
 def edit_head(folder, **changes):
     file = trace_files(folder, "engine")["json"]
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

@@ -165,3 +165,10 @@ def test_the_verdict_step_runs_as_it_stands_in_a_shell(tmp_path, there, code, sa
     assert ("GREEN" in (tmp_path / "summary.md").read_text()) is not bool(code)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"junit-gate.xml", "night.json"}
     assert ("::error" in done.stdout) is bool(code)
+
+
+@pytest.mark.parametrize(("name", "job"), [(name, job) for name, job, _ in jobs()])
+def test_a_job_that_runs_tests_installs_what_tests_import(name, job):
+    said = [step.get("run", "") for step in load(name)["jobs"][job]["steps"]]
+    if any(re.search(r"^\s*pytest", text, flags=re.MULTILINE) for text in said):
+        assert any("pip install -e '.[dev]'" in text for text in said)

@@ -28,6 +28,7 @@ def document(judged: Judgement) -> dict[str, Any]:
         "green": judged.outcome is Outcome.PASS,
         "baseline": judged.baseline,
         "device": night.plan.device,
+        "revert": night.plan.revert,
         "seed": night.plan.seed,
         "planned": len(night.plan.planned),
         "reported": len(night.cells),
@@ -81,7 +82,8 @@ def junit(judged: Judgement) -> str:
         "errors": str(sum(case.find("error") is not None for case in cases)),
     }
     suite = ET.Element("testsuite", name=f"night {night.plan.id}", timestamp=night.plan.created, **counts)
-    _properties(suite, {name: getattr(night.plan, name) for name in ("device", "seed", "git_head", "host")})
+    told = {name: getattr(night.plan, name) for name in ("device", "revert", "seed", "git_head", "host")}
+    _properties(suite, {name: value for name, value in told.items() if value is not None})
     suite.extend(cases)
     root = ET.Element("testsuites", **counts)
     root.append(suite)

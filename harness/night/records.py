@@ -101,6 +101,16 @@ class NightPlan(_Strict):
     shards: tuple[str, ...] = ()
 
     @property
+    def where(self) -> str:
+        """'on cpu with #25015 reverted, seed 7': a night with a fix taken out must never read like one without."""
+        return f"on {self.device}{self.taken_out}, seed {self.seed}"
+
+    @property
+    def taken_out(self) -> str:
+        """What is said behind a release's name; empty unless a pull request is reverted."""
+        return f" with #{self.revert} reverted" if self.revert else ""
+
+    @property
     def mine(self) -> tuple[str, ...]:
         """The cells of this shard: every n-th, so that shards are about as long as each other."""
         number, of = self.shard
