@@ -6,6 +6,9 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -293,3 +296,13 @@ def test_rich_turns_a_reader_that_left_into_an_exit_which_is_no_divergence(monke
         raise SystemExit(1)  # rich.console.Console.on_broken_pipe
 
     assert _attempt(command, (), {}) is Exit.UNKNOWN
+
+
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])
+def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "harness.cli", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == Exit.UNKNOWN
+    assert done.stderr == "eaglecheck: cannot write: No space left on device\n  make room, or name another place\n"

@@ -193,6 +193,16 @@ def test_a_disk_that_fills_up_ends_a_night_as_unknown_and_leaves_no_verdict(work
     assert not list(small_disk.glob(f"*/{store.NIGHT}"))
 
 
+@pytest.mark.parametrize("option", ["junit", "summary"])
+def test_a_report_that_finds_no_room_is_named_and_the_night_is_not_called_lost(work, option):
+    call(*NIGHT)
+    assert list((work / "nights").glob(f"*/{store.NIGHT}"))
+    done = call("night", "--nights", NIGHT[2], f"--{option}", "/dev/full")
+    assert done.exit_code == 3, done.output
+    assert f"--{option} /dev/full cannot be written: No space left on device" in done.stderr
+    assert "the night itself is kept" in done.stderr
+
+
 # A missing GPU
 
 

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
-from harness.cli.outcome import Exit, UsageError, guarded
+from harness.cli.outcome import Exit, UsageError, full_output_told, guarded
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")
@@ -27,6 +27,11 @@ class Commands(TyperGroup):
             if empty or not one:
                 _refuse(empty[1] if empty else before if before.startswith("--") else "")
         return super().parse_args(ctx, args)
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Help is printed outside every command, and to a full disk too."""
+        with full_output_told():
+            return super().main(*args, **kwargs)
 
 
 @guarded

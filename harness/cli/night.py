@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -21,6 +23,7 @@ from harness.night.judge import Judgement
 from harness.night.merge import merge
 from harness.night.records import Night
 from harness.night.store import Kept
+from harness.store import WriteError
 from reports.ci import BUDGET, summary, workflow_commands
 
 
@@ -56,7 +59,8 @@ def command(
 
     def also(judged: Judgement) -> None:
         if junit_file is not None:
-            _write(junit_file, junit(judged))
+            with _output("junit", junit_file):
+                junit_file.write_text(junit(judged))
         if summary_file is not None:
             _add_summary(summary_file, judged)
         for line in workflow_commands(judged) if annotate else []:
@@ -103,10 +107,17 @@ def _newest(root: Path) -> tuple[Path, Night]:
 def _add_summary(path: Path, judged: Judgement) -> None:
     """After what is there already, inside the budget of them together."""
     there = path.stat().st_size if path.exists() else 0
-    with store.disk(path.parent), path.open("a") as file:
+    with _output("summary", path), path.open("a") as file:
         file.write(summary(judged, budget=max(BUDGET - there, 0)))
 
 
-def _write(path: Path, text: str) -> None:
-    with store.disk(path.parent):
-        path.write_text(text)
+@contextlib.contextmanager
+def _output(option: str, path: Path) -> Iterator[None]:
+    """The night is kept and judged by then: only this file is missing."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"--{option} {path} cannot be written: {error.strerror}\n"
+            f"  the night itself is kept; make room, or name another place and judge it again:  --{option} FILE"
+        ) from error

@@ -82,13 +82,28 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
         raise
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
-            _reader_gone()
-            return _say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+            return _no_room(error)
         code = _foreseen(error)
         if code is None:
             traceback.print_exc()
             return _say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
         return _say("\n  ".join([str(error), *_notes(error)]), code)
+
+
+def _no_room(error: OSError) -> Exit:
+    _reader_gone()
+    return _say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+
+
+@contextlib.contextmanager
+def full_output_told() -> Iterator[None]:
+    """For what is printed outside of commands: a full disk behind standard output ends it as it ends a command."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise SystemExit(int(_no_room(error))) from error
 
 
 @contextlib.contextmanager
