@@ -23,6 +23,9 @@ SIDES = ("prefill", "decode")
 #: Events made of what a rank told about a batch.
 TOLD = ("handed", "unbuilt", "idle_state", "busy_state", "coins", "tails", "again")
 
+#: Of those, the ones that say nothing but this.
+PLAIN = {"handed": ("round", "rids", "prefixes"), "unbuilt": ("round", "rids")}
+
 
 @dataclass(slots=True)
 class Assembler:
@@ -59,8 +62,7 @@ class Assembler:
             "coins": self._coins,
             "again": self._again,
             "tails": self._tails,
-            "handed": self._handed,
-            "unbuilt": self._unbuilt,
+            **dict.fromkeys(PLAIN, self._plain),
         }[message["ev"]]
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
@@ -185,13 +187,10 @@ class Assembler:
         data = {name: message[name] for name in ("round", "step", "rows")} | {"tp_rank": tp_rank}
         self.events.append(Event(name="again", tick=tick, dp_rank=dp_rank, data=data))
 
-    def _handed(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        data = {name: message[name] for name in ("round", "rids", "prefixes")}
-        self.events.append(Event(name="handed", tick=tick, dp_rank=dp_rank, data=data))
-
-    def _unbuilt(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        data = {name: message[name] for name in ("round", "rids")}
-        self.events.append(Event(name="unbuilt", tick=tick, dp_rank=dp_rank, data=data))
+    def _plain(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+        """An event that is the message itself, without arrays."""
+        data = {name: message[name] for name in PLAIN[message["ev"]]}
+        self.events.append(Event(name=message["ev"], tick=tick, dp_rank=dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         self.rounds.append(
