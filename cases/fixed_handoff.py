@@ -175,23 +175,6 @@ def handoffs(
     return [by_name[name] for name in only] if only else every
 
 
-def shared_prefix(*, checkpoint: str = CHECKPOINT, spec: SpecConfig = CHAIN, prefix: str = "") -> Scenario:
-    """The second prompt begins with the first one, which the decode side still has."""
-    head = tokens(seed=253, length=14)
-    return Scenario(
-        name=f"{prefix}prefix-on-decode-side",
-        checkpoint=checkpoint,
-        spec=spec,
-        engine=PAIR.model_copy(update={"decode_cache": True}),
-        requests=(
-            RequestSpec(rid="a", prompt=head, max_new_tokens=8),
-            RequestSpec(rid="b", prompt=(*head, *tokens(seed=254, length=6)), max_new_tokens=10),
-        ),
-        script=(submit("a"), tick(16), submit("b"), DRAIN),
-        wants=("prefix_on_decode_side", "handed_over"),
-    )
-
-
 def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list[Scenario]:
     """A prebuilt batch on one rank of the decode side, whatever the other rank does: nothing, a verify, the same."""
 
