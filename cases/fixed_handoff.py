@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
-from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick, tokens
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick
 from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
