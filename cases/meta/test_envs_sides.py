@@ -69,7 +69,7 @@ def test_no_control_file_imports_an_engine_file() -> None:
         f"{named(path)} imports {name}"
         for path in control
         for name in imports(path)
-        if name.startswith(f"harness.{ENGINE_SIDE}") or name.startswith(f"{ENGINE_PACKAGE}.{ENGINE_SIDE}")
+        if name.startswith((f"harness.{ENGINE_SIDE}", f"{ENGINE_PACKAGE}.{ENGINE_SIDE}"))
     ]
     assert crossing == []
 
