@@ -12,9 +12,10 @@ from pathlib import Path
 from cases import checkpoints
 from harness.contract.types import Scenario
 from harness.driving.oracle import Oracle
+from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
-from harness.engines.engine import Engine
-from harness.engines.launch import build_launch
+from harness.engines.engine import Engine, Launch
+from harness.engines.launch import ProbeLevel, build_launch
 
 
 def machine() -> str:
@@ -24,23 +25,24 @@ def machine() -> str:
     return f"{platform.machine()}, {cores}, Python {platform.python_version()}"
 
 
-def pair(name: str = "eagle-tiny") -> tuple[Path, Path]:
-    made = checkpoints.make(name, envs.home() / "checkpoints")
-    return made.target, made.draft
-
-
-@contextmanager
-def booted(scenario: Scenario, *, version: str, probe: bool) -> Iterator[Engine]:
-    """An engine for the scenario's boot configuration, ended afterwards."""
-    target, draft = pair(scenario.checkpoint)
-    launch = build_launch(
+def launch_of(scenario: Scenario, *, version: str, device: str = "cpu", probe: ProbeLevel | bool = "full") -> Launch:
+    """How a release is started for the scenario's boot configuration, with the tiny pair it names."""
+    target, draft = checkpoint_pairs([scenario], device=device)[scenario.checkpoint]
+    return build_launch(
         env=envs.ensure(version, print),
         spec=scenario.spec,
         engine=scenario.engine,
         target=target,
         draft=draft,
+        device=device,
         probe=probe,
     )
+
+
+@contextmanager
+def booted(scenario: Scenario, *, version: str, probe: bool) -> Iterator[Engine]:
+    """An engine for the scenario's boot configuration, ended afterwards."""
+    launch = launch_of(scenario, version=version, probe=probe)
     with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
         engine = Engine(launch=launch, log=Path(folder, "engine.log"))
         try:
@@ -51,5 +53,5 @@ def booted(scenario: Scenario, *, version: str, probe: bool) -> Iterator[Engine]
 
 
 def oracle(name: str = "eagle-tiny") -> Oracle:
-    target, draft = pair(name)
-    return Oracle(target=target, draft=draft).load()
+    made = checkpoints.make(name, envs.home() / "checkpoints")
+    return Oracle(target=made.target, draft=made.draft).load()

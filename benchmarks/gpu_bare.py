@@ -17,12 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks._bench import launch_of
 from harness.contract.types import Scenario
-from harness.driving.pairs import checkpoint_pairs
-from harness.engines import envs
 from harness.engines.engine import Launch
 from harness.engines.group import end_group
-from harness.engines.launch import build_launch
 
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
@@ -96,23 +94,16 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     scenario = Scenario.model_validate_json(options.scenario_file.read_text())
-    target, draft = checkpoint_pairs([scenario], device=options.device)[scenario.checkpoint]
+    releases = options.engines.split(",")
+    launches = [launch_of(scenario, version=release, device=options.device) for release in releases]
 
-    def one(release: str) -> Bare:
-        launch = build_launch(
-            env=envs.ensure(release, print),
-            spec=scenario.spec,
-            engine=scenario.engine,
-            target=target,
-            draft=draft,
-            device=options.device,
-        )
+    def one(launch: Launch) -> Bare:
         found = run(launch, scenario, out=options.out, seconds=options.seconds)
         print(found, flush=True)
         return found
 
     with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(one, options.engines.split(",")))
+        found = list(pool.map(one, launches))
     texts = [each.texts for each in found if each.texts is not None]
     print(f"the same texts: {all(text == texts[0] for text in texts)}" if len(texts) > 1 else "nothing to compare")
     return 0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
@@ -50,6 +51,30 @@ DRAIN = Op(kind="drain")
 CHAIN, PLAIN = SpecConfig(k=3, t=1, n=4), EngineConfig()
 
 
+def boot_program(
+    name: str,
+    requests: Sequence[RequestSpec],
+    script: Sequence[Op],
+    *,
+    prefix: str,
+    checkpoint: str,
+    spec: SpecConfig,
+    engine: EngineConfig,
+    wants: Sequence[str] = (),
+    chunk: int | None = None,
+) -> Scenario:
+    """A scenario on a boot configuration, but for its prefill chunk; named with a prefix."""
+    return Scenario(
+        name=prefix + name,
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=engine.model_copy(update={"chunk": chunk}),
+        requests=tuple(requests),
+        script=tuple(script),
+        wants=tuple(wants),
+    )
+
+
 def shapes(
     *,
     checkpoint: str = CHECKPOINT,
@@ -64,24 +89,7 @@ def shapes(
     Their situations hold for chunks of 32 tokens and pages that divide them.
     """
 
-    def program(
-        name: str,
-        requests: Sequence[RequestSpec],
-        script: Sequence[Op],
-        *,
-        wants: Sequence[str] = (),
-        chunk: int | None = None,
-    ) -> Scenario:
-        return Scenario(
-            name=prefix + name,
-            checkpoint=checkpoint,
-            spec=spec,
-            engine=engine.model_copy(update={"chunk": chunk}),
-            requests=tuple(requests),
-            script=tuple(script),
-            wants=tuple(wants),
-        )
-
+    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
     every = [
         program("single", [request("a", 7, seed=11)], [submit("a"), DRAIN]),
         program(

@@ -6,9 +6,10 @@ Pure data; it must not know which bugs exist, and must not import torch or sglan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from cases.fixed import DRAIN, abort, request, submit, tick
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from cases.fixed import DRAIN, abort, boot_program, request, submit, tick
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
 
 HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
 TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
@@ -19,24 +20,7 @@ def rank_shapes(
 ) -> list[Scenario]:
     """Each situation of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
-    def program(
-        name: str,
-        requests: Sequence[RequestSpec],
-        script: Sequence[Op],
-        *,
-        wants: Sequence[str],
-        chunk: int | None = None,
-    ) -> Scenario:
-        return Scenario(
-            name=prefix + name,
-            checkpoint=checkpoint,
-            spec=spec,
-            engine=TWO_RANKS.model_copy(update={"chunk": chunk}),
-            requests=tuple(requests),
-            script=tuple(script),
-            wants=tuple(wants),
-        )
-
+    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=TWO_RANKS)
     every = [
         program(
             "other-rank-idle",

@@ -51,11 +51,10 @@ def test_the_window_of_a_known_bug_comes_back_exactly(engines, monkeypatch, name
 
 
 @pytest.fixture
-def alone(engines, tmp_path, monkeypatch):
-    """The worker's engine ended, since these commands boot their own; no verdict of an earlier search is used."""
+def three_releases(engines, tmp_path, monkeypatch):
+    """Three installed releases are all there are; no verdict of an earlier search is used. Returns a folder."""
     for release in RELEASES[:3]:
         engines.environment(release)  # skips where it is not installed; the command would install it
-    engines.close()
     monkeypatch.setattr(published, "published", lambda: published.Published(versions=RELEASES[:3]))
     monkeypatch.setattr("harness.cli.bisect_releases.published", published.published)
     monkeypatch.setattr("harness.bisect.verdicts.Cache.at_home", lambda: _cache(tmp_path))
@@ -76,14 +75,16 @@ def _bisect(folder, *arguments):
 
 @pytest.mark.engine(release="0.5.11", boot=CASE.scenario.boot_key(), ends_it=True)
 @pytest.mark.timeout(1200)
-def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice(alone):
+def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice(
+    three_releases, commands_on_live_engine
+):
     """Two neighbours, hence two engines: a longer line is searched above, and with pretended engines in cases/meta."""
     arguments = ("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.12.post1")
-    done, found = _bisect(alone, *arguments)
+    done, found = _bisect(three_releases, *arguments)
     assert done.exit_code == 0, done.output
     assert (found["last_bad"], found["first_good"], found["exact"]) == ("0.5.11", "0.5.12.post1", True)
     assert "sglang/srt/speculative/eagle_worker_v2.py" in {one["path"] for one in found["changed"]}
-    again, same = _bisect(alone, *arguments)
+    again, same = _bisect(three_releases, *arguments)
     assert again.exit_code == 0
     assert [one["cached"] for one in same["tried"]] == [1, 1]
     assert "booted" not in again.output
@@ -91,8 +92,9 @@ def test_the_command_finds_the_release_that_fixed_a_bug_and_asks_no_engine_twice
 
 @pytest.mark.engine(release="0.5.13", boot=CASE.scenario.boot_key(), ends_it=True)
 @pytest.mark.timeout(1800)
-def test_the_commit_that_broke_a_checkout_is_found_by_running_it(alone, tmp_path):
+def test_the_commit_that_broke_a_checkout_is_found_by_running_it(engines, three_releases, tmp_path):
     """32 commits over two releases, half of them beside the Python files: four engines, both ends, one passed over."""
+    engines.close()  # the command boots its own, in processes of its own
     sites = [envs.state(release).pythonpath[0] for release in RELEASES[1:3]]
     history, defect, foreign = histories.two_releases(
         tmp_path / "repo", older=sites[0], newer=sites[1], before=6, after=6, beside=16

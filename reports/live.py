@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.markup import escape
@@ -25,20 +25,14 @@ PULSE_SECONDS = 15.0
 STYLE = {Outcome.PASS: "bold green", Outcome.FAIL: "bold red", Outcome.UNKNOWN: "bold yellow"}
 
 
-class LiveLine:
-    """Use as a context manager around a run, and as its observer."""
+class StatusLine:
+    """A line that is drawn over while something goes on, on a terminal alone: use as a context manager."""
 
-    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._clock = clock
-        self._last = clock()
         self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
-        self._now = ""
-        self._places: dict[str, str] = {}
-        self._said = ""
-        self._engine: list[str] = []
 
-    def __enter__(self) -> LiveLine:
+    def __enter__(self) -> Self:
         if self._status is not None:
             self._status.start()
         return self
@@ -46,6 +40,19 @@ class LiveLine:
     def __exit__(self, *_: object) -> None:
         if self._status is not None:
             self._status.stop()
+
+
+class LiveLine(StatusLine):
+    """Use as a context manager around a run, and as its observer."""
+
+    def __init__(self, console: Console, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(console)
+        self._clock = clock
+        self._last = clock()
+        self._now = ""
+        self._places: dict[str, str] = {}
+        self._said = ""
+        self._engine: list[str] = []
 
     def __call__(self, event: Progress) -> None:
         match event:

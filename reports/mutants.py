@@ -10,34 +10,23 @@ from collections import Counter
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.status import Status
 from rich.text import Text
 
 from harness.contract.words import counted
 from harness.search.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
-from reports.live import PULSE_SECONDS, STYLE
+from reports.live import PULSE_SECONDS, STYLE, StatusLine
 from reports.prose import heading, say
 
 FATES = {Fate.KILLED: "green", Fate.SURVIVED: "bold red", Fate.NOT_RUN: "yellow", Fate.BROKEN: "bold red"}
 SAME_TEXT = {True: "same", False: "differs", None: "-"}
 
 
-class MutantLine:
+class MutantLine(StatusLine):
     """The live line of a campaign: use as a context manager, and as its observer."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        super().__init__(console)
         self._last = time.monotonic()
-        self._status: Status | None = Status("starting", console=console) if console.is_terminal else None
-
-    def __enter__(self) -> MutantLine:
-        if self._status is not None:
-            self._status.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
 
     def __call__(self, step: Step) -> None:
         place = f"mutant {step.index:>{len(str(step.total))}}/{step.total}"
