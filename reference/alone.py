@@ -11,8 +11,8 @@ from typing import Protocol
 from harness.contract.trace import Event, RequestEnd, RoundRecord
 from harness.contract.types import Phase, RequestSpec
 from reference.stories import where_of
-from reference.turns import Where
 from reference.verify import Coins
+from reference.writer import Where
 
 
 class Drafter(Protocol):

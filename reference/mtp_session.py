@@ -22,8 +22,9 @@ from reference.mtp_cache import Owner, Read, Step, held_rows
 from reference.session import ReferenceSession, sampled
 from reference.stories import Story, is_early_chunk, known_after, stories, where_of, with_fates
 from reference.tree import Tree, with_depths
-from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
+from reference.turns import Conditions, verified_rows, verify, walk_of
 from reference.verify import Walk
+from reference.writer import Where, Writer
 
 
 class MtpSession(ReferenceSession):

@@ -20,8 +20,9 @@ from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target
 from reference.stories import Story, stories, where_of
-from reference.turns import Conditions, Reading, Where, Writer, decode_rows, handed_rows, prefill_rows, rotated_rows
+from reference.turns import Conditions, Reading, decode_rows, handed_rows, prefill_rows, rotated_rows
 from reference.verify import Coins, Walk, draw
+from reference.writer import Where, Writer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

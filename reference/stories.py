@@ -12,7 +12,7 @@ from itertools import groupby
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase, RequestSpec
 from reference.engine_view import EngineView, Turn
-from reference.turns import Where
+from reference.writer import Where
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
