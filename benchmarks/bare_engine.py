@@ -33,7 +33,9 @@ def main() -> None:
     print("booted", flush=True)
     sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in given["tokens"]]
     ends = engine.generate(input_ids=given["prompts"], sampling_params=sampling)
-    print(json.dumps({"release": sglang.__version__, "texts": [end["output_ids"] for end in ends]}), flush=True)
+    verifies = [end["meta_info"].get("spec_verify_ct") for end in ends]
+    texts = [end["output_ids"] for end in ends]
+    print(json.dumps({"release": sglang.__version__, "texts": texts, "verifies": verifies}), flush=True)
     engine.shutdown()
 
 
