@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_bare --engines 0.5.12.post1,0.5.13 --scenario-file FILE --out FOLDER [--jobs 2]
 
-All requests at once, without gate and probe. Logs go to --out; one line a release comes last.
+All requests at once, or those between two `flush` of its script, without gate and probe. Logs go to --out; one line a
+release comes last.
 """
 
 from __future__ import annotations
@@ -48,6 +49,16 @@ class Bare:
         return f"{self.release:14} {what} ({self.seconds:.0f} s)" + "".join(f"\n    {line[:170]}" for line in self.why)
 
 
+def waves(scenario: Scenario) -> list[int]:
+    """How many of its requests come between two flushes of the script."""
+    found = [0]
+    for op in scenario.script:
+        found[-1] += len(op.rids) if op.kind == "submit" else 0
+        if op.kind == "flush":
+            found.append(0)
+    return [count for count in found if count]
+
+
 def run(launch: Launch, scenario: Scenario, *, out: Path, seconds: float) -> Bare:
     """Start it, wait at most `seconds`, and end what it started."""
     release = str(launch.boot["release"])
@@ -55,6 +66,7 @@ def run(launch: Launch, scenario: Scenario, *, out: Path, seconds: float) -> Bar
         "environment": launch.boot["environment"],
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"],
+        "waves": waves(scenario),
         "prompts": [list(request.prompt) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],
     }
