@@ -20,10 +20,10 @@ from pathlib import Path
 from benchmarks.soak import booted_with, chosen_boots, plan
 from cases.catalogue import read_scenario
 from cases.families import FAMILIES
-from harness import envs
-from harness.live import LiveEngines
-from harness.trace import Trace
-from harness.types import Scenario
+from harness.contract.trace import Trace
+from harness.contract.types import Scenario
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 
 def chosen(scenarios: list[Scenario], only: str | None) -> list[Scenario]:

@@ -11,8 +11,8 @@ import pytest
 from benchmarks.again import chosen, trouble, turns
 from benchmarks.gpu_bare import waves
 from cases.catalogue import read_scenario
-from harness.trace import Event, RowBuilder, Trace
-from harness.types import Op, RequestSpec, Scenario
+from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.types import Op, RequestSpec, Scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 
