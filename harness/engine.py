@@ -22,6 +22,7 @@ import numpy as np
 from harness import ranks, wire
 from harness.group import end_group
 from harness.interrupts import interrupts_held
+from harness.packed import named
 
 _HOST = Path(__file__).with_name("engine_host.py")
 
@@ -500,7 +501,7 @@ class Engine:
 def _messages(arrays: dict[str, np.ndarray]) -> Messages:
     """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
     text = arrays.pop("messages", None)
-    messages: Messages = [] if text is None else [(message, {}) for message in marshal.loads(text.tobytes())]
+    messages: Messages = [] if text is None else [(named(message), {}) for message in marshal.loads(text.data)]
     for name, array in arrays.items():
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array

@@ -185,12 +185,12 @@ def _ranks(given: dict[str, Any]) -> tuple[int, int]:
 
 def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     from eaglecheck_engine.graph_probe import GraphProbe
-    from eaglecheck_engine.probe import CHAIN_CHOOSER
+    from eaglecheck_engine.probe import CHAIN_CHOOSER, WHOLE_BELOW
 
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
-    probe = GraphProbe()
+    probe = GraphProbe(whole_below=WHOLE_BELOW)
     if boot.get("mutants_in_graphs"):
         from eaglecheck_engine.fault_graphs import Captured
 
@@ -257,6 +257,7 @@ def _install_in(
             "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
             "probe": boot["probe"],
             "graphs": {} if graphs is None else graphs.sizes(),
+            **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],

@@ -15,6 +15,30 @@ Arrays = dict[str, np.ndarray]
 #: name, dtype (torch's short name), first byte, shape
 Field = Sequence[Any]
 
+#: What a rank says of a round besides its bytes, in the order in which it travels: names once here, values each time.
+ROUND = (
+    "turn",
+    "index",
+    "mode",
+    "rids",
+    "starts",
+    "pieces",
+    "layouts",
+    "tables",
+    "lens",
+    "final",
+    "epochs",
+    "forwards",
+    "graphs",
+    "events",
+)
+
+
+def named(message: Any) -> dict[str, Any]:
+    """A round as it travels, with its names; a message that has them stays as it is."""
+    return message if isinstance(message, dict) else {"ev": "packed", **dict(zip(ROUND, message, strict=True))}
+
+
 _INTEGERS = {"int64": np.int64, "int32": np.int32, "int16": np.int16, "int8": np.int8, "uint8": np.uint8}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
 

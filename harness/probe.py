@@ -68,6 +68,8 @@ class Probe:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
             self.graphs.on_eager = self._take_inputs
+            if self.recorder.dock is not None:
+                self.graphs.before_replay = self.recorder.dock.settle
 
     def install_rounds(self) -> None:
         """Only what tells which batches ran and what they committed: the token level."""
@@ -310,15 +312,15 @@ class Probe:
         whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
         return self.recorder.copied(outputs_of(output, whole_below=whole_below))
 
-    def _entered(self, phase: str, *, graph: int = 0) -> None:
-        """One more forward of the round; graph: the batch size it was captured for, 0 for an eager one."""
+    def _entered(self, phase: str, *, graph: int = 0, count: int = 1) -> None:
+        """More forwards of the round; graph: the batch size they were captured for, 0 for an eager one."""
         current = self.recorder.round
         assert current is not None
-        current.forwards[phase] = current.forwards.get(phase, 0) + 1
+        current.forwards[phase] = current.forwards.get(phase, 0) + count
         if graph:
             current.graphs[phase] = graph
         if phase in DRAFTING:
-            self.recorder.step += 1
+            self.recorder.step += count
 
     def _replayed(self, book: Book) -> None:
         """What one graph did, told as if each of its forwards and choices had just happened."""
@@ -326,29 +328,15 @@ class Probe:
         current = recorder.round
         assert current is not None
         self._replays += 1
-        base = self._held(book) if current.rids else -1
-        for call in book.calls:
-            phase = self._phase(is_draft=call.is_draft)
-            pieces = [(base, current.layouts.number(call.fields))]
-            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": pieces}
-            if call.what == "chosen":
-                if phase == "DRAFT" and current.rids:
-                    requests = list(range(len(current.rids)))
-                    current.events.append({"what": "chosen", "step": recorder.step - 1, "requests": requests, **facts})
-                continue
-            step = recorder.step if call.is_draft else 0
+        draft, target = self._phase(is_draft=True), self._phase(is_draft=False)
+        if current.rids:  # an idle rank has no rows
+            packs = self.release.generation == "v1"
+            recorder.replayed(book, draft=draft, target=target, step=recorder.step, mapped=self._mapped, packs=packs)
+        for is_draft, batch, count in book.runs:
+            phase = draft if is_draft else target
+            self._entered(phase, graph=batch, count=count)
+            step = recorder.step - 1 if is_draft else 0
             recorder.last = {"phase": phase, "step": step, "round": current.index}
-            self._entered(phase, graph=call.batch)
-            if current.rids:
-                mapped, packs = self._mapped and call.is_draft, self.release.generation == "v1"
-                current.events.append({"what": "forward", "step": step, "mapped": mapped, "packs": packs, **facts})
-
-    def _held(self, book: Book) -> int:
-        """Where a copy of a graph's buffer begins in the round's bytes; the next replay may write over the buffer."""
-        current = self.recorder.round
-        assert current is not None
-        assert book.buffer is not None
-        return current.keep(book.buffer)
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""

@@ -55,6 +55,8 @@ class Unpacker:
 
     _target_ids: np.ndarray | None = None
     _layouts: list[Sequence[Field]] = field(default_factory=list)
+    #: of each graph that was told of: (what, whether the draft does it, batch, number of its layout) a call
+    _tables: list[list[tuple[str, bool, int, int]]] = field(default_factory=list)
 
     def unpack(self, message: Message, arrays: Arrays) -> Iterator[tuple[Message, Arrays]]:
         """One message of a rank as those that `Assembler.feed` takes; others than 'packed' pass as they are."""
@@ -62,6 +64,7 @@ class Unpacker:
             yield message, arrays
             return
         self._layouts += message["layouts"]
+        self._tables += message["tables"]
         starts = message["starts"]
         current = _Round(message, arrays["bytes"], self._layouts, message["rids"], starts or [], message["lens"])
         if starts is None:
@@ -72,6 +75,19 @@ class Unpacker:
 
     def _message(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         yield event["message"], {}
+
+    def _replay(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """What a graph did, told as if each of its forwards and choices had just happened."""
+        base, step, packs = event["base"], event["step"], event["packs"]
+        for what, is_draft, batch, layout in self._tables[event["table"]]:
+            phase = event["phases"][is_draft]
+            told = {"phase": phase, "batch": batch, "pieces": [(base, layout)], "packs": packs}
+            if what == "forward":
+                mapped = event["mapped"] and is_draft
+                yield from self._forward(current, {**told, "step": step if is_draft else 0, "mapped": mapped})
+                step += is_draft
+            elif phase == "DRAFT":  # what else a graph chooses from, nobody drafts on
+                yield from self._chosen(current, {**told, "step": step - 1, "requests": range(len(current.rids))})
 
     def _ids(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         self._target_ids = np.asarray(event["ids"], dtype=np.int64)

@@ -24,7 +24,7 @@ _HALVES = (torch.float16, torch.bfloat16)
 _NAMES: dict[torch.dtype, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a dozen are made a round, while the scheduler waits
 class Copy:
     """Some tensors' values at one moment; fields say which is where.
 

@@ -13,7 +13,7 @@ from harness.compat import lookup
 from harness.fault_graphs import Captured, inside_graphs
 from harness.faults import FAULTS
 from harness.graph_probe import Book, GraphProbe
-from harness.packed import read
+from harness.packed import named, read
 from harness.probe import Probe
 from harness.recorder import Recorder
 from harness.rounds import Unpacker, best_first, without_padding
@@ -134,7 +134,7 @@ def told(recorder):
     """What the control side makes of the round in progress, and of those before it; the round is over then."""
     recorder.close_round()
     unpacker = Unpacker()
-    messages = [part for message, held in recorder.take() for part in unpacker.unpack(message, held)]
+    messages = [part for message, held in recorder.take() for part in unpacker.unpack(named(message), held)]
     return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in messages]
 
 
