@@ -1,0 +1,345 @@
+"""Collects what one scheduler rank did, round by round; knows rounds and requests, not SGLang's classes.
+
+A round's tensors leave the device in one transfer that nobody waits for: `take` gives the rounds whose bytes have
+arrived, usually one turn late, so that the scheduler runs ahead of the device as it does without us. What the bytes
+mean is worked out on the control side (`harness.driving.rounds`).
+
+Engine side: standard library, NumPy and torch only. It must copy and never modify a tensor it is shown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ...both_sides.packed import Arrays, Field
+from .dock import Arrival, Dock
+from .snapshot import Copy, Shipment, Shipper, Tensors, copied
+
+if TYPE_CHECKING:
+    from .graph_probe import Book
+
+#: What happens inside a graph: (what, whether the draft does it, batch it was captured for, number of its layout) each.
+Table = list[tuple[str, bool, int, int]]
+
+#: Rounds that may be on their way to the host before `take` waits for the oldest.
+MOST_UNDERWAY = 2
+
+
+def plain_rid(rid: str) -> str:
+    """The scenario's name of a request: the host appends `@<scenario number>`, since SGLang wants rids never reused."""
+    return rid.rpartition("@")[0] or rid
+
+
+def ints(tensor: torch.Tensor) -> np.ndarray:
+    """Whole numbers as int64, flat; waits for the device."""
+    return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
+
+
+class Layouts:
+    """Arrangements of fields, and what happens inside a graph, by number, so that each travels once a scenario."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Field, ...], int] = {}
+        #: numbers by identity of the keys above, which live as long: a tuple of tuples is slow to look up by its value
+        self._same: dict[int, int] = {}
+        self._untold: list[tuple[Field, ...]] = []
+        self._tables: dict[int, tuple[int, Any]] = {}
+        self._untold_tables: list[Table] = []
+
+    def number(self, fields: tuple[Field, ...]) -> int:
+        found = self._same.get(id(fields))
+        if found is None:
+            found = self._numbers.get(fields)
+        if found is None:
+            found = self._numbers[fields] = self._same[id(fields)] = len(self._numbers)
+            self._untold.append(fields)
+        return found
+
+    def table(self, book: Book) -> int:
+        """The number of a graph's table of calls; the book is kept, so that no other takes its place."""
+        found = self._tables.get(id(book))
+        if found is None:
+            found = self._tables[id(book)] = len(self._tables), book
+            self._untold_tables.append(
+                [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in book.calls]
+            )
+        return found[0]
+
+    def news(self) -> tuple[list[tuple[Field, ...]], list[Table]]:
+        """Arrangements and tables that were not asked for before, in the order of their numbers."""
+        untold, tables = self._untold, self._untold_tables
+        if untold or tables:
+            self._untold, self._untold_tables = [], []
+        return untold, tables
+
+
+def _numbers(copy: Copy, name: str) -> list[int]:
+    found: list[int] = copy.read()[name].reshape(-1).tolist()
+    return found
+
+
+@dataclass(slots=True)
+class Round:
+    """The batch being run: one entry a request, in batch order.
+
+    starts and accept_lens may still be on the device; asking for them here waits for it, and only mutants ask.
+    """
+
+    index: int
+    turn: int
+    mode: str
+    rids: list[str]
+    given_starts: list[int] | Copy
+    lens: list[int]
+    final: list[bool]
+    epochs: list[int]
+    forwards: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
+    accepted: list[int] | Copy = field(default_factory=list)
+    extend_rids: list[int] = field(default_factory=list)  # batch rows that take part in the draft-extend
+    events: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[torch.Tensor] = field(default_factory=list)
+    size: int = 0
+    layouts: Layouts = field(default_factory=lambda: Layouts())
+    dock: Dock | None = None
+
+    @property
+    def starts(self) -> list[int]:
+        if isinstance(self.given_starts, Copy):
+            self.given_starts = _numbers(self.given_starts, "starts")
+        return self.given_starts
+
+    @property
+    def accept_lens(self) -> list[int]:
+        if isinstance(self.accepted, Copy):
+            self.accepted = _numbers(self.accepted, "lens")
+        return self.accepted
+
+    def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
+        """Take copies along; where each begins in the round's bytes, and the number of its layout."""
+        number = self.layouts.number
+        return [(self._placed(copy.data), number(copy.fields)) for copy in copies if copy is not None]
+
+    def keep(self, buffer: torch.Tensor) -> int:
+        """Take along what a graph's buffer holds until the next replay; where it begins in the round's bytes."""
+        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True).base
+
+    def _placed(self, data: Any) -> int:
+        if self.dock is not None:  # a landing, or what was put together on the device
+            base: int = self.dock.land(data).base if isinstance(data, torch.Tensor) else data.base
+            return base
+        base, self.size = self.size, self.size + data.numel()
+        self.parts.append(data)
+        return base
+
+
+@dataclass(slots=True)
+class _Life:
+    """How far one request has come, to tell a restart (retraction) from a next chunk."""
+
+    epoch: int = 0
+    reached: int = -1
+    decoding: bool = False
+
+
+class Recorder:
+    """Rounds of the scenario in progress; `take` empties it. dock: of the GPU that the engine runs on."""
+
+    def __init__(self, dock: Dock | None = None) -> None:
+        self.dock = dock
+        self.active = False
+        self.phase: str | None = None
+        self.step = 0
+        self.turn = 0
+        self.round: Round | None = None
+        self.last: dict[str, Any] = {}
+        #: messages without tensors of a round that failed
+        self.last_said: list[dict[str, Any]] = []
+        #: target id of each draft id, int64 [V'], where they differ; told once a scenario
+        self._target_ids: np.ndarray | None = None
+        self._rounds = 0
+        self._lives: dict[str, _Life] = {}
+        self._layouts = Layouts()
+        self._shipper = Shipper()
+        #: the requests of the last round and their epochs, while it was a decode
+        self._decoding: tuple[list[str], list[int]] | None = None
+        #: (turn, round as `packed.ROUND` orders it, its bytes)
+        self._underway: deque[tuple[int, tuple[Any, ...], Shipment | Arrival]] = deque()
+
+    def begin(self) -> None:
+        """Forget the previous scenario."""
+        self.take(all_of_them=True)
+        self._rounds = 0
+        self._lives = {}
+        self._decoding = None
+        self._layouts = Layouts()
+        if self.dock is not None:
+            self.dock.forget()
+        self._target_ids = None
+        self.round = None
+        self.last = {}
+        self.last_said = []
+
+    def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
+        """Finished rounds (`packed.named` tells their parts), oldest first: those that have arrived.
+
+        all_of_them waits for the rest. before: only rounds of turns before this one. Send what was taken before
+        anything else is recorded: the bytes are not copied once more.
+        """
+        found: list[tuple[Any, Arrays]] = []
+        while self._underway:
+            turn, message, shipment = self._underway[0]
+            if before is not None and turn >= before:
+                break
+            if not (all_of_them or len(self._underway) > MOST_UNDERWAY or shipment.ready()):
+                break
+            self._underway.popleft()
+            found.append((message, {"bytes": shipment.bytes()}))
+        return found
+
+    def open_round(
+        self,
+        *,
+        mode: str,
+        rids: Sequence[str],
+        starts: Sequence[int] | Copy,
+        lens: Sequence[int],
+        final: Sequence[bool],
+    ) -> Round:
+        """starts: one a request, or a copy with a field of that name while they are on the device."""
+        names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
+        epochs = self._epochs(mode, names, given)
+        current = self.round = Round(
+            self._rounds,
+            self.turn,
+            mode,
+            names,
+            given,
+            list(lens),
+            list(final),
+            epochs,
+            layouts=self._layouts,
+            dock=self.dock,
+        )
+        self._rounds += 1
+        return current
+
+    def _epochs(self, mode: str, rids: list[str], starts: list[int] | Copy) -> list[int]:
+        """How often each request had begun anew. A decode of the requests of the decode before it begins nothing."""
+        before = self._decoding
+        if mode == "DECODE" and before is not None and before[0] == rids:
+            return before[1]
+        known = [-1] * len(rids) if isinstance(starts, Copy) else starts
+        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
+        self._decoding = (rids, epochs) if mode == "DECODE" else None
+        return epochs
+
+    def _advance(self, rid: str, mode: str, start: int) -> int:
+        life = self._lives.setdefault(rid, _Life())
+        begins = mode in ("PREFILL", "PREBUILT")  # from a prompt, or from what another engine hands over
+        if begins and life.reached >= 0 and (life.decoding or start != life.reached):
+            life.epoch += 1
+            life.decoding = False
+        if mode == "DECODE":
+            life.decoding, life.reached = True, max(0, life.reached)
+        return life.epoch
+
+    def close_round(self) -> None:
+        """The round is over: its bytes start on their way."""
+        current, self.round = self.round, None
+        if current is None:
+            return
+        starts = current.given_starts
+        if isinstance(starts, Copy):
+            pieces, said = current.hold((starts,)), None
+        else:
+            pieces, said = [], starts
+            if current.mode != "DECODE":  # how far a decode came, nobody asks
+                for rid, start, length in zip(current.rids, starts, current.lens, strict=True):
+                    self._lives[rid].reached = start + length
+        layouts, tables = self._layouts.news()
+        message = (  # as `packed.ROUND` names them
+            current.turn,
+            current.index,
+            current.mode,
+            current.rids,
+            said,
+            pieces,
+            layouts,
+            tables,
+            current.lens,
+            current.final,
+            current.epochs,
+            current.forwards,
+            current.graphs,
+            current.events,
+        )
+        shipped = self._shipper.ship(current.parts) if self.dock is None else self.dock.leave()
+        self._underway.append((current.turn, message, shipped))
+
+    def drop_round(self) -> None:
+        """The round failed: what it left on the device may be no longer readable, what was said of it is."""
+        current, self.round = self.round, None
+        if self.dock is not None:
+            self.dock.abandon()
+        if current is not None:
+            said = [event["message"] for event in current.events if event["what"] == "message"]
+            self.last_said = [{**message, "turn": current.turn} for message in said]
+
+    def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
+        """Something that happened in the current round, with the tensors that show it."""
+        current = self._current()
+        facts["what"], facts["pieces"] = what, current.hold(copies)
+        current.events.append(facts)
+
+    def replayed(self, book: Book, *, draft: str, target: str, **facts: Any) -> None:
+        """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
+
+        draft, target: the phase of what either model did in it.
+        """
+        current = self._current()
+        assert book.buffer is not None
+        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), (target, draft)
+        facts["base"] = current.keep(book.buffer)
+        current.events.append(facts)
+
+    def copied(self, tensors: Tensors) -> Copy | None:
+        """A copy of tensors as they are now, for `note`."""
+        return copied(tensors) if self.dock is None else self.dock.copied(tensors)
+
+    def put(self, message: dict[str, Any]) -> None:
+        """A message of its own, in its place among what happened in the current round."""
+        self._current().events.append({"what": "message", "message": message})
+
+    def map_ids(self, target_ids: np.ndarray) -> None:
+        """From here on draft ids stand for these target ids."""
+        if self._target_ids is not target_ids:
+            self._target_ids = target_ids
+            self._current().events.append({"what": "ids", "ids": target_ids.tolist()})
+
+    def tails(self, *, holes: list[int], wrong: list[int]) -> None:
+        """The batch row of each slot copied for branches about to be drafted, and of each that holds something else."""
+        current = self._current()
+        requests = range(len(current.rids))
+        self.put(
+            {
+                "ev": "tails",
+                "round": current.index,
+                "rids": current.rids,
+                "epochs": current.epochs,
+                "committed": current.starts,
+                "holes": [holes.count(i) for i in requests],
+                "wrong": [wrong.count(i) for i in requests],
+            }
+        )
+
+    def _current(self) -> Round:
+        if self.round is None:
+            raise RuntimeError("the probe saw a forward outside a round; its hooks do not fit this release")
+        return self.round
