@@ -92,7 +92,7 @@ def receive(sock: socket.socket) -> tuple[dict[str, Any], dict[str, np.ndarray]]
     return message, arrays
 
 
-def _read(sock: socket.socket, count: int) -> bytes:
+def _read(sock: socket.socket, count: int) -> bytearray:
     parts = bytearray(count)
     view = memoryview(parts)
     done = 0
@@ -104,4 +104,4 @@ def _read(sock: socket.socket, count: int) -> bytes:
         if got == 0:
             raise WireClosed("the peer closed the connection")
         done += got
-    return bytes(parts)
+    return parts

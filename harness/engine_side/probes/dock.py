@@ -8,13 +8,13 @@ Everything here runs once or more a round while the scheduler waits, between two
 object made counts: layouts are worked out once, and records are not frozen.
 
 Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Arrival.bytes` and
-`Landing.bytes`, and nothing may run while a CUDA graph is captured.
+`Dock.bytes`, and nothing may run while a CUDA graph is captured.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
+from ctypes import memmove
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,22 +40,6 @@ class Block:
     address: int
     room: int
     used: int = 0
-
-
-@dataclass(slots=True)
-class Landing:
-    """Some bytes on their way into a block. base: where they begin in the round's bytes."""
-
-    block: Block
-    start: int
-    size: int
-    base: int
-    wait: Callable[[], None]
-
-    def bytes(self) -> np.ndarray:
-        """uint8 [size]; waits for the device."""
-        self.wait()
-        return self.block.array[self.start : self.start + self.size]
 
 
 @dataclass(slots=True)
@@ -93,7 +77,7 @@ class _Layout:
 
     fields: tuple[Field, ...]
     places: list[tuple[int, int]]
-    size: int
+    whole: int
 
 
 class Dock:
@@ -129,7 +113,6 @@ class Dock:
         #: copies that wait for the next ones, and the stream they belong to
         self._later: list[tuple[int, int, int]] = []
         self._later_in = 0
-        self._wait = self._settle_and_wait  # bound once
 
     def forget(self) -> None:
         """Arrangements of the scenario before: prompts of other lengths have others."""
@@ -148,39 +131,44 @@ class Dock:
         layout = self._layouts.get(kind)
         if layout is None:
             layout = self._layouts[kind] = _laid_out(kind)
-        landing = self._room(layout.size)
-        address = landing.block.address + landing.start
+        block, start, base = self._room(layout.whole)
+        address = block.address + start
         moves = []
-        for tensor, (start, count) in zip(given, layout.places, strict=True):
+        for tensor, (place, count) in zip(given, layout.places):  # noqa: B905 - as many by the key, and it costs
             if tensor.is_cuda:
                 if count:
-                    moves.append((address + start, tensor.data_ptr(), count))
+                    moves.append((address + place, tensor.data_ptr(), count))
             else:  # some releases hold a list of numbers on the host where others have a tensor
-                ctypes.memmove(address + start, tensor.data_ptr(), count)
+                memmove(address + place, tensor.data_ptr(), count)
         if moves:  # now, while what `contiguous` made is there
             self._launch(moves)
-        return Copy(landing, layout.fields)
+        return Copy((self, block, start, layout.whole), layout.fields, base)
 
-    def land(self, data: torch.Tensor, *, later: bool = False) -> Landing:
-        """The bytes of a contiguous tensor as they are now.
+    def land(self, data: torch.Tensor, *, later: bool = False) -> int:
+        """Where the bytes of a contiguous tensor, as they are now, begin in the round's bytes.
 
         later: nobody writes to it before the next `settle`, and nobody gives its memory to others, so the copy may be
         launched together with the next.
         """
         count = data.nbytes
-        landing = self._room(count)
-        address = landing.block.address + landing.start
+        block, start, base = self._room(-(-count // ALIGNED) * ALIGNED)
         if not data.is_cuda:
-            ctypes.memmove(address, data.data_ptr(), count)
+            memmove(block.address + start, data.data_ptr(), count)
         elif later:
             stream = self._stream()
             if self._later and stream != self._later_in:
                 self.settle()
-            self._later.append((address, data.data_ptr(), count))
+            self._later.append((block.address + start, data.data_ptr(), count))
             self._later_in = stream
         elif count:
-            self._launch([(address, data.data_ptr(), count)])
-        return landing
+            self._launch([(block.address + start, data.data_ptr(), count)])
+        return base
+
+    def bytes(self, block: Block, start: int, size: int) -> np.ndarray:
+        """uint8 [size] of what a `Copy` landed; waits for the device."""
+        self.settle()
+        self._wait_for_device()
+        return block.array[start : start + size]
 
     def settle(self) -> None:
         """Launch what waits: what it is copied from may be written to from here on."""
@@ -197,12 +185,8 @@ class Dock:
                 self.settle()
         self._move(moves, stream)
 
-    def _settle_and_wait(self) -> None:
-        self.settle()
-        self._wait_for_device()
-
-    def _room(self, size: int) -> Landing:
-        whole = -(-size // ALIGNED) * ALIGNED
+    def _room(self, whole: int) -> tuple[Block, int, int]:
+        """A block, the place in it, and the place in the round's bytes, for so many bytes, which ALIGNED divides."""
         block = self._blocks[-1] if self._blocks else None
         if block is None or block.used + whole > block.room:
             self._before += 0 if block is None else block.used
@@ -210,7 +194,7 @@ class Dock:
             self._blocks.append(block)
         start = block.used
         block.used = start + whole
-        return Landing(block, start, size, self._before + start, self._wait)
+        return block, start, self._before + start
 
     def _block(self, size: int) -> Block:
         for place, spare in enumerate(self.spare):

@@ -35,6 +35,8 @@ class Probe:
         self.graphs = graphs
         self.ledger = Ledger() if graphs is None else graphs.ledger
         self._replays = 0
+        #: whether a draft extend leaves requests out and packs the rows of the others
+        self._packs = release.generation == "v1"
         #: what goes into the forward in progress, until it was copied, and the copy
         self._inputs: Tensors | None = None
         self._before: Copy | None = None
@@ -168,8 +170,8 @@ class Probe:
         if not requests:
             return
         copy = self.recorder.copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
-        facts = {"phase": phase, "requests": requests, "mapped": self._mapped, "layered": self.release.layered}
-        self.recorder.note("proposals", copy, **facts)
+        layered = self.release.layered
+        self.recorder.note("proposals", copy, phase=phase, requests=requests, mapped=self._mapped, layered=layered)
 
     def _chose(self, phase: str, step: int, requests: list[int], ids: Any, probs: Any) -> None:
         copy = self.recorder.copied({"ids": ids, "probs": probs})
@@ -328,10 +330,10 @@ class Probe:
         current = recorder.round
         assert current is not None
         self._replays += 1
-        draft, target = self._phase(is_draft=True), self._phase(is_draft=False)
+        draft, target = recorder.phase or "DRAFT", self._phase(is_draft=False)
         if current.rids:  # an idle rank has no rows
-            packs = self.release.generation == "v1"
-            recorder.replayed(book, draft=draft, target=target, step=recorder.step, mapped=self._mapped, packs=packs)
+            facts = {"step": recorder.step, "mapped": self._mapped, "packs": self._packs}
+            recorder.replayed(book, (target, draft), facts)
         for is_draft, batch, count in book.runs:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
@@ -345,14 +347,12 @@ class Probe:
     def _phase(self, *, is_draft: bool) -> str:
         if is_draft:
             return self.recorder.phase or "DRAFT"
-        mode = self._round_mode()
+        current = self.recorder.round
+        mode = "" if current is None else current.mode
         return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
     def _rids(self) -> list[str]:
         return [] if self.recorder.round is None else self.recorder.round.rids
-
-    def _round_mode(self) -> str:
-        return "" if self.recorder.round is None else self.recorder.round.mode
 
 
 #: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.

@@ -124,16 +124,19 @@ class Round:
     def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
         """Take copies along; where each begins in the round's bytes, and the number of its layout."""
         number = self.layouts.number
-        return [(self._placed(copy.data), number(copy.fields)) for copy in copies if copy is not None]
+        return [
+            (copy.base if copy.base >= 0 else self._placed(copy.data), number(copy.fields))
+            for copy in copies
+            if copy is not None
+        ]
 
     def keep(self, buffer: torch.Tensor) -> int:
         """Take along what a graph's buffer holds until the next replay; where it begins in the round's bytes."""
-        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True).base
+        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True)
 
-    def _placed(self, data: Any) -> int:
-        if self.dock is not None:  # a landing, or what was put together on the device
-            base: int = self.dock.land(data).base if isinstance(data, torch.Tensor) else data.base
-            return base
+    def _placed(self, data: torch.Tensor) -> int:
+        if self.dock is not None:
+            return self.dock.land(data)
         base, self.size = self.size, self.size + data.numel()
         self.parts.append(data)
         return base
@@ -294,18 +297,18 @@ class Recorder:
 
     def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
         """Something that happened in the current round, with the tensors that show it."""
-        current = self._current()
+        current = self.round or self._current()
         facts["what"], facts["pieces"] = what, current.hold(copies)
         current.events.append(facts)
 
-    def replayed(self, book: Book, *, draft: str, target: str, **facts: Any) -> None:
+    def replayed(self, book: Book, phases: tuple[str, str], facts: dict[str, Any]) -> None:
         """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
 
-        draft, target: the phase of what either model did in it.
+        phases: of what the target and what the draft did in it.
         """
-        current = self._current()
+        current = self.round or self._current()
         assert book.buffer is not None
-        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), (target, draft)
+        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), phases
         facts["base"] = current.keep(book.buffer)
         current.events.append(facts)
 
