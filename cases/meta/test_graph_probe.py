@@ -326,3 +326,15 @@ def test_of_equal_logits_the_argmax_comes_first():
 def test_padding_is_left_out(rows, batch, requests, packed, kept):
     array = np.arange(rows)
     assert without_padding(array, batch=batch, requests=requests, packed=packed).tolist() == list(range(kept))
+
+
+def test_before_any_replay_what_waits_is_told_to_go(place):
+    graph = captured(place, batch_of([3], [7], size=1))
+    other = place.cuda.CUDAGraph()  # one without a model
+    seen = []
+    place.graphs.before_replay = lambda: seen.append("before")
+    place.graphs.wanted = lambda: True
+    place.graphs.on_replay = lambda _book: seen.append("after")
+    graph.replay()
+    other.replay()
+    assert seen == ["before", "after", "before"]

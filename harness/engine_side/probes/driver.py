@@ -22,6 +22,7 @@ IN_STREAM_ORDER = 1
 #: An event that only says whether it has happened.
 WITHOUT_TIME = 2
 NOT_YET = 600
+DEVICE = "cuda"
 #: Streams that are no handle of anybody's: the legacy default stream and its number as a handle.
 LEGACY = (0, 1)
 
@@ -137,7 +138,7 @@ class Driver:
 
     def _wrong(self, stream: int) -> str:
         """What is wrong with three copies of different sizes in this stream; '' if they are right."""
-        device = [torch.arange(5, 5 + size, dtype=torch.uint8, device="cuda") for size in (1, 24, 200)]
+        device = [torch.arange(5, 5 + size, dtype=torch.uint8, device=DEVICE) for size in (1, 24, 200)]
         host = [pinned(tensor.numel()).zero_() for tensor in device]
         pairs = list(zip(host, device, strict=True))
         try:
