@@ -91,13 +91,11 @@ OnReplay = Callable[[Book], None]
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
-    mutants: those that the graphs shall hold, where an engine is booted for them. whole_below: see `outputs_of`; what
-    is worked out of logits inside a graph is eight kernels a forward, at each of its replays.
+    mutants: those that the graphs shall hold, where an engine is booted for them.
     """
 
-    def __init__(self, mutants: Captured | None = None, *, whole_below: int = 0) -> None:
+    def __init__(self, mutants: Captured | None = None) -> None:
         self.mutants = mutants
-        self._whole_below = whole_below
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
         #: whether a replay is worth telling
@@ -198,8 +196,7 @@ class GraphProbe:
                 before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
                 output = original(ids, places, forward_batch, *args, **kwargs)
             batch = int(forward_batch.batch_size)
-            after = copied(outputs_of(output, whole_below=self._whole_below))
-            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, after))
+            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
             if self.mutants is not None:
                 self.mutants.logits = output.next_token_logits
             return output
