@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import read
+from harness.both_sides.packed import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import summary_of
 from harness.engine_side.probes.dock import BLOCK_BYTES, Dock
@@ -17,7 +17,7 @@ from harness.engine_side.probes.snapshot import copied, outputs_of
 def dock():
     return Dock(
         move=lambda *_given: pytest.fail("there is no device here"),
-        event=lambda: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+        event=lambda _used: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
         new=lambda size: torch.empty(size, dtype=torch.uint8),
         wait=lambda: None,
     )
@@ -40,7 +40,7 @@ def told(recorder):
     recorder.note("proposals", copy, **facts)
     recorder.close_round()
     unpacker = Unpacker()
-    messages = [part for taken, held in recorder.take(all_of_them=True) for part in unpacker.unpack(taken, held)]
+    messages = [part for taken, held in recorder.take(all_of_them=True) for part in unpacker.unpack(named(taken), held)]
     return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in messages]
 
 
@@ -70,19 +70,22 @@ def test_more_than_a_block_holds_goes_into_the_next_and_comes_back_in_one_piece(
     copies = [place.copied({"x": tensor}) for tensor in tensors]
     whole = place.leave().bytes()
     for tensor, copy in zip(tensors, copies, strict=True):
-        assert np.array_equal(read(whole, [(copy.data.base, copy.fields)])["x"], tensor.numpy())
-    assert len(place._spare) == 3
+        assert np.array_equal(read(whole, [(copy.base, copy.fields)])["x"], tensor.numpy())
+    assert len(place.spare) == 3
 
 
 def test_blocks_are_used_again_but_not_those_of_a_round_that_failed():
     place = dock()
-    first = place.land(torch.ones(4)).block
+    place.land(torch.ones(4))
+    (first,) = place._blocks
     arrival = place.leave()
-    assert place.land(torch.ones(4)).block is not first  # nobody has read it yet
+    place.land(torch.ones(4))
+    assert place._blocks[0] is not first  # nobody has read it yet
     place.abandon()
     arrival.bytes()
-    assert place.land(torch.ones(4)).block is first
-    assert place._spare == []
+    place.land(torch.ones(4))
+    assert place._blocks == [first]
+    assert place.spare == []
 
 
 def test_a_mutant_that_asks_reads_what_has_landed():
@@ -98,7 +101,7 @@ def test_a_round_of_nothing_has_no_bytes_and_waits_for_nobody():
     recorder.open_round(mode="IDLE", rids=[], starts=[], lens=[], final=[])
     recorder.close_round()
     ((message, held),) = recorder.take()
-    assert (message["mode"], len(held["bytes"])) == ("IDLE", 0)
+    assert (named(message)["mode"], len(held["bytes"])) == ("IDLE", 0)
 
 
 LOGITS = {

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
 from harness.both_sides.faults import FAULTS
-from harness.both_sides.packed import read
+from harness.both_sides.packed import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
 from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
@@ -135,7 +135,7 @@ def told(recorder):
     """What the control side makes of the round in progress, and of those before it; the round is over then."""
     recorder.close_round()
     unpacker = Unpacker()
-    messages = [part for message, held in recorder.take() for part in unpacker.unpack(message, held)]
+    messages = [part for message, held in recorder.take() for part in unpacker.unpack(named(message), held)]
     return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in messages]
 
 
@@ -327,3 +327,15 @@ def test_of_equal_logits_the_argmax_comes_first():
 def test_padding_is_left_out(rows, batch, requests, packed, kept):
     array = np.arange(rows)
     assert without_padding(array, batch=batch, requests=requests, packed=packed).tolist() == list(range(kept))
+
+
+def test_before_any_replay_what_waits_is_told_to_go(place):
+    graph = captured(place, batch_of([3], [7], size=1))
+    other = place.cuda.CUDAGraph()  # one without a model
+    seen = []
+    place.graphs.before_replay = lambda: seen.append("before")
+    place.graphs.wanted = lambda: True
+    place.graphs.on_replay = lambda _book: seen.append("after")
+    graph.replay()
+    other.replay()
+    assert seen == ["before", "after", "before"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import read
+from harness.both_sides.packed import named, read
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
 from harness.engine_side.host.gate import _together
@@ -59,7 +59,7 @@ def decode(recorder, *, start, turn):
 
 def starts_in(taken):
     unpacker = Unpacker()
-    return [message["starts"] for packed, held in taken for message, _ in unpacker.unpack(packed, held)]
+    return [message["starts"] for packed, held in taken for message, _ in unpacker.unpack(named(packed), held)]
 
 
 def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
@@ -68,7 +68,7 @@ def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
     assert recorder.take() == []
     slow.arrived = 1
     taken = recorder.take()
-    assert [message["turn"] for message, _ in taken] == [3]
+    assert [named(message)["turn"] for message, _ in taken] == [3]
     assert starts_in(taken) == [[7]]
     assert slow.waits == 0
 
@@ -88,7 +88,7 @@ def test_the_end_of_a_scenario_waits_for_all_of_them_in_their_order(slow):
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
     taken = recorder.take(all_of_them=True)
-    assert [message["turn"] for message, _ in taken] == [1, 2]
+    assert [named(message)["turn"] for message, _ in taken] == [1, 2]
     assert starts_in(taken)[:1] == [[1]]
 
 
@@ -96,7 +96,7 @@ def test_a_crash_tells_only_turns_before_its_own(slow):
     recorder = recorder_with(slow)
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
-    assert [message["turn"] for message, _ in recorder.take(all_of_them=True, before=2)] == [1]
+    assert [named(message)["turn"] for message, _ in recorder.take(all_of_them=True, before=2)] == [1]
 
 
 def test_a_failed_round_is_not_told(slow):
@@ -111,12 +111,12 @@ def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
     recorder = recorder_with(slow)
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
-    first, second = (message["layouts"] for message, _ in recorder.take(all_of_them=True))
+    first, second = (named(message)["layouts"] for message, _ in recorder.take(all_of_them=True))
     assert (len(first), second) == (1, [])
     recorder.begin()
     decode(recorder, start=3, turn=3)
     ((message, _),) = recorder.take(all_of_them=True)
-    assert len(message["layouts"]) == 1
+    assert len(named(message)["layouts"]) == 1
 
 
 def test_a_mutant_that_asks_gets_numbers_from_the_device():
@@ -132,7 +132,7 @@ def test_a_frame_holds_messages_beside_the_bytes_they_speak_of(slow):
     recorder = recorder_with(slow)
     decode(recorder, start=5, turn=1)
     arrays = _together(recorder.take(all_of_them=True))
-    (message,) = marshal.loads(arrays["messages"].tobytes())
+    (message,) = map(named, marshal.loads(arrays["messages"]))
     found = read(arrays["0.bytes"], [(base, message["layouts"][number]) for base, number in message["pieces"]])
     assert found["starts"].tolist() == [5]
     assert _together([]) == {}
@@ -189,7 +189,7 @@ def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_rou
     recorder.close_round()
     slow.arrived = 1
     ((packed, held),) = recorder.take()
-    told = list(Unpacker().unpack(packed, held))
+    told = list(Unpacker().unpack(named(packed), held))
     ((forward, arrays),) = [(message, own) for message, own in told if message["ev"] == "forward"]
     assert arrays["positions"].tolist() == [7, 8, 9]
     assert arrays["input_ids"].tolist() == [107, 108, 109]
@@ -208,7 +208,7 @@ def prebuilt(note):
     recorder.close_round()
     assembler, unpacker = Assembler(), Unpacker()
     for packed, arrays in recorder.take(all_of_them=True):
-        for message, held in unpacker.unpack(packed, arrays):
+        for message, held in unpacker.unpack(named(packed), arrays):
             assembler.feed(message, held, tick=0, dp_rank=0, side="decode")
     return assembler.build(scenario_id="x", header={})
 

@@ -15,8 +15,39 @@ Arrays = dict[str, np.ndarray]
 #: name, dtype (torch's short name), first byte, shape
 Field = Sequence[Any]
 
+#: What a rank says of a round besides its bytes, in the order in which it travels: names once here, values each time.
+ROUND = (
+    "turn",
+    "index",
+    "mode",
+    "rids",
+    "starts",
+    "pieces",
+    "layouts",
+    "tables",
+    "lens",
+    "final",
+    "epochs",
+    "forwards",
+    "graphs",
+    "events",
+)
+
+
+def named(message: Any) -> dict[str, Any]:
+    """A round as it travels, with its names; a message that has them stays as it is."""
+    return message if isinstance(message, dict) else {"ev": "packed", **dict(zip(ROUND, message, strict=True))}
+
+
 _INTEGERS = {"int64": np.int64, "int32": np.int32, "int16": np.int16, "int8": np.int8, "uint8": np.uint8}
 _FLOATS = {"float32": np.float32, "float16": np.float16, "float64": np.float64}
+
+
+#: dtype -> as it lies there, as it is told.
+_PLAIN: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {
+    **{name: (np.dtype(kind), np.dtype(np.int64)) for name, kind in {**_INTEGERS, "bool": np.bool_}.items()},
+    **{name: (np.dtype(kind), np.dtype(np.float32)) for name, kind in _FLOATS.items()},
+}
 
 
 def read(buffer: np.ndarray, pieces: Iterable[tuple[int, Sequence[Field]]]) -> Arrays:
@@ -31,13 +62,11 @@ def read(buffer: np.ndarray, pieces: Iterable[tuple[int, Sequence[Field]]]) -> A
 
 
 def _one(buffer: np.ndarray, start: int, kind: str, shape: Sequence[int]) -> np.ndarray:
+    known = _PLAIN.get(kind)
     count = math.prod(shape)
-    if kind in _INTEGERS:
-        return np.frombuffer(buffer, _INTEGERS[kind], count, start).astype(np.int64).reshape(shape)
-    if kind in _FLOATS:
-        return np.frombuffer(buffer, _FLOATS[kind], count, start).astype(np.float32).reshape(shape)
-    if kind == "bool":
-        return np.frombuffer(buffer, np.bool_, count, start).astype(np.int64).reshape(shape)
+    if known is not None:
+        found = np.frombuffer(buffer, known[0], count, start).astype(known[1])
+        return found if len(shape) == 1 else found.reshape(shape)
     if kind == "bfloat16":  # the upper half of a float32
         wide = np.frombuffer(buffer, np.uint16, count, start).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)

@@ -26,6 +26,18 @@ TOLD = ("handed", "unbuilt", "idle_state", "busy_state", "coins", "tails", "agai
 #: Of those, the ones that say nothing but this.
 PLAIN = {"handed": ("round", "rids", "prefixes"), "unbuilt": ("round", "rids")}
 
+#: Of a verified row, what rows of accepted tokens have as well.
+OF_A_REQUEST = ("rid", "committed", "round", "tick", "dp_rank", "epoch")
+
+#: What is told by name, and the method that takes it.
+HANDLERS = {
+    **{
+        name: f"_{name}"
+        for name in ("forward", "chosen", "tree", "accept", "round", "state", "coins", "again", "tails")
+    },
+    **dict.fromkeys(PLAIN, "_plain"),
+}
+
 
 @dataclass(slots=True)
 class Assembler:
@@ -52,18 +64,7 @@ class Assembler:
         """
         if side:
             message = self._numbered(message, tick=tick, dp_rank=dp_rank, side=side)
-        handler = {
-            "forward": self._forward,
-            "chosen": self._chosen,
-            "tree": self._tree,
-            "accept": self._accept,
-            "round": self._round,
-            "state": self._state,
-            "coins": self._coins,
-            "again": self._again,
-            "tails": self._tails,
-            **dict.fromkeys(PLAIN, self._plain),
-        }[message["ev"]]
+        handler = getattr(self, HANDLERS[message["ev"]])
         handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
 
     def _numbered(self, message: Message, *, tick: int, dp_rank: int, side: str) -> Message:
@@ -94,11 +95,13 @@ class Assembler:
         for i, row in enumerate(message["hidden_rows"]):
             out_at[row] = hidden_out + i
         lse, top_ids, top_logits, chosen = [float("nan")] * count, [()] * count, [()] * count, [()] * count
-        for at, row in enumerate(message["logit_rows"]):
-            lse[row] = arrays["lse"][at]
-            top_ids[row], top_logits[row] = arrays["top_ids"][at], arrays["top_logits"][at]
-            if phase == "VERIFY":
-                chosen[row] = arrays["top_ids"][at][:1]
+        if message["logit_rows"]:
+            told = zip(
+                message["logit_rows"], arrays["lse"].tolist(), arrays["top_ids"], arrays["top_logits"], strict=True
+            )
+            for row, lse[row], top_ids[row], top_logits[row] in told:
+                if phase == "VERIFY":
+                    chosen[row] = top_ids[row][:1]
         self.rows.extend(
             count,
             rid=_each(message["rids"], lens),
@@ -152,17 +155,19 @@ class Assembler:
         places = self._last.get((dp_rank, round_index, "VERIFY", 0), [])
         parents = self._last.get((dp_rank, round_index, "TREE", 0), [])
         at, nodes, tokens = 0, arrays["nodes"].tolist(), arrays["tokens"].tolist()
+        columns = self.rows.columns
         for place, own, length in zip(places, parents, message["lens"], strict=False):
             for row, parent in zip(place, own, strict=False):
-                self.rows.columns["parent"][row] = parent
-            for slot in range(length):
-                self._accept_row(place[0], slot, nodes[at], tokens[at])
-                at += 1
-
-    def _accept_row(self, verify_row: int, slot: int, node: int, token: int) -> None:
-        columns = self.rows.columns
-        same = {name: columns[name][verify_row] for name in ("rid", "committed", "round", "tick", "dp_rank", "epoch")}
-        self.rows.add(phase="ACCEPT", slot=slot, input_id=token, parent=node, **same)
+                columns["parent"][row] = parent
+            self.rows.extend(
+                length,
+                phase=["ACCEPT"] * length,
+                slot=range(length),
+                input_id=tokens[at : at + length],
+                parent=nodes[at : at + length],
+                **{name: [columns[name][place[0]]] * length for name in OF_A_REQUEST},
+            )
+            at += length
 
     def _state(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
         name = "idle_state" if message["idle"] else "busy_state"

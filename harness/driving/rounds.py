@@ -15,6 +15,7 @@ import numpy as np
 from harness.both_sides.packed import Arrays, Field, read
 from harness.driving.row_arrays import (
     kept_rows,
+    of_rows,
     output_rows,
     parents_of,
     summary_of,
@@ -24,6 +25,8 @@ from harness.driving.row_arrays import (
 )
 
 Message = dict[str, Any]
+#: What is told of a forward's logits: all, or what the device worked out of them.
+LOGITS = ("logits", "top_logits", "top_ids", "best", "lse", "log_prob")
 #: What goes into a forward, one entry a row.
 INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
 
@@ -48,6 +51,9 @@ class _Round:
 
     def about(self, requests: Sequence[int]) -> Message:
         """Which requests a message speaks of, and from where."""
+        if len(requests) == len(self.rids):  # everyone, in the order of the batch: nobody writes to these lists
+            epochs = self.message["epochs"]
+            return {"round": self.message["index"], "rids": self.rids, "epochs": epochs, "committed": self.starts}
         return {
             "round": self.message["index"],
             "rids": [self.rids[i] for i in requests],
@@ -62,6 +68,8 @@ class Unpacker:
 
     _target_ids: np.ndarray | None = None
     _layouts: list[Sequence[Field]] = field(default_factory=list)
+    #: of each graph that was told of: (what, whether the draft does it, batch, number of its layout) a call
+    _tables: list[list[tuple[str, bool, int, int]]] = field(default_factory=list)
 
     def unpack(self, message: Message, arrays: Arrays) -> Iterator[tuple[Message, Arrays]]:
         """One message of a rank as those that `Assembler.feed` takes; others than 'packed' pass as they are."""
@@ -69,6 +77,7 @@ class Unpacker:
             yield message, arrays
             return
         self._layouts += message["layouts"]
+        self._tables += message["tables"]
         starts = message["starts"]
         current = _Round(message, arrays["bytes"], self._layouts, message["rids"], starts or [], message["lens"])
         if starts is None:
@@ -79,6 +88,19 @@ class Unpacker:
 
     def _message(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         yield event["message"], {}
+
+    def _replay(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """What a graph did, told as if each of its forwards and choices had just happened."""
+        base, step, packs = event["base"], event["step"], event["packs"]
+        for what, is_draft, batch, layout in self._tables[event["table"]]:
+            phase = event["phases"][is_draft]
+            told = {"phase": phase, "batch": batch, "pieces": [(base, layout)], "packs": packs}
+            if what == "forward":
+                mapped = event["mapped"] and is_draft
+                yield from self._forward(current, {**told, "step": step if is_draft else 0, "mapped": mapped})
+                step += is_draft
+            elif phase == "DRAFT":  # what else a graph chooses from, nobody drafts on
+                yield from self._chosen(current, {**told, "step": step - 1, "requests": range(len(current.rids))})
 
     def _ids(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         self._target_ids = np.asarray(event["ids"], dtype=np.int64)
@@ -105,13 +127,15 @@ class Unpacker:
         told = "logits" if "logits" in found else "best"
         logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get(told, ())))
         hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
-        arrays = {name: found[name][keep] for name in INPUTS if name in found}
+        whole = sum(lens) == rows  # as in most forwards: nothing to leave out, and nothing to copy
+        arrays = {name: found[name] if whole else found[name][keep] for name in INPUTS if name in found}
         if logit_rows:
-            top = summary_of(found["logits"][logit_index]) if told == "logits" else summary_told(found, logit_index)
+            own = of_rows(found, LOGITS, logit_index)
+            top = summary_of(own["logits"]) if told == "logits" else summary_told(own)
             arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
             arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
         if hidden_rows:
-            arrays["hidden_out"] = found["hidden_out"][hidden_index]
+            arrays |= of_rows(found, ("hidden_out",), hidden_index)
         message = {
             "ev": "forward",
             "phase": phase,

@@ -22,12 +22,20 @@ def without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
     return array.reshape(requests, width, *array.shape[1:])[:, again:].reshape(-1, *array.shape[1:])
 
 
-def summary_told(found: Arrays, rows: Sequence[int]) -> Arrays:
-    """What the device worked out of these rows' logits."""
+def of_rows(found: Arrays, names: Sequence[str], rows: list[int]) -> Arrays:
+    """Those of these arrays that are there, in these rows; rows that are all there are stay where they are."""
+    held = {name: found[name] for name in names if name in found}
+    if rows == list(range(len(next(iter(held.values()))))):
+        return held
+    return {name: array[rows] for name, array in held.items()}
+
+
+def summary_told(found: Arrays) -> Arrays:
+    """What the device worked out of logits."""
     return {
-        "top_logits": found["top_logits"][rows],
-        "lse": _log_sum_exp(found)[rows],
-        "top_ids": best_first(found["top_ids"][rows], found["best"][rows]),
+        "top_logits": found["top_logits"],
+        "lse": _log_sum_exp(found),
+        "top_ids": best_first(found["top_ids"], found["best"]),
     }
 
 
@@ -60,9 +68,11 @@ def _log_sum_exp(found: Arrays) -> np.ndarray:
 
 def best_first(top_ids: np.ndarray, best: np.ndarray) -> np.ndarray:
     """top_ids [r, 16] with the argmax best [r] in front, where equal logits let another id stand there."""
-    rows = np.flatnonzero(top_ids[:, 0] != best)
+    others_first = top_ids[:, 0] != best
+    if not others_first.any():
+        return top_ids
     ordered = top_ids.copy()
-    for row in rows.tolist():
+    for row in np.flatnonzero(others_first).tolist():
         others = [token for token in top_ids[row].tolist() if token != best[row]]
         ordered[row] = [int(best[row]), *others][: top_ids.shape[1]]
     return ordered
@@ -104,13 +114,12 @@ def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) ->
 
 def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:
     """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes."""
-    children = next_token.reshape(-1, width)
-    siblings = next_sibling.reshape(-1, width)
-    parents = np.full(children.shape, -1, dtype=np.int64)
-    for b in range(children.shape[0]):
-        for node in range(width):
-            child = children[b, node]
+    children = next_token.reshape(-1, width).tolist()
+    siblings = next_sibling.reshape(-1, width).tolist()
+    parents = [[-1] * width for _ in children]
+    for own, first, further in zip(parents, children, siblings, strict=True):
+        for node, child in enumerate(first):
             while child != -1:
-                parents[b, child] = node
-                child = siblings[b, child]
-    return parents
+                own[child] = node
+                child = further[child]
+    return np.asarray(parents, dtype=np.int64).reshape(-1, width)

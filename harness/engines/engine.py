@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from harness.both_sides import wire
+from harness.both_sides.packed import named
 from harness.engines import ranks
 from harness.engines.group import end_group
 from harness.engines.interrupts import interrupts_held
@@ -501,7 +502,7 @@ class Engine:
 def _messages(arrays: dict[str, np.ndarray]) -> Messages:
     """The probe's messages out of a frame's arrays, each with its own; an empty list where it brought none."""
     text = arrays.pop("messages", None)
-    messages: Messages = [] if text is None else [(message, {}) for message in marshal.loads(text.tobytes())]
+    messages: Messages = [] if text is None else [(named(message), {}) for message in marshal.loads(text.data)]
     for name, array in arrays.items():
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array

@@ -139,6 +139,7 @@ def _install_in(
             "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
             "probe": boot["probe"],
             "graphs": {} if graphs is None else graphs.sizes(),
+            **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],

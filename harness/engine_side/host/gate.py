@@ -26,9 +26,6 @@ from .blame import watcher
 if TYPE_CHECKING:
     from ..mutants.fault_wraps import Faults
 
-#: Of the format that messages travel in: one that every Python of either side reads. It costs a tenth of JSON, and a
-#: round's messages are written while the scheduler waits.
-MARSHAL = 4
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
 
@@ -136,9 +133,9 @@ class Gate:
             **scheduler_state(self.scheduler),
         }
         self._turn = None
-        wire.send(self._sock, report, arrays)
+        wire.send(self._sock, report, arrays, quick=True)
 
-    def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
+    def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], wire.Held]:
         op = command["op"]
         try:
             if op == "begin":
@@ -156,7 +153,7 @@ class Gate:
             return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}, {}
         return {"op": "error", "what": f"unknown command {op!r}"}, {}
 
-    def _end(self) -> tuple[dict[str, Any], Arrays]:
+    def _end(self) -> tuple[dict[str, Any], wire.Held]:
         """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
         self._recorder.active = False
         fired = {} if self._faults is None else self._faults.fired()
@@ -213,22 +210,24 @@ class Gate:
         except (wire.WireClosed, OSError):
             pass  # the control side is gone; SGLang still logs the traceback
 
-    def _last_words(self) -> Arrays:
+    def _last_words(self) -> wire.Held:
         """Rounds of the turns before the one that crashed, where the device still gives them, and what it said."""
-        said: list[tuple[dict[str, Any], Arrays]] = [(message, {}) for message in self._recorder.last_said]
+        said: list[tuple[Any, Arrays]] = [(message, {}) for message in self._recorder.last_said]
         try:
             return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
         except RuntimeError:
             return _together(said)
 
 
-def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:
+def _together(taken: list[tuple[Any, Arrays]]) -> wire.Held:
     """Messages as one more array, since whoever drives us shall read them later, and theirs as 'its number.name'."""
     if not taken:
         return {}
-    text = marshal.dumps([message for message, _ in taken], MARSHAL)
-    arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(taken) for name, array in held.items()}
-    return {"messages": np.frombuffer(text, np.uint8), **arrays}
+    found: dict[str, np.ndarray | bytes] = {"messages": marshal.dumps([message for message, _ in taken], wire.MARSHAL)}
+    for i, (_, held) in enumerate(taken):
+        for name, array in held.items():
+            found[f"{i}.{name}"] = array
+    return found
 
 
 def announced_name(item: Any) -> str:

@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,8 @@ class Book:
 
     calls: list[Call] = field(default_factory=list)
     buffer: torch.Tensor | None = None
+    #: forwards that follow each other: (whether the draft's, batch, how many)
+    runs: list[tuple[bool, int, int]] = field(default_factory=list)
     _parts: list[torch.Tensor] = field(default_factory=list)
     _size: int = 0
 
@@ -72,13 +75,16 @@ class Book:
 
     def close(self) -> None:
         """Pack everything into one buffer; still inside the capture, so the packing is replayed too."""
+        forwards = [(call.is_draft, call.batch) for call in self.calls if call.what == "forward"]
+        self.runs = [(*kind, len(list(same))) for kind, same in groupby(forwards)]
         if self._parts:
             self.buffer = torch.cat(self._parts)
         self._parts = []
 
 
 #: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph,
-#: since graphs share one memory pool.
+#: since graphs share one memory pool: that pool is given to nothing but captures, which run nothing, so nobody else
+#: writes to it in between.
 OnReplay = Callable[[Book], None]
 
 
@@ -94,6 +100,8 @@ class GraphProbe:
         self.on_replay: OnReplay | None = None
         #: whether a replay is worth telling
         self.wanted: Callable[[], bool] = lambda: False
+        #: told that some graph is about to be replayed
+        self.before_replay: Callable[[], None] = lambda: None
         #: told that a model is about to run outside any capture
         self.on_eager: Callable[[], None] = lambda: None
         self._open: Book | None = None
@@ -151,6 +159,7 @@ class GraphProbe:
 
     def _replay(self, original: Original) -> Original:
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self.before_replay()
             result = original(graph, *args, **kwargs)
             book = self._books.get(graph)
             if book is not None and self.on_replay is not None and self.wanted():

@@ -33,6 +33,8 @@ class Probe:
         self.ledger = Ledger() if graphs is None else graphs.ledger
         self._verify = VerifyProbe(recorder, release, self.ledger)
         self._replays = 0
+        #: whether a draft extend leaves requests out and packs the rows of the others
+        self._packs = release.generation == "v1"
         #: what goes into the forward in progress, until it was copied, and the copy
         self._inputs: Tensors | None = None
         self._before: Copy | None = None
@@ -62,6 +64,8 @@ class Probe:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
             self.graphs.on_eager = self._take_inputs
+            if self.recorder.dock is not None:
+                self.graphs.before_replay = self.recorder.dock.settle
 
     def install_rounds(self) -> None:
         """Only what tells which batches ran and what they committed: the token level."""
@@ -157,8 +161,8 @@ class Probe:
         if not requests:
             return
         copy = self.recorder.copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
-        facts = {"phase": phase, "requests": requests, "mapped": self._mapped, "layered": self.release.layered}
-        self.recorder.note("proposals", copy, **facts)
+        layered = self.release.layered
+        self.recorder.note("proposals", copy, phase=phase, requests=requests, mapped=self._mapped, layered=layered)
 
     def _chose(self, phase: str, step: int, requests: list[int], ids: Any, probs: Any) -> None:
         copy = self.recorder.copied({"ids": ids, "probs": probs})
@@ -235,15 +239,15 @@ class Probe:
         whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
         return self.recorder.copied(outputs_of(output, whole_below=whole_below))
 
-    def _entered(self, phase: str, *, graph: int = 0) -> None:
-        """One more forward of the round; graph: the batch size it was captured for, 0 for an eager one."""
+    def _entered(self, phase: str, *, graph: int = 0, count: int = 1) -> None:
+        """More forwards of the round; graph: the batch size they were captured for, 0 for an eager one."""
         current = self.recorder.round
         assert current is not None
-        current.forwards[phase] = current.forwards.get(phase, 0) + 1
+        current.forwards[phase] = current.forwards.get(phase, 0) + count
         if graph:
             current.graphs[phase] = graph
         if phase in DRAFTING:
-            self.recorder.step += 1
+            self.recorder.step += count
 
     def _replayed(self, book: Book) -> None:
         """What one graph did, told as if each of its forwards and choices had just happened."""
@@ -251,29 +255,15 @@ class Probe:
         current = recorder.round
         assert current is not None
         self._replays += 1
-        base = self._held(book) if current.rids else -1
-        for call in book.calls:
-            phase = self._phase(is_draft=call.is_draft)
-            pieces = [(base, current.layouts.number(call.fields))]
-            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": pieces}
-            if call.what == "chosen":
-                if phase == "DRAFT" and current.rids:
-                    requests = list(range(len(current.rids)))
-                    current.events.append({"what": "chosen", "step": recorder.step - 1, "requests": requests, **facts})
-                continue
-            step = recorder.step if call.is_draft else 0
+        draft, target = recorder.phase or "DRAFT", self._phase(is_draft=False)
+        if current.rids:  # an idle rank has no rows
+            facts = {"step": recorder.step, "mapped": self._mapped, "packs": self._packs}
+            recorder.replayed(book, (target, draft), facts)
+        for is_draft, batch, count in book.runs:
+            phase = draft if is_draft else target
+            self._entered(phase, graph=batch, count=count)
+            step = recorder.step - 1 if is_draft else 0
             recorder.last = {"phase": phase, "step": step, "round": current.index}
-            self._entered(phase, graph=call.batch)
-            if current.rids:
-                mapped, packs = self._mapped and call.is_draft, self.release.generation == "v1"
-                current.events.append({"what": "forward", "step": step, "mapped": mapped, "packs": packs, **facts})
-
-    def _held(self, book: Book) -> int:
-        """Where a copy of a graph's buffer begins in the round's bytes; the next replay may write over the buffer."""
-        current = self.recorder.round
-        assert current is not None
-        assert book.buffer is not None
-        return current.keep(book.buffer)
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
@@ -282,14 +272,12 @@ class Probe:
     def _phase(self, *, is_draft: bool) -> str:
         if is_draft:
             return self.recorder.phase or "DRAFT"
-        mode = self._round_mode()
+        current = self.recorder.round
+        mode = "" if current is None else current.mode
         return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
 
     def _rids(self) -> list[str]:
         return [] if self.recorder.round is None else self.recorder.round.rids
-
-    def _round_mode(self) -> str:
-        return "" if self.recorder.round is None else self.recorder.round.mode
 
 
 #: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.

@@ -12,14 +12,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from ...both_sides.packed import Arrays, Field
-from .dock import Arrival, Dock, Landing
+from .dock import Arrival, Dock
 from .snapshot import Copy, Shipment, Shipper, Tensors, copied
+
+if TYPE_CHECKING:
+    from .graph_probe import Book
+
+#: What happens inside a graph: (what, whether the draft does it, batch it was captured for, number of its layout) each.
+Table = list[tuple[str, bool, int, int]]
 
 #: Rounds that may be on their way to the host before `take` waits for the oldest.
 MOST_UNDERWAY = 2
@@ -35,24 +41,42 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
     return np.array(tensor.detach().to("cpu", torch.int64).reshape(-1).numpy(), dtype=np.int64)
 
 
-@dataclass(slots=True)
 class Layouts:
-    """Fields by number, so that each arrangement travels once a scenario."""
+    """Arrangements of fields, and what happens inside a graph, by number, so that each travels once a scenario."""
 
-    _numbers: dict[tuple[Field, ...], int] = field(default_factory=dict)
-    _untold: list[tuple[Field, ...]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Field, ...], int] = {}
+        #: numbers by identity of the keys above, which live as long: a tuple of tuples is slow to look up by its value
+        self._same: dict[int, int] = {}
+        self._untold: list[tuple[Field, ...]] = []
+        self._tables: dict[int, tuple[int, Any]] = {}
+        self._untold_tables: list[Table] = []
 
     def number(self, fields: tuple[Field, ...]) -> int:
-        found = self._numbers.get(fields)
+        found = self._same.get(id(fields))
         if found is None:
-            found = self._numbers[fields] = len(self._numbers)
+            found = self._numbers.get(fields)
+        if found is None:
+            found = self._numbers[fields] = self._same[id(fields)] = len(self._numbers)
             self._untold.append(fields)
         return found
 
-    def news(self) -> list[tuple[Field, ...]]:
-        """Arrangements that were not asked for before, in the order of their numbers."""
-        untold, self._untold = self._untold, []
-        return untold
+    def table(self, book: Book) -> int:
+        """The number of a graph's table of calls; the book is kept, so that no other takes its place."""
+        found = self._tables.get(id(book))
+        if found is None:
+            found = self._tables[id(book)] = len(self._tables), book
+            self._untold_tables.append(
+                [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in book.calls]
+            )
+        return found[0]
+
+    def news(self) -> tuple[list[tuple[Field, ...]], list[Table]]:
+        """Arrangements and tables that were not asked for before, in the order of their numbers."""
+        untold, tables = self._untold, self._untold_tables
+        if untold or tables:
+            self._untold, self._untold_tables = [], []
+        return untold, tables
 
 
 def _numbers(copy: Copy, name: str) -> list[int]:
@@ -99,20 +123,20 @@ class Round:
 
     def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
         """Take copies along; where each begins in the round's bytes, and the number of its layout."""
-        pieces = []
-        for copy in copies:
-            if copy is not None:
-                pieces.append((self._placed(copy.data), self.layouts.number(copy.fields)))
-        return pieces
+        number = self.layouts.number
+        return [
+            (copy.base if copy.base >= 0 else self._placed(copy.data), number(copy.fields))
+            for copy in copies
+            if copy is not None
+        ]
 
     def keep(self, buffer: torch.Tensor) -> int:
-        """Take along what a buffer holds now that others will write over; where it begins in the round's bytes."""
-        return self._placed(buffer if self.dock is not None else buffer.clone())
+        """Take along what a graph's buffer holds until the next replay; where it begins in the round's bytes."""
+        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True)
 
-    def _placed(self, data: Any) -> int:
+    def _placed(self, data: torch.Tensor) -> int:
         if self.dock is not None:
-            landing: Landing = self.dock.land(data) if isinstance(data, torch.Tensor) else data
-            return landing.base
+            return self.dock.land(data)
         base, self.size = self.size, self.size + data.numel()
         self.parts.append(data)
         return base
@@ -146,28 +170,35 @@ class Recorder:
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
         self._shipper = Shipper()
-        self._underway: deque[tuple[dict[str, Any], Shipment | Arrival]] = deque()
+        #: the requests of the last round and their epochs, while it was a decode
+        self._decoding: tuple[list[str], list[int]] | None = None
+        #: (turn, round as `packed.ROUND` orders it, its bytes)
+        self._underway: deque[tuple[int, tuple[Any, ...], Shipment | Arrival]] = deque()
 
     def begin(self) -> None:
         """Forget the previous scenario."""
         self.take(all_of_them=True)
         self._rounds = 0
         self._lives = {}
+        self._decoding = None
         self._layouts = Layouts()
+        if self.dock is not None:
+            self.dock.forget()
         self._target_ids = None
         self.round = None
         self.last = {}
         self.last_said = []
 
-    def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[dict[str, Any], Arrays]]:
-        """Finished rounds, oldest first: those that have arrived; all_of_them waits for the rest.
+    def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
+        """Finished rounds (`packed.named` tells their parts), oldest first: those that have arrived.
 
-        before: only rounds of turns before this one.
+        all_of_them waits for the rest. before: only rounds of turns before this one. Send what was taken before
+        anything else is recorded: the bytes are not copied once more.
         """
-        found = []
+        found: list[tuple[Any, Arrays]] = []
         while self._underway:
-            message, shipment = self._underway[0]
-            if before is not None and message["turn"] >= before:
+            turn, message, shipment = self._underway[0]
+            if before is not None and turn >= before:
                 break
             if not (all_of_them or len(self._underway) > MOST_UNDERWAY or shipment.ready()):
                 break
@@ -185,13 +216,32 @@ class Recorder:
         final: Sequence[bool],
     ) -> Round:
         """starts: one a request, or a copy with a field of that name while they are on the device."""
-        known = [-1] * len(rids) if isinstance(starts, Copy) else list(starts)
-        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
-        given = starts if isinstance(starts, Copy) else known
-        self.round = Round(self._rounds, self.turn, mode, list(rids), given, list(lens), list(final), epochs)
-        self.round.layouts, self.round.dock = self._layouts, self.dock
+        names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
+        epochs = self._epochs(mode, names, given)
+        current = self.round = Round(
+            self._rounds,
+            self.turn,
+            mode,
+            names,
+            given,
+            list(lens),
+            list(final),
+            epochs,
+            layouts=self._layouts,
+            dock=self.dock,
+        )
         self._rounds += 1
-        return self.round
+        return current
+
+    def _epochs(self, mode: str, rids: list[str], starts: list[int] | Copy) -> list[int]:
+        """How often each request had begun anew. A decode of the requests of the decode before it begins nothing."""
+        before = self._decoding
+        if mode == "DECODE" and before is not None and before[0] == rids:
+            return before[1]
+        known = [-1] * len(rids) if isinstance(starts, Copy) else starts
+        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
+        self._decoding = (rids, epochs) if mode == "DECODE" else None
+        return epochs
 
     def _advance(self, rid: str, mode: str, start: int) -> int:
         life = self._lives.setdefault(rid, _Life())
@@ -200,7 +250,7 @@ class Recorder:
             life.epoch += 1
             life.decoding = False
         if mode == "DECODE":
-            life.decoding = True
+            life.decoding, life.reached = True, max(0, life.reached)
         return life.epoch
 
     def close_round(self) -> None:
@@ -209,28 +259,32 @@ class Recorder:
         if current is None:
             return
         starts = current.given_starts
-        pieces = current.hold([starts]) if isinstance(starts, Copy) else []
-        known = [0] * len(current.rids) if isinstance(starts, Copy) else starts  # how far a decode came, nobody asks
-        for rid, start, length in zip(current.rids, known, current.lens, strict=True):
-            self._lives[rid].reached = start + length
-        message = {
-            "ev": "packed",
-            "turn": current.turn,
-            "index": current.index,
-            "mode": current.mode,
-            "rids": current.rids,
-            "starts": None if isinstance(starts, Copy) else starts,
-            "pieces": pieces,
-            "layouts": self._layouts.news(),
-            "lens": current.lens,
-            "final": current.final,
-            "epochs": current.epochs,
-            "forwards": current.forwards,
-            "graphs": current.graphs,
-            "events": current.events,
-        }
+        if isinstance(starts, Copy):
+            pieces, said = current.hold((starts,)), None
+        else:
+            pieces, said = [], starts
+            if current.mode != "DECODE":  # how far a decode came, nobody asks
+                for rid, start, length in zip(current.rids, starts, current.lens, strict=True):
+                    self._lives[rid].reached = start + length
+        layouts, tables = self._layouts.news()
+        message = (  # as `packed.ROUND` names them
+            current.turn,
+            current.index,
+            current.mode,
+            current.rids,
+            said,
+            pieces,
+            layouts,
+            tables,
+            current.lens,
+            current.final,
+            current.epochs,
+            current.forwards,
+            current.graphs,
+            current.events,
+        )
         shipped = self._shipper.ship(current.parts) if self.dock is None else self.dock.leave()
-        self._underway.append((message, shipped))
+        self._underway.append((current.turn, message, shipped))
 
     def drop_round(self) -> None:
         """The round failed: what it left on the device may be no longer readable, what was said of it is."""
@@ -243,8 +297,20 @@ class Recorder:
 
     def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
         """Something that happened in the current round, with the tensors that show it."""
-        current = self._current()
-        current.events.append({"what": what, **facts, "pieces": current.hold(copies)})
+        current = self.round or self._current()
+        facts["what"], facts["pieces"] = what, current.hold(copies)
+        current.events.append(facts)
+
+    def replayed(self, book: Book, phases: tuple[str, str], facts: dict[str, Any]) -> None:
+        """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
+
+        phases: of what the target and what the draft did in it.
+        """
+        current = self.round or self._current()
+        assert book.buffer is not None
+        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), phases
+        facts["base"] = current.keep(book.buffer)
+        current.events.append(facts)
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """A copy of tensors as they are now, for `note`."""

@@ -24,20 +24,24 @@ _HALVES = (torch.float16, torch.bfloat16)
 _NAMES: dict[torch.dtype, str] = {}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: a dozen are made a round, while the scheduler waits
 class Copy:
     """Some tensors' values at one moment; fields say which is where.
 
-    data: uint8 [n] on the tensors' own device, or a `dock.Landing` of theirs.
+    data: uint8 [n] on the tensors' own device; or, of what has landed, the dock and where it holds them. base: where
+    they begin in the round's bytes then, else -1.
     """
 
     data: Any
     fields: tuple[Field, ...]
+    base: int = -1
 
     def read(self) -> Arrays:
         """The values; waits for the device."""
-        data = self.data.cpu().numpy() if isinstance(self.data, torch.Tensor) else self.data.bytes()
-        return packed.read(data, [(0, self.fields)])
+        if isinstance(self.data, torch.Tensor):
+            return packed.read(self.data.cpu().numpy(), [(0, self.fields)])
+        dock, *place = self.data
+        return packed.read(dock.bytes(*place), [(0, self.fields)])
 
 
 def copied(tensors: Tensors) -> Copy | None:
@@ -85,8 +89,8 @@ def inputs_of(input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: b
     """What goes into a forward. To be copied before it runs: positions are advanced in place afterwards."""
     hidden = getattr(forward_batch.spec_info, "hidden_states", None) if is_draft else None
     kept = hidden if isinstance(hidden, torch.Tensor) and hidden.numel() else None
-    found = {"input_ids": input_ids, "positions": positions, "cache_slots": forward_batch.out_cache_loc}
-    return {**found, "hidden_in": kept}
+    slots = forward_batch.out_cache_loc
+    return {"input_ids": input_ids, "positions": positions, "cache_slots": slots, "hidden_in": kept}
 
 
 def outputs_of(output: Any, *, whole_below: int = 0) -> Tensors:
