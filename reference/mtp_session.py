@@ -12,45 +12,92 @@ from itertools import groupby, pairwise
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.engine_view import EngineView, Turn
-from reference.mtp import Depth, MtpHead, Window, read_depths, reads
+from reference.mtp import Depth, MtpHead, Window, as_held, read_depths, reads
 from reference.mtp_cache import Owner, Read, Step, held_rows
+from reference.mtp_narrow import Block, block_of, said_narrowly
 from reference.session import ReferenceSession, Story, ended, record_of, sampled, stories, where_of
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
 from reference.verify import Walk
+
+#: DP rank, round, rid, layer
+Share = tuple[int, int, str, int]
 
 
 class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
     def __init__(
-        self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False, shared: bool = False
+        self,
+        head: MtpHead,
+        spec: SpecConfig,
+        *,
+        guesses: bool = False,
+        refused: bool = False,
+        shared: bool = False,
+        narrow: bool = False,
     ) -> None:
         """Deviations of an engine to predict, see docs/findings.md.
 
         guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
         the states of the last verified nodes, accepted or not (F-020). shared: rows out of its prefix cache hold what
-        the layers of whoever wrote them read (F-012).
+        the layers of whoever wrote them read (F-012). narrow: in graphs, attention takes the rows of every layer for
+        blocks as wide as the first one's (F-027).
         """
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
         self.target, self.layers, self.spec = head.target, head, spec
-        self.guesses, self.refused, self.shared = guesses, refused, shared
+        self.guesses, self.refused, self.shared, self.narrow = guesses, refused, shared, narrow
+        self._said: dict[Share, Tensor | None] = {}
         self._held: dict[tuple[int, int, str], tuple[Read, ...]] = {}
 
     def replay(self, scenario: Scenario, engine: Trace) -> Trace:
-        """See ReferenceSession; where rows are shared, their owners are followed first."""
+        """See ReferenceSession; where rows are shared, their owners are followed first, and so are batches."""
         self._held = self._shared_rows(scenario, engine) if self.shared and scenario.engine.prefix_cache else {}
         try:
+            self._said = self._in_batches(scenario, engine) if self.narrow else {}
             return super().replay(scenario, engine)
         finally:
-            self._held = {}
+            self._held, self._said = {}, {}
+
+    @torch.inference_mode()
+    def _in_batches(self, scenario: Scenario, engine: Trace) -> dict[Share, Tensor | None]:
+        """What the last row of each request says where its draft extend ran in a graph; None is not known."""
+        view, found = EngineView(engine, self.spec, self.target.config.vocab), dict[Share, Tensor | None]()
+        blocks, records = dict[Share, Block](), dict[tuple[int, int], RoundRecord]()
+        for request in scenario.requests:
+            for story in stories(request, view):
+                for turn, layer, block in self._blocks(story, view):
+                    blocks[turn.record.dp_rank, turn.record.index, turn.rid, layer] = block
+                    records[turn.record.dp_rank, turn.record.index] = turn.record
+        for place, record in records.items():
+            batch = record.graphs.get(str(Phase.EXTEND), 0)
+            for layer in range(1, self.spec.k if batch else 1):
+                names = [(*place, rid, layer) for rid in record.rids]
+                if all(name in blocks for name in names):
+                    own = [blocks[name] for name in names]
+                    said = said_narrowly(self.layers.layers[layer], own, width=self.spec.n, batch=batch)
+                    found.update(zip(names, said, strict=True))
+        return found
+
+    def _blocks(self, story: Story, view: EngineView) -> Iterator[tuple[Turn, int, Block]]:
+        """The rows of each decode turn's draft extend by layer, refused nodes included."""
+        hidden = self.target.forward(torch.tensor(story.tokens))
+        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        verified = self._verified(turns, view, story.tokens)
+        windows = self._depths(story.tokens, hidden, self._windows(story, turns, view, hidden))[1]
+        for layer in range(1, self.spec.k):
+            helds = as_held(story.tokens, hidden[: windows[-1].stop], windows, layer) if windows else iter(())
+            for (turn, _), held, window in zip(turns, helds, windows, strict=True):
+                if turn.start in verified and turn.record.mode == "DECODE" and window.again:
+                    yield turn, layer, block_of(held, window, verified[turn.start], layer)
 
     def _shared_rows(self, scenario: Scenario, engine: Trace) -> dict[tuple[int, int, str], tuple[Read, ...]]:
         """(DP rank, round, rid) -> what the rows before that turn's window hold (see reference.mtp_cache)."""
@@ -101,20 +148,7 @@ class MtpSession(ReferenceSession):
             raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
-        stale = self._stale(turns, view, story.tokens) if self.refused else {}
-        windows = [
-            _window(
-                turn,
-                committed,
-                known=known,
-                proposals=view.layer_proposals(turn),
-                guess=self._guess(turn, view, hidden),
-                again=view.ran_again(turn),
-                stale=stale.get(turn.start),
-                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
-            )
-            for (turn, committed), known in zip(turns, _known(story), strict=True)
-        ]
+        windows = self._windows(story, turns, view, hidden)
         depths, filled = self._depths(story.tokens, hidden, windows)
         rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
         before: Turn | None = None
@@ -141,6 +175,25 @@ class MtpSession(ReferenceSession):
         walks = self._verify(writer, story.tokens, rounds, temperature=temperature)
         return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
 
+    def _windows(
+        self, story: Story, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, hidden: torch.Tensor
+    ) -> list[Window]:
+        """What the layers ran over in each turn, as far as the engine told it."""
+        stale = self._stale(turns, view, story.tokens) if self.refused else {}
+        return [
+            _window(
+                turn,
+                committed,
+                known=known,
+                proposals=view.layer_proposals(turn),
+                guess=self._guess(turn, view, hidden),
+                again=view.ran_again(turn),
+                stale=stale.get(turn.start),
+                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
+            )
+            for (turn, committed), known in zip(turns, _known(story), strict=True)
+        ]
+
     def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
         """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
         if not self.guesses or not _is_early_chunk(turn):
@@ -152,12 +205,21 @@ class MtpSession(ReferenceSession):
         self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
     ) -> dict[int, torch.Tensor]:
         """Start of a decode turn -> states [k-1,h] of the last nodes that the decode turn before it verified."""
-        pairs = [(turn, after) for (turn, _), (after, _) in pairwise(turns) if turn.record.mode == "DECODE"]
-        trees = [(turn.start, after.start, view.conditions(turn, None).tree) for turn, after in pairs]
-        known = [(start, after, tree) for start, after, tree in trees if tree is not None]
-        answers = verify(self.layers, torch.tensor(tokens), [(start, tree) for start, _, tree in known])
-        kept = self.spec.k - 1
-        return {after: hidden[len(hidden) - kept :] for (_, after, _), (hidden, _) in zip(known, answers, strict=True)}
+        states, kept = self._verified(turns, view, tokens), self.spec.k - 1
+        return {
+            after.start: states[turn.start][self.spec.n - kept :]
+            for (turn, _), (after, _) in pairwise(turns)
+            if turn.record.mode == "DECODE" and turn.start in states
+        }
+
+    def _verified(
+        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
+    ) -> dict[int, torch.Tensor]:
+        """Start of a decode turn -> states [n,h] of the nodes that it verified."""
+        trees = [(turn.start, view.conditions(turn, None).tree) for turn, _ in turns if turn.record.mode == "DECODE"]
+        known = [(start, tree) for start, tree in trees if tree is not None]
+        answers = verify(self.layers, torch.tensor(tokens), known)
+        return {start: hidden for (start, _), (hidden, _) in zip(known, answers, strict=True)}
 
     def _depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
@@ -209,9 +271,10 @@ class MtpSession(ReferenceSession):
             for j, row in enumerate(range(window.start, window.stop)):
                 values: dict[str, Any] = {}
                 if row == window.stop - 1:
-                    g = depth.g[row]
-                    logits = self.layers.layers[i].logits(g)
-                    values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
+                    g = self._said.get((where.dp_rank, where.round, where.rid, i), depth.g[row])
+                    if g is not None:  # else nothing of this row can be foretold
+                        logits = self.layers.layers[i].logits(g)
+                        values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
                 token, hidden = int(depth.tokens[row]), depth.hidden[row]
                 writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
 
