@@ -176,10 +176,10 @@ class MtpSession(ReferenceSession):
         return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
 
     def _windows(
-        self, story: Story, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, hidden: torch.Tensor
+        self, story: Story, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, hidden: Tensor
     ) -> list[Window]:
         """What the layers ran over in each turn, as far as the engine told it."""
-        stale = self._stale(turns, view, story.tokens) if self.refused else {}
+        stale = self._stale(turns, view, story.tokens, hidden) if self.refused else {}
         return [
             _window(
                 turn,
@@ -194,7 +194,7 @@ class MtpSession(ReferenceSession):
             for (turn, committed), known in zip(turns, _known(story), strict=True)
         ]
 
-    def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
+    def _guess(self, turn: Turn, view: EngineView, hidden: Tensor) -> int | None:
         """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
         if not self.guesses or not _is_early_chunk(turn):
             return None
@@ -202,28 +202,33 @@ class MtpSession(ReferenceSession):
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
 
     def _stale(
-        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
-    ) -> dict[int, torch.Tensor]:
-        """Start of a decode turn -> states [k-1,h] of the last nodes that the decode turn before it verified."""
+        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int], hidden: Tensor
+    ) -> dict[int, Tensor]:
+        """Start of a decode turn -> states [k-1,h] that a pool holds for it: of the last rows of the turn before.
+
+        Those of a verify's last nodes, or of a chunk's last rows; NaN where the chunk has fewer, and what the pool gets
+        are rows of another request or none at all.
+        """
         states, kept = self._verified(turns, view, tokens), self.spec.k - 1
-        return {
-            after.start: states[turn.start][self.spec.n - kept :]
-            for (turn, _), (after, _) in pairwise(turns)
-            if turn.record.mode == "DECODE" and turn.start in states
-        }
+        found = dict[int, Tensor]()
+        for (turn, _), (after, _) in pairwise(turns):
+            if turn.record.mode == "DECODE" and turn.start in states:
+                found[after.start] = states[turn.start][self.spec.n - kept :]
+            elif turn.record.mode == "PREFILL" and turn.length < kept:
+                unknown = torch.full((kept - turn.length, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
+                found[after.start] = torch.cat((unknown, hidden[turn.start : turn.start + turn.length]))
+        return found
 
     def _verified(
         self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
-    ) -> dict[int, torch.Tensor]:
+    ) -> dict[int, Tensor]:
         """Start of a decode turn -> states [n,h] of the nodes that it verified."""
         trees = [(turn.start, view.conditions(turn, None).tree) for turn, _ in turns if turn.record.mode == "DECODE"]
         known = [(start, tree) for start, tree in trees if tree is not None]
         answers = verify(self.layers, torch.tensor(tokens), known)
         return {start: hidden for (start, _), (hidden, _) in zip(known, answers, strict=True)}
 
-    def _depths(
-        self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
-    ) -> tuple[list[Depth], list[Window]]:
+    def _depths(self, tokens: list[int], hidden: Tensor, windows: list[Window]) -> tuple[list[Depth], list[Window]]:
         if not windows:
             return [], []
         return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
@@ -233,7 +238,7 @@ class MtpSession(ReferenceSession):
         writer: Writer,
         where: Where,
         tokens: list[int],
-        hidden: torch.Tensor,
+        hidden: Tensor,
         length: int,
         *,
         chosen: Sequence[int] = (),
@@ -272,7 +277,7 @@ class MtpSession(ReferenceSession):
                 values: dict[str, Any] = {}
                 if row == window.stop - 1:
                     g = self._said.get((where.dp_rank, where.round, where.rid, i), depth.g[row])
-                    if g is not None:  # else nothing of this row can be foretold
+                    if g is not None and bool(g.isfinite().all()):  # else nothing of this row can be foretold
                         logits = self.layers.layers[i].logits(g)
                         values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
                 token, hidden = int(depth.tokens[row]), depth.hidden[row]
