@@ -111,6 +111,7 @@ REFUSED_STATES = Deviation(
     least_k=2,
     layered=True,
     in_graphs=True,
+    releases=("0.5.11", "0.5.14"),
 )
 NARROW_BLOCKS = Deviation(
     id="F-027",
