@@ -6,7 +6,8 @@ then attends the cache of whose block it fell into, and the rows before it in th
 rows behind the last block are attended by nobody, and what an attention says of them is whatever its memory held. A
 row's own key and value do not change, so nothing of it outlives the round but what it proposes.
 
-Written from the definition of attention alone. This module must not look at a trace.
+Written from the definition of attention alone. This module must not look at a trace; a turn it is
+given says which batch it was in, and for how many requests its graph was captured.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harness.contract.types import Phase, SpecConfig
+from reference.engine_view import Turn
 from reference.model import causal
-from reference.mtp import Held, MtpLayer, Window
+from reference.mtp import Held, MtpHead, MtpLayer, Window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +37,11 @@ class Block:
     positions: list[int]
     cached: int
     last: int
+
+
+#: A turn's share of a batch in one layer, and how it is found again: DP rank, round, rid, layer.
+Run = tuple[Turn, int, Block]
+Share = tuple[int, int, str, int]
 
 
 def block_of(held: Held, window: Window, verified: Tensor, i: int) -> Block:
@@ -83,3 +91,18 @@ def said_narrowly(layer: MtpLayer, blocks: Sequence[Block], *, width: int, batch
         g = layer.forward(torch.tensor(tokens), torch.stack(states), torch.tensor(positions), causal(count))[-1]
         said.append(g if bool(g.isfinite().all()) else None)
     return said
+
+
+def said_in_graphs(head: MtpHead, spec: SpecConfig, runs: Sequence[Run]) -> dict[Share, Tensor | None]:
+    """What each last row says, behind the first layer, of every batch that ran in a graph and is known as a whole."""
+    blocks = {(turn.record.dp_rank, turn.record.index, turn.rid, layer): block for turn, layer, block in runs}
+    records = {(turn.record.dp_rank, turn.record.index): turn.record for turn, _, _ in runs}
+    found = dict[Share, Tensor | None]()
+    for place, record in records.items():
+        batch = record.graphs.get(str(Phase.EXTEND), 0)
+        for layer in range(1, spec.k if batch else 1):
+            names = [(*place, rid, layer) for rid in record.rids]
+            if all(name in blocks for name in names):
+                own = [blocks[name] for name in names]
+                found.update(zip(names, said_narrowly(head.layers[layer], own, width=spec.n, batch=batch), strict=True))
+    return found

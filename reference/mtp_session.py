@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -20,15 +20,13 @@ from reference.alone import Drafter
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, as_held, read_depths, reads
 from reference.mtp_cache import Owner, Read, Step, held_rows
-from reference.mtp_narrow import Block, block_of, said_narrowly
+from reference.mtp_narrow import Run, Share, block_of, said_in_graphs
+from reference.mtp_pool import pooled, verified_states
 from reference.session import ReferenceSession, sampled
 from reference.stories import Story, is_early_chunk, known_after, stories, where_of, with_fates
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
 from reference.verify import Walk
-
-#: DP rank, round, rid, layer
-Share = tuple[int, int, str, int]
 
 
 class MtpSession(ReferenceSession):
@@ -72,31 +70,18 @@ class MtpSession(ReferenceSession):
     @torch.inference_mode()
     def _in_batches(self, scenario: Scenario, engine: Trace) -> dict[Share, Tensor | None]:
         """What the last row of each request says where its draft extend ran in a graph; None is not known."""
-        view, found = EngineView(engine, self.spec, self.target.config.vocab), dict[Share, Tensor | None]()
-        blocks, records = dict[Share, Block](), dict[tuple[int, int], RoundRecord]()
-        for request in scenario.requests:
-            for story in stories(request, view):
-                for turn, layer, block in self._blocks(story, view):
-                    blocks[turn.record.dp_rank, turn.record.index, turn.rid, layer] = block
-                    records[turn.record.dp_rank, turn.record.index] = turn.record
-        for place, record in records.items():
-            batch = record.graphs.get(str(Phase.EXTEND), 0)
-            for layer in range(1, self.spec.k if batch else 1):
-                names = [(*place, rid, layer) for rid in record.rids]
-                if all(name in blocks for name in names):
-                    own = [blocks[name] for name in names]
-                    said = said_narrowly(self.layers.layers[layer], own, width=self.spec.n, batch=batch)
-                    found.update(zip(names, said, strict=True))
-        return found
+        view = EngineView(engine, self.spec, self.target.config.vocab)
+        told = [story for request in scenario.requests for story in stories(request, view)]
+        return said_in_graphs(self.layers, self.spec, [run for story in told for run in self._runs(story, view)])
 
-    def _blocks(self, story: Story, view: EngineView) -> Iterator[tuple[Turn, int, Block]]:
+    def _runs(self, story: Story, view: EngineView) -> Iterator[Run]:
         """The rows of each decode turn's draft extend by layer, refused nodes included."""
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or is_early_chunk(turn)]
-        verified = self._verified(turns, view, story.tokens)
+        verified = verified_states(self.layers, story.tokens, turns, view)
         windows = self.depths(story.tokens, hidden, self._windows(story, turns, view, hidden))[1]
-        for layer in range(1, self.spec.k):
-            helds = as_held(story.tokens, hidden[: windows[-1].stop], windows, layer) if windows else iter(())
+        for layer in range(1, self.spec.k if windows else 1):
+            helds = as_held(story.tokens, hidden[: windows[-1].stop], windows, layer)
             for (turn, _), held, window in zip(turns, helds, windows, strict=True):
                 if turn.start in verified and turn.record.mode == "DECODE" and window.again:
                     yield turn, layer, block_of(held, window, verified[turn.start], layer)
@@ -181,7 +166,9 @@ class MtpSession(ReferenceSession):
         self, story: Story, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, hidden: Tensor
     ) -> list[Window]:
         """What the layers ran over in each turn, as far as the engine told it."""
-        stale = self._stale(turns, view, story.tokens, hidden) if self.refused else {}
+        stale = dict[int, Tensor]()
+        if self.refused:
+            stale = pooled(verified_states(self.layers, story.tokens, turns, view), turns, hidden, self.spec.k - 1)
         return [
             _window(
                 turn,
@@ -202,33 +189,6 @@ class MtpSession(ReferenceSession):
             return None
         chosen = view.target_choice(turn)
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
-
-    def _stale(
-        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int], hidden: Tensor
-    ) -> dict[int, Tensor]:
-        """Start of a decode turn -> states [k-1,h] that a pool holds for it: of the last rows of the turn before.
-
-        Those of a verify's last nodes, or of a chunk's last rows; NaN where the chunk has fewer, and what the pool gets
-        are rows of another request or none at all.
-        """
-        states, kept = self._verified(turns, view, tokens), self.spec.k - 1
-        found = dict[int, Tensor]()
-        for (turn, _), (after, _) in pairwise(turns):
-            if turn.record.mode == "DECODE" and turn.start in states:
-                found[after.start] = states[turn.start][self.spec.n - kept :]
-            elif turn.record.mode == "PREFILL" and turn.length < kept:
-                unknown = torch.full((kept - turn.length, hidden.shape[1]), float("nan"), dtype=hidden.dtype)
-                found[after.start] = torch.cat((unknown, hidden[turn.start : turn.start + turn.length]))
-        return found
-
-    def _verified(
-        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
-    ) -> dict[int, Tensor]:
-        """Start of a decode turn -> states [n,h] of the nodes that it verified."""
-        trees = [(turn.start, view.conditions(turn, None).tree) for turn, _ in turns if turn.record.mode == "DECODE"]
-        known = [(start, tree) for start, tree in trees if tree is not None]
-        answers = verify(self.layers, torch.tensor(tokens), known)
-        return {start: hidden for (start, _), (hidden, _) in zip(known, answers, strict=True)}
 
     def depths(self, tokens: list[int], hidden: Tensor, windows: list[Window]) -> tuple[list[Depth], list[Window]]:
         if not windows:
