@@ -9,11 +9,14 @@ from cases.checkpoints import make
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.deviations import told_in
+from harness.contract.trace import RoundRecord
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
+from reference.engine_view import Turn
 from reference.model import causal
 from reference.mtp import Window, as_held
 from reference.mtp_narrow import Block, block_of, said_narrowly
+from reference.mtp_pool import pooled
 from reference.pair import load_pair
 
 torch.set_num_threads(1)
@@ -144,3 +147,31 @@ def test_a_block_ends_in_refused_nodes_and_may_begin_before_the_text():
     assert found.last == 3
     assert found.states[0].isnan().all()
     assert found.states[1:, 0].tolist() == [0.0, 1.0, 2.0, 9.0, 9.0]
+
+
+def turn(index, mode, start, length):
+    record = RoundRecord(
+        index=index,
+        tick=index,
+        dp_rank=0,
+        tp_rank=0,
+        mode=mode,
+        rids=("a",),
+        epochs=(0,),
+        starts=(start,),
+        lens=(length,),
+        final=(True,),
+        forwards={},
+    )
+    return Turn(record=record, rid="a", epoch=0, start=start, length=length, final=True), (1,) * length
+
+
+def test_a_pool_holds_the_last_rows_of_the_turn_before_and_what_a_short_chunk_had_not_is_unknown():
+    hidden = torch.arange(20.0).reshape(20, 1)
+    nodes = 100 + torch.arange(4.0).reshape(4, 1)
+    turns = [turn(0, "PREFILL", 0, 8), turn(1, "PREFILL", 8, 1), turn(2, "DECODE", 9, 2), turn(3, "DECODE", 11, 1)]
+    pools = pooled({9: nodes, 11: nodes}, turns, hidden, 2)
+    assert sorted(pools) == [9, 11], "behind the long chunk the pool holds the target's own states"
+    assert pools[9].isnan().tolist() == [[True], [False]]
+    assert pools[9][1].item() == 8.0
+    assert pools[11].flatten().tolist() == [102.0, 103.0]
