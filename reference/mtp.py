@@ -15,7 +15,7 @@ Shapes: T rows, h hidden width, V vocabulary, k layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -178,13 +178,25 @@ def read_depths(
     return depths, filled
 
 
-def _as_they_ran(layer: MtpLayer, text: list[int], hidden: Tensor, windows: Sequence[Window], i: int) -> Tensor:
-    """g [R,h] of layer i, each row by what the rows before it held when its window ran.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What a request's rows hold in one layer once a window has run there: tokens [stop], states [stop,h].
 
-    What a row holds (its key and value) depends on its token and state alone, so it is enough to keep those. hidden
-    [R,h].
+    first: the first row that the layer ran for this window; start: the window's own first.
     """
-    tokens, states, said = [0] * len(hidden), hidden.clone(), list[Tensor]()
+
+    tokens: list[int]
+    states: Tensor
+    first: int
+    start: int
+
+
+def as_held(text: list[int], hidden: Tensor, windows: Sequence[Window], i: int) -> Iterator[Held]:
+    """Window by window, what layer i's rows hold; hidden [R,h]: the target's states. Proposals must be filled.
+
+    What a row holds (its key and value) depends on its token and state alone, so it is enough to keep those.
+    """
+    tokens, states = [0] * len(hidden), hidden.clone()
     for number, window in enumerate(windows):
         start, stop = window.start if number else 0, window.stop
         first = window.first(i) if number else len(window.held)
@@ -194,8 +206,16 @@ def _as_they_ran(layer: MtpLayer, text: list[int], hidden: Tensor, windows: Sequ
         states[first:stop] = hidden[first:stop]
         if window.stale is not None and first < start:
             states[first:start] = window.stale[first - start :]
-        g = layer.forward(torch.tensor(tokens[:stop]), states[:stop], torch.arange(stop), causal(stop))
-        said.append(g[start:])
+        yield Held(tokens=tokens[:stop], states=states[:stop].clone(), first=first, start=start)
+
+
+def _as_they_ran(layer: MtpLayer, text: list[int], hidden: Tensor, windows: Sequence[Window], i: int) -> Tensor:
+    """g [R,h] of layer i, each row by what the rows before it held when its window ran. hidden [R,h]."""
+    said = list[Tensor]()
+    for held in as_held(text, hidden, windows, i):
+        stop = len(held.tokens)
+        g = layer.forward(torch.tensor(held.tokens), held.states, torch.arange(stop), causal(stop))
+        said.append(g[held.start :])
     return torch.cat(said)
 
 

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.contract.trace import Event, RoundRecord, Trace
 from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.alone import Drafter
 from reference.engine_view import EngineView, Turn
-from reference.mtp import Depth, MtpHead, Window, read_depths, reads
+from reference.mtp import Depth, MtpHead, Window, as_held, read_depths, reads
 from reference.mtp_cache import Owner, Read, Step, held_rows
+from reference.mtp_narrow import Run, Share, block_of, said_in_graphs
+from reference.mtp_pool import pooled, verified_states
 from reference.session import ReferenceSession, sampled
 from reference.stories import Story, is_early_chunk, known_after, stories, where_of, with_fates
 from reference.tree import Tree, with_depths
@@ -31,29 +34,58 @@ class MtpSession(ReferenceSession):
     """Target and MTP layers with the speculation settings they are asked about."""
 
     def __init__(
-        self, head: MtpHead, spec: SpecConfig, *, guesses: bool = False, refused: bool = False, shared: bool = False
+        self,
+        head: MtpHead,
+        spec: SpecConfig,
+        *,
+        guesses: bool = False,
+        refused: bool = False,
+        shared: bool = False,
+        narrow: bool = False,
     ) -> None:
         """Deviations of an engine to predict, see docs/findings.md.
 
         guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
         the states of the last verified nodes, accepted or not (F-020). shared: rows out of its prefix cache hold what
-        the layers of whoever wrote them read (F-012).
+        the layers of whoever wrote them read (F-012). narrow: in graphs, attention takes the rows of every layer for
+        blocks as wide as the first one's (F-027).
         """
         if spec.algorithm != "MTP":
             raise ValueError(f"algorithm is {spec.algorithm!r}; an MTP head drafts only for 'MTP'")
         if spec.k > len(head.layers):
             raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
         self.target, self.layers, self.spec = head.target, head, spec
-        self.guesses, self.refused, self.shared = guesses, refused, shared
+        self.guesses, self.refused, self.shared, self.narrow = guesses, refused, shared, narrow
+        self._said: dict[Share, Tensor | None] = {}
         self._held: dict[tuple[int, int, str], tuple[Read, ...]] = {}
 
     def replay(self, scenario: Scenario, engine: Trace) -> Trace:
-        """See ReferenceSession; where rows are shared, their owners are followed first."""
+        """See ReferenceSession; where rows are shared, their owners are followed first, and so are batches."""
         self._held = self._shared_rows(scenario, engine) if self.shared and scenario.engine.prefix_cache else {}
         try:
+            self._said = self._in_batches(scenario, engine) if self.narrow else {}
             return super().replay(scenario, engine)
         finally:
-            self._held = {}
+            self._held, self._said = {}, {}
+
+    @torch.inference_mode()
+    def _in_batches(self, scenario: Scenario, engine: Trace) -> dict[Share, Tensor | None]:
+        """What the last row of each request says where its draft extend ran in a graph; None is not known."""
+        view = EngineView(engine, self.spec, self.target.config.vocab)
+        told = [story for request in scenario.requests for story in stories(request, view)]
+        return said_in_graphs(self.layers, self.spec, [run for story in told for run in self._runs(story, view)])
+
+    def _runs(self, story: Story, view: EngineView) -> Iterator[Run]:
+        """The rows of each decode turn's draft extend by layer, refused nodes included."""
+        hidden = self.target.forward(torch.tensor(story.tokens))
+        turns = [(turn, committed) for turn, committed in story.turns if committed or is_early_chunk(turn)]
+        verified = verified_states(self.layers, story.tokens, turns, view)
+        windows = self.depths(story.tokens, hidden, self._windows(story, turns, view, hidden))[1]
+        for layer in range(1, self.spec.k if windows else 1):
+            helds = as_held(story.tokens, hidden[: windows[-1].stop], windows, layer)
+            for (turn, _), held, window in zip(turns, helds, windows, strict=True):
+                if turn.start in verified and turn.record.mode == "DECODE" and window.again:
+                    yield turn, layer, block_of(held, window, verified[turn.start], layer)
 
     def _shared_rows(self, scenario: Scenario, engine: Trace) -> dict[tuple[int, int, str], tuple[Read, ...]]:
         """(DP rank, round, rid) -> what the rows before that turn's window hold (see reference.mtp_cache)."""
@@ -104,20 +136,7 @@ class MtpSession(ReferenceSession):
             raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
         hidden = self.target.forward(torch.tensor(story.tokens))
         turns = [(turn, committed) for turn, committed in story.turns if committed or is_early_chunk(turn)]
-        stale = self._stale(turns, view, story.tokens) if self.refused else {}
-        windows = [
-            _window(
-                turn,
-                committed,
-                known=known,
-                proposals=view.layer_proposals(turn),
-                guess=self._guess(turn, view, hidden),
-                again=view.ran_again(turn),
-                stale=stale.get(turn.start),
-                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
-            )
-            for (turn, committed), known in zip(turns, known_after(story), strict=True)
-        ]
+        windows = self._windows(story, turns, view, hidden)
         depths, filled = self.depths(story.tokens, hidden, windows)
         rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
         before: Turn | None = None
@@ -144,27 +163,35 @@ class MtpSession(ReferenceSession):
         walks = self.verify_rounds(writer, story.tokens, rounds, temperature=temperature)
         return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
 
-    def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
+    def _windows(
+        self, story: Story, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, hidden: Tensor
+    ) -> list[Window]:
+        """What the layers ran over in each turn, as far as the engine told it."""
+        stale = dict[int, Tensor]()
+        if self.refused:
+            stale = pooled(verified_states(self.layers, story.tokens, turns, view), turns, hidden, self.spec.k - 1)
+        return [
+            _window(
+                turn,
+                committed,
+                known=known,
+                proposals=view.layer_proposals(turn),
+                guess=self._guess(turn, view, hidden),
+                again=view.ran_again(turn),
+                stale=stale.get(turn.start),
+                held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
+            )
+            for (turn, committed), known in zip(turns, known_after(story), strict=True)
+        ]
+
+    def _guess(self, turn: Turn, view: EngineView, hidden: Tensor) -> int | None:
         """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
         if not self.guesses or not is_early_chunk(turn):
             return None
         chosen = view.target_choice(turn)
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
 
-    def _stale(
-        self, turns: Sequence[tuple[Turn, tuple[int, ...]]], view: EngineView, tokens: list[int]
-    ) -> dict[int, torch.Tensor]:
-        """Start of a decode turn -> states [k-1,h] of the last nodes that the decode turn before it verified."""
-        pairs = [(turn, after) for (turn, _), (after, _) in pairwise(turns) if turn.record.mode == "DECODE"]
-        trees = [(turn.start, after.start, view.conditions(turn, None).tree) for turn, after in pairs]
-        known = [(start, after, tree) for start, after, tree in trees if tree is not None]
-        answers = verify(self.layers, torch.tensor(tokens), [(start, tree) for start, _, tree in known])
-        kept = self.spec.k - 1
-        return {after: hidden[len(hidden) - kept :] for (_, after, _), (hidden, _) in zip(known, answers, strict=True)}
-
-    def depths(
-        self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
-    ) -> tuple[list[Depth], list[Window]]:
+    def depths(self, tokens: list[int], hidden: Tensor, windows: list[Window]) -> tuple[list[Depth], list[Window]]:
         if not windows:
             return [], []
         return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
@@ -174,7 +201,7 @@ class MtpSession(ReferenceSession):
         writer: Writer,
         where: Where,
         tokens: list[int],
-        hidden: torch.Tensor,
+        hidden: Tensor,
         length: int,
         *,
         chosen: Sequence[int] = (),
@@ -212,9 +239,10 @@ class MtpSession(ReferenceSession):
             for j, row in enumerate(range(window.start, window.stop)):
                 values: dict[str, Any] = {}
                 if row == window.stop - 1:
-                    g = depth.g[row]
-                    logits = self.layers.layers[i].logits(g)
-                    values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
+                    g = self._said.get((where.dp_rank, where.round, where.rid, i), depth.g[row])
+                    if g is not None and bool(g.isfinite().all()):  # else nothing of this row can be foretold
+                        logits = self.layers.layers[i].logits(g)
+                        values = {"hidden_out": g, "logits": logits, "choose": 1, "scored": True}
                 token, hidden = int(depth.tokens[row]), depth.hidden[row]
                 writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
 

@@ -44,8 +44,9 @@ def session_of(
     guesses: bool = False,
     refused: bool = False,
     shared: bool = False,
+    narrow: bool = False,
 ) -> ReferenceSession:
-    """The session for these settings; ValueError if the head does not draft that way. The last three: MtpSession."""
+    """The session for these settings; ValueError if the head does not draft that way. The last four: MtpSession."""
     if isinstance(head, MtpHead):
-        return MtpSession(head, spec, guesses=guesses, refused=refused, shared=shared)
+        return MtpSession(head, spec, guesses=guesses, refused=refused, shared=shared, narrow=narrow)
     return ReferenceSession(target, head, spec, sight=sight)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.contract.deviations import GUESSED_TAIL, HEADER, REFUSED_STATES, SHARED_ROWS, SLOT_CACHE
+from harness.contract.deviations import GUESSED_TAIL, HEADER, NARROW_BLOCKS, REFUSED_STATES, SHARED_ROWS, SLOT_CACHE
 from harness.contract.trace import Event, Trace
 from harness.contract.types import RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
@@ -76,6 +76,7 @@ class Oracle:
                 guesses=GUESSED_TAIL.id in self.assumed,
                 refused=REFUSED_STATES.id in self.assumed,
                 shared=SHARED_ROWS.id in self.assumed,
+                narrow=NARROW_BLOCKS.id in self.assumed,
             )
         return self._sessions[asked]
 
