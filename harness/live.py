@@ -25,7 +25,7 @@ from harness.launch import CpuAttention, ProbeLevel, build_launch
 from harness.leases import Request
 from harness.paired_engine import PairedEngine, engine_of
 from harness.store import SPECIMENS, write_specimen
-from harness.trace import Trace
+from harness.trace import ENDS, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ class LiveEngines:
             except EngineNotClean:  # nothing of this scenario has run yet
                 self.close()
                 trace = drive(self.use(launch), scenario, record=record, on_turn=watch)
-        if any(event.name in ("crash", "hang") for event in trace.events):
+        if any(event.name in ENDS for event in trace.events):
             self.close()
         return trace
 

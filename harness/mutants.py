@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cases.exercises import EXERCISES
 from harness.checks.evidence import gather
+from harness.checks.ledger import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.engine import EngineError
 from harness.faults import FAULTS, Fault
@@ -126,6 +127,7 @@ class Campaign:
             except EngineError as error:
                 return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=str(error).splitlines()[0])
             score = judged(fault, outcome, examples=number)
+            self.unsound += [score.why] if score.fate is Fate.NOT_RUN else []  # its engine was ended from outside
             if score.fate is not Fate.SURVIVED:
                 break
         return score
@@ -140,6 +142,9 @@ class Campaign:
 
 def judged(fault: Fault, outcome: ScenarioOutcome, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
+    lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
+    if lost:
+        return Score(fault=fault, fate=Fate.NOT_RUN, why=lost)
     kinds = outcome.verdict.root_kinds
     killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(fault.kinds))
     broken = next((event for event in outcome.trace.events if "FaultBroken" in str(event.data.get("error", ""))), None)

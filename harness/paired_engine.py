@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.engine import Engine, EngineCrashed, EngineHung, Launch, Turn
+from harness.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, Turn
 
 SIDES = ("prefill", "decode")
 
@@ -171,6 +171,6 @@ def _own(side: str) -> Callable[[str], str]:
 def _named(name: str, side: Engine, expect: list[str], meanwhile: Callable[[], None]) -> list[Turn]:
     try:
         return side.turn(expect=expect, meanwhile=meanwhile)
-    except (EngineCrashed, EngineHung) as error:
+    except (EngineCrashed, EngineHung, EngineLost) as error:
         error.report["side"] = name
         raise

@@ -40,7 +40,7 @@ from harness.progress import (
 )
 from harness.run_folders import VERDICT
 from harness.store import SPECIMENS, RunWriter, write_specimen
-from harness.trace import RowBuilder, Trace
+from harness.trace import ENDS, RowBuilder, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
 from harness.words import counted
 
@@ -182,7 +182,7 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
                 _give_up(session, scenario, str(error))
                 engine = None
                 continue
-            if any(event.name in ("crash", "hang") for event in trace.events):
+            if any(event.name in ENDS for event in trace.events):
                 engine.close()
                 engine = None
             session.unsettled.append(session.judges.submit(_judge, session, scenario, trace, seconds))

@@ -9,9 +9,11 @@ from collections.abc import Iterator
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.trace import Event
+from harness.trace import ENDS, Event
 from harness.types import Divergence, Key, Kind, Phase
 
+#: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
+LOST = "ended-from-outside"
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
@@ -41,20 +43,32 @@ def _at(dp_rank: int, phase: str) -> Key:
 
 
 def _stops(evidence: Evidence) -> Iterator[Divergence]:
-    """CRASH and HANG events."""
+    """CRASH and HANG events, and with hint LOST what cut the run off from outside."""
     for event in evidence.engine.events:
-        if event.name not in ("crash", "hang"):
+        if event.name not in ENDS:
             continue
         data = event.data
+        lost = lost_by(event)
         yield Divergence(
-            kind=Kind.CRASH if event.name == "crash" else Kind.HANG,
+            kind=Kind.HANG if event.name == "hang" else Kind.CRASH,
             check="ledger",
             key=_at(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
             round=int(data.get("round", -1)),
             expected="the batch completes",
             observed=str(data.get("error") or data.get("what") or event.name),
-            hint=_site(str(data.get("site", ""))),
+            hint=LOST if lost else _site(str(data.get("site", ""))),
         )
+
+
+def lost_by(event: Event) -> str:
+    """Why the engine ended, where somebody ended it; empty for everything else.
+
+    A trace of before this was asked says "killed" of every end without a word, whatever it came from.
+    """
+    if event.name == "lost":
+        return str(event.data.get("what", "ended from outside"))
+    unknown = event.name == "crash" and event.data.get("site") == "killed"
+    return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 
 
 def _site(site: str) -> str:
