@@ -24,9 +24,11 @@ from harness.envs import EngineEnv
 from harness.launch import CpuAttention, ProbeLevel, build_launch
 from harness.leases import Request
 from harness.paired_engine import PairedEngine, engine_of
+from harness.progress import known_of
 from harness.store import SPECIMENS, write_specimen
 from harness.trace import ENDS, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
+from harness.written_up import Known
 
 if TYPE_CHECKING:
     from harness.oracle import Oracle
@@ -65,6 +67,12 @@ class ScenarioOutcome:
         return next((found for found in self.divergences if found.first), None)
 
     @property
+    def known(self) -> dict[str, tuple[Known, ...]]:
+        """What of docs/findings.md its findings may be."""
+        device = str(self.trace.header.get("device", ""))
+        return known_of(self.scenario, self.verdict, self.findings, release=self.release, device=device)
+
+    @property
     def passed(self) -> bool:
         return self.verdict.outcome is Outcome.PASS
 
@@ -75,7 +83,11 @@ class ScenarioOutcome:
             ("eaglecheck.scenario", f"{self.scenario.name}-{self.scenario.id}"),
             ("eaglecheck.verdict", str(self.verdict.outcome)),
         ]
-        return found + ([("eaglecheck.signature", self.first.signature)] if self.first is not None else [])
+        if self.first is None:
+            return found
+        known = self.known.get(self.first.signature, ())
+        found.append(("eaglecheck.signature", self.first.signature))
+        return found + ([("eaglecheck.known", ", ".join(one.id for one in known))] if known else [])
 
     def save_specimen(self, root: Path) -> Path:
         """A folder that `eaglecheck replay` runs again, where there is something to look at."""

@@ -274,6 +274,7 @@ def _look_again(outcome: ScenarioOutcome) -> str:
     lines = [repr(outcome), *(f"  {reason}" for reason in outcome.verdict.reasons)]
     if outcome.first is not None:
         lines.append(describe(outcome.first, outcome.scenario))
+        lines += [f"  {known.line}" for known in outcome.known.get(outcome.first.signature, ())]
     folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
     return "\n".join([*lines, f"look again:  eaglecheck recheck {folder}", f"run again:  eaglecheck replay {folder}"])
 

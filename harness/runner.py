@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.checks.findings import group
+from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
 from harness.drive import drive
 from harness.engine import Engine, EngineError, EngineNotClean, NoLease
@@ -37,12 +37,14 @@ from harness.progress import (
     ScenarioResult,
     Started,
     Turned,
+    known_of,
 )
 from harness.run_folders import VERDICT
 from harness.store import SPECIMENS, RunWriter, write_specimen
 from harness.trace import ENDS, RowBuilder, Trace
 from harness.types import Divergence, Outcome, Scenario, Verdict
 from harness.words import counted
+from harness.written_up import Known
 
 if TYPE_CHECKING:
     from harness.oracle import Oracle
@@ -250,11 +252,13 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
     marks.append(time.monotonic())
     from harness.texts import text_identical
 
+    findings = tuple(group(divergences))
     return ScenarioResult(
         scenario=scenario,
         verdict=verdict,
         divergences=tuple(divergences),
-        findings=tuple(group(divergences)),
+        findings=findings,
+        known=_known(session, scenario, verdict, findings),
         folder=folder,
         specimen=specimen,
         text_identical=text_identical(engine, reference),
@@ -267,6 +271,13 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
             "store": marks[3] - marks[2],
         },
     )
+
+
+def _known(
+    session: _Session, scenario: Scenario, verdict: Verdict, findings: Sequence[Finding]
+) -> dict[str, tuple[Known, ...]]:
+    plan = session.plan
+    return known_of(scenario, verdict, findings, release=plan.env.version, device=plan.device)
 
 
 def _specimen(
@@ -301,6 +312,7 @@ def _give_up(session: _Session, scenario: Scenario, why: str) -> None:
             verdict=verdict,
             divergences=(),
             findings=(),
+            known=_known(session, scenario, verdict, ()),
             folder=folder,
             specimen=None,
             text_identical=None,

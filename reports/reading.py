@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.checks.findings import group, kinds
-from harness.progress import Cost, RunResult, ScenarioResult
+from harness.progress import Cost, RunResult, ScenarioResult, known_of
 from harness.store import StoredScenario
 from harness.texts import text_identical
 from harness.types import Outcome, Verdict
@@ -50,12 +50,13 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
-    rounds = case.engine.rounds
+    rounds, verdict, findings = case.engine.rounds, _verdict(case), tuple(group(case.findings))
     return ScenarioResult(
         scenario=case.scenario,
-        verdict=_verdict(case),
+        verdict=verdict,
         divergences=case.findings,
-        findings=tuple(group(case.findings)),
+        findings=findings,
+        known=known_of(case.scenario, verdict, findings, release=source.release, device=source.device),
         folder=short(case.folder),
         specimen=source.specimen(case.folder),
         text_identical=None if case.reference is None else text_identical(case.engine, case.reference),

@@ -5,13 +5,17 @@ No weights, no reference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.trace import ENDS, Event
 from harness.types import Divergence, Key, Kind, Phase
 
+#: How the files are called that do SGLang's work on a CPU.
+STAND_INS = ("cpu_", "loopback")
 #: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
 LOST = "ended-from-outside"
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
@@ -55,9 +59,19 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             key=_at(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
             round=int(data.get("round", -1)),
             expected="the batch completes",
-            observed=str(data.get("error") or data.get("what") or event.name),
+            observed=str(data.get("error") or data.get("what") or event.name) + _stand_in(str(data.get("trace", ""))),
             hint=LOST if lost else _site(str(data.get("site", ""))),
         )
+
+
+def _stand_in(trace: str) -> str:
+    """What to add to an error that something of ours raised in the place of SGLang's own code, by its traceback."""
+    frames = re.findall(r'^  File "([^"]+)", line \d+, in (\S+)', trace, flags=re.MULTILINE)
+    ours = [(Path(file).stem, name) for file, name in frames if "/sglang/" not in file]
+    if not frames or (Path(frames[-1][0]).stem, frames[-1][1]) not in ours or not ours[-1][0].startswith(STAND_INS):
+        return ""
+    module, function = ours[-1]
+    return f" (refused by our stand-in {module}.{function}, which SGLang called there in place of its own kernel)"
 
 
 def lost_by(event: Event) -> str:

@@ -16,7 +16,7 @@ from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
 from harness.deviations import assumed_in
 from harness.documents import check_target, run_document, write_json
-from harness.progress import Cost, RunResult, ScenarioResult
+from harness.progress import Cost, RunResult, ScenarioResult, known_of
 from harness.records import ScenarioVerdict
 from harness.runner import merge
 from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
@@ -155,11 +155,19 @@ def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> 
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
+    findings, header = tuple(group(divergences)), stored.engine.header
     return ScenarioResult(
         scenario=stored.scenario,
         verdict=verdict,
         divergences=tuple(divergences),
-        findings=tuple(group(divergences)),
+        findings=findings,
+        known=known_of(
+            stored.scenario,
+            verdict,
+            findings,
+            release=str(run.engine.get("release") or header.get("release", "")),
+            device=str(run.engine.get("device") or header.get("device", "")),
+        ),
         folder=_short(stored.folder),
         specimen=_specimen(stored),
         text_identical=None if reference is None else text_identical(stored.engine, reference),

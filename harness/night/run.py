@@ -202,13 +202,14 @@ class _Tally:
         for signature, outcome in self.smallest.items():
             first = next(one.first for one in outcome.findings if one.signature == signature)
             shown, tried = self.shown[signature]
+            known = [f"  {one.line}" for one in outcome.known.get(signature, ())]
             yield Seen(
                 signature=signature,
                 scenarios=self.scenarios[signature],
                 divergences=self.divergences[signature],
                 shown=shown,
                 tried=tried,
-                first=describe(first, outcome.scenario)[:MOST_WORDS],
+                first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
                 specimen=str(outcome.save_specimen(folder).relative_to(folder)),
             )
 
