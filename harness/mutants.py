@@ -18,6 +18,7 @@ from harness.engine import EngineError
 from harness.faults import FAULTS, Fault
 from harness.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 from harness.types import Op, Outcome, Scenario
+from harness.words import counted
 
 if TYPE_CHECKING:
     from harness.live import LiveEngines, ScenarioOutcome
@@ -70,12 +71,21 @@ class Campaign:
         """Engine by engine: the exercises must pass without a mutant, before the mutants and again after them."""
         for faults in by_engine(self.faults):
             self._on_one_engine([fault for fault in faults if self._can_run(fault)])
-        order = list(FAULTS)
+        return self._board()
+
+    def cut_off(self, why: str) -> Scoreboard:
+        """What there is of a campaign that somebody ended: never a PASS."""
+        asked = counted(len(self.scores), "mutant")
+        self.unsound.append(f"{why}: {asked} of {len(self.faults)} asked")
+        return self._board()
+
+    def _board(self) -> Scoreboard:
+        order, asked = list(FAULTS), {score.fault.id for score in self.scores}
         return Scoreboard(
             engine=self.engine,
             scores=tuple(sorted(self.scores, key=lambda score: order.index(score.fault.id))),
             unsound=tuple(self.unsound),
-            whole={fault.id for fault in self.faults} == set(FAULTS),
+            whole=asked == set(FAULTS),
         )
 
     def _can_run(self, fault: Fault) -> bool:

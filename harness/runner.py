@@ -75,6 +75,14 @@ class Plan:
         return [str(folder) for folder in next(iter(self.pairs.values()))] if self.own_pair else None
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
+
+    def __init__(self, why: str, result: RunResult) -> None:
+        super().__init__(why)
+        self.result = result
+
+
 @dataclass(slots=True)
 class _Session:
     """The mutable middle of a run."""
@@ -107,7 +115,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run every scenario of the plan and leave a run folder.
 
     Raises StoreError if the folder cannot be written, CheckpointError for a pair the reference cannot load. An engine
-    that will not start makes its scenarios UNKNOWN; an engine that dies is a finding and is booted anew.
+    that will not start makes its scenarios UNKNOWN; an engine that dies is a finding and is booted anew. Interrupted
+    (a KeyboardInterrupt) with what was judged by then.
     """
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
@@ -122,21 +131,42 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
                     session.settle()
         verdict = merge([result.verdict for result in session.results])
         writer.finish(verdict)
+    except KeyboardInterrupt as stop:
+        why = str(stop) or "interrupted"
+        early = Interrupted(why, _result(session, _cut_off(session, why), time.monotonic() - start))
+        early.add_note(_left_behind(session))
+        raise early from stop
     except BaseException as error:
         error.add_note(_left_behind(session))
         raise
     finally:
         writer.close()
+    return _result(session, verdict, time.monotonic() - start)
+
+
+def _result(session: _Session, verdict: Verdict, seconds: float) -> RunResult:
+    plan = session.plan
     return RunResult(
-        folder=writer.folder,
+        folder=session.writer.folder,
         engine=plan.env.version,
         device=plan.device,
         revert=plan.revert,
         header=session.header,
         results=tuple(session.results),
         verdict=verdict,
-        cost=_cost(session, time.monotonic() - start),
+        cost=_cost(session, seconds),
     )
+
+
+def _cut_off(session: _Session, why: str) -> Verdict:
+    """The verdict of a run that was ended early: of what was judged, and UNKNOWN for the rest."""
+    while session.unsettled and session.unsettled[0].done():
+        future = session.unsettled.popleft()
+        if not future.cancelled() and future.exception() is None:
+            session.results.append(future.result())
+    judged, total = len(session.results), len(session.plan.scenarios)
+    rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
+    return merge([*(result.verdict for result in session.results), rest])
 
 
 def _left_behind(session: _Session) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli import options, prepare
 from harness.cli.adapt import Wanted, adapted
+from harness.cli.interrupted import kept
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded, unknown
 from harness.deviations import IDLE_CRASH
 from harness.documents import check_target, write_json
@@ -58,7 +59,9 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            board = Campaign(engines, env.version, faults, line, wanted.changes()).run()
+            campaign = Campaign(engines, env.version, faults, line, wanted.changes())
+            with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted"))):
+                board = campaign.run()
     finally:
         engines.close()
     render_scoreboard(console, board)
