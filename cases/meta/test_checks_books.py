@@ -7,8 +7,8 @@ import pytest
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
 from harness.checks import judge
-from harness.trace import Event, RoundRecord
-from harness.types import Kind, Outcome
+from harness.contract.trace import Event, RoundRecord
+from harness.contract.types import Kind, Outcome
 
 
 @pytest.fixture
@@ -375,7 +375,9 @@ def test_full_context_window_excuses_a_short_output():
 
 
 SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'
-OURS = '  File "/x/harness/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
+OURS = (
+    '  File "/x/harness/engine_side/stand_ins/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
+)
 OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
 
 

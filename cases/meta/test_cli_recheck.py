@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
-from harness import envs
+from harness.archive.run_folders import lock
+from harness.archive.store import RunReader
 from harness.cli.main import app
-from harness.run_folders import lock
-from harness.store import RunReader
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import envs
 
 
 @pytest.fixture

@@ -12,10 +12,10 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks.judge import judge
-from harness.endings import Endings, stopped
-from harness.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, _Peer
-from harness.trace import Event
-from harness.types import Outcome
+from harness.contract.trace import Event
+from harness.contract.types import Outcome
+from harness.engines.endings import Endings, stopped
+from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, _Peer
 
 WAITS = "import sys; sys.stdin.read()"
 

@@ -12,10 +12,10 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.json_models import Run
 from cases.meta.test_cli_bad_input import call
-from harness import envs
 from harness.bisect import subjects
 from harness.cli.interrupted import kept
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import envs
 
 FIRST_ENDS = f"""
 if [ ! -e $HOME/once ]; then

@@ -8,16 +8,16 @@ import pytest
 
 from cases import known
 from cases.meta import handmade
-from harness.deviations import DEVIATIONS
-from harness.types import EngineConfig, SpecConfig
-from harness.written_up import BOOK, WRITTEN_UP, known_as
+from harness.contract.deviations import DEVIATIONS
+from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.written_up import BOOK, WRITTEN_UP, known_as
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {
     part[:5]: part for part in re.split(r"^## ", (ROOT / BOOK).read_text(), flags=re.MULTILINE) if part.startswith("F-")
 }
 BY_ID = {one.id: one for one in WRITTEN_UP}
-ADD = "harness/written_up.py: an entry a finding, with its heading, releases and signatures"
+ADD = "harness/contract/written_up.py: an entry a finding, with its heading, releases and signatures"
 
 
 def signatures(section):

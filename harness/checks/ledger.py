@@ -11,8 +11,8 @@ from pathlib import Path
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.trace import ENDS, Event
-from harness.types import Divergence, Key, Kind, Phase
+from harness.contract.trace import ENDS, Event
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 #: How the files are called that do SGLang's work on a CPU.
 STAND_INS = ("cpu_", "loopback")

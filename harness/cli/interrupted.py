@@ -9,8 +9,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from harness.documents import write_json
-from harness.interrupts import interrupts_held
+from harness.cli.documents import write_json
+from harness.engines.interrupts import interrupts_held
 
 #: The key that only such a document has.
 KEY = "interrupted"
