@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from harness.both_sides import wire
-from harness.engines import endings, ranks
+from harness.engines import endings, ranks, scratch
 from harness.engines.endings import Endings
 from harness.engines.group import end_group
 from harness.engines.interrupts import interrupts_held
@@ -181,7 +181,8 @@ class Engine:
 
     def _listen(self, listener: socket.socket) -> str:
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-")
+            scratch.remove_once()
+            self._folder = scratch.make()
             path = str(Path(self._folder.name, "control.sock"))
             listener.bind(path)  # socket paths have room for about 100 characters
         except OSError as error:
