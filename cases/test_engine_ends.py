@@ -138,8 +138,8 @@ def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, s
 
 
 @pytest.mark.engine(boot="own process")
-def test_interrupt_while_booting_leaves_no_engine(start, engines):
-    process = start("--engine", engines.default)
+def test_interrupt_while_booting_leaves_no_engine_and_a_document_that_says_so(start, engines, tmp_path):
+    process = start("--engine", engines.default, "--json", str(tmp_path / "out.json"))
     host = _wait_for(lambda: _host(process), process)
     _wait_for(lambda: len(tree(host.pid)) > 1, process)
     processes = tree(process.pid)
@@ -148,3 +148,5 @@ def test_interrupt_while_booting_leaves_no_engine(start, engines):
     assert process.returncode == 3, said
     assert "incomplete" in said
     assert survivors(processes) == []
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert (document["interrupted"], document["verdict"], document["scenarios"]) == (True, "UNKNOWN", [])
