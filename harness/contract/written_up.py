@@ -252,6 +252,22 @@ WRITTEN_UP = (
         signatures=("CRASH:ledger:VERIFY:*/multi_layer_eagle_draft_extend_cuda_graph_runner.py:replay",),
         drives=lambda scenario: _layers(scenario) and scenario.engine.graphs,
     ),
+    WrittenUp(
+        id="F-025",
+        title="A tree's reserve outgrows the request's row of the KV map and overwrites the next request's (pages of one)",
+        releases=("0.5.13", None),
+        signatures=("NUMERIC:chain:DRAFT:hidden_out-off", "NUMERIC:verify:VERIFY:hidden_out-off"),
+        drives=lambda scenario: (
+            scenario.engine.page == 1
+            and scenario.spec.t > 1
+            and scenario.spec.k * scenario.spec.t > scenario.spec.n + 4
+        ),
+    ),
+    WrittenUp(
+        id="F-026",
+        title="A batch larger than the captured ones leaves the draft graphs with addresses of freed memory",
+        releases=("0.5.13", "0.5.13"),
+    ),
 )
 
 
