@@ -254,7 +254,8 @@ WRITTEN_UP = (
     ),
     WrittenUp(
         id="F-025",
-        title="A tree's reserve outgrows the request's row of the KV map and overwrites the next request's (pages of one)",
+        title="A tree's reserve outgrows the request's row of the KV map and overwrites the next request's "
+        "(pages of one)",
         releases=("0.5.13", None),
         signatures=("NUMERIC:chain:DRAFT:hidden_out-off", "NUMERIC:verify:VERIFY:hidden_out-off"),
         drives=lambda scenario: (
