@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.checks.findings import settle
 from harness.contract.tolerance import Budget, budget_for, choice_margin, is_tie, judge_rows
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import ENDS, Rows, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy
 
 LASTING = (Phase.DRAFT_PREFILL, Phase.EXTEND)
@@ -44,8 +44,8 @@ def compare(before: Trace, after: Trace, *, check: str, dtype: str = "float32") 
     """Differences of `after` from `before`, in order of time in `after`; the earlier is what was expected."""
     result = RelationResult()
     for name, trace in (("the scenario", before), ("the changed scenario", after)):
-        ended = [event.name for event in trace.events if event.name in ("crash", "hang")]
-        result.unknown += [f"{name} ended in a {word}: its own verdict says more" for word in ended]
+        ended = [event.name for event in trace.events if event.name in ENDS]
+        result.unknown += [f"{name} ended early ({word}): its own verdict says more" for word in ended]
     comparison = _Comparison(before=before.rows, after=after.rows, check=check, budget=budget_for(dtype), result=result)
     comparison.lasting()
     comparison.steps()

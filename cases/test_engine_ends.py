@@ -1,8 +1,12 @@
-"""An engine that dies or hangs is a finding, the next scenario gets a new one, and no process is ever left behind."""
+"""An engine that dies or hangs is a finding, one that somebody ended is none; the next scenario gets a new one.
+
+No process is ever left behind.
+"""
 
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,14 +38,18 @@ def _signal_scheduler(engine, number):
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_killed_engine_is_a_crash_finding_and_the_next_scenario_runs_as_if_nothing_had_been(engines, drive_scenario):
+def test_killed_engine_is_unknown_and_the_next_scenario_runs_as_if_nothing_had_been(engines, drive_scenario):
     before = drive_scenario(SCENARIO)
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
     boots = engines.boots
     dead = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGKILL))
-    assert dead.verdict.outcome is Outcome.FAIL
-    assert dead.verdict.root_kinds == (Kind.CRASH,)
+    assert dead.verdict.outcome is Outcome.UNKNOWN
+    assert dead.findings == ()
+    (why,) = dead.verdict.reasons[:1]
+    assert re.match(
+        r"ended from outside: scheduler process \d+ was ended by SIGKILL, which says nothing about SGLang", why
+    )
     assert survivors(processes) == []
     assert 0 < len(dead.trace.rows) < len(before.trace.rows), "what was seen before the crash is kept"
     after = drive_scenario(SCENARIO, fresh=True)
@@ -52,15 +60,22 @@ def test_killed_engine_is_a_crash_finding_and_the_next_scenario_runs_as_if_nothi
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_stopped_engine_is_a_hang_finding_and_is_ended(engines, drive_scenario, monkeypatch):
+def test_engine_that_ends_by_a_fault_of_its_own_is_a_crash_finding(engines, drive_scenario):
+    engine = engines.use(engines.launch(SCENARIO))
+    dead = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGSEGV))
+    assert dead.verdict.outcome is Outcome.FAIL
+    assert dead.verdict.root_kinds == (Kind.CRASH,)
+    assert dead.first.hint == "SIGSEGV"
+
+
+@pytest.mark.engine(boot=BOOT, ends_it=True)
+def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engines, drive_scenario, monkeypatch):
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
-    stop = _signal_scheduler(engine, signal.SIGSTOP)
 
-    def on_turn(tick, state):
+    def on_turn(tick, _state):
         if tick == TURN:
-            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 2.0)  # not before: the first turns are slow ones
-        stop(tick, state)
+            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 1e-4)  # no turn is as quick as that
 
     hung = drive_scenario(SCENARIO, on_turn=on_turn)
     assert hung.verdict.outcome is Outcome.FAIL
@@ -123,8 +138,8 @@ def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, s
 
 
 @pytest.mark.engine(boot="own process")
-def test_interrupt_while_booting_leaves_no_engine(start, engines):
-    process = start("--engine", engines.default)
+def test_interrupt_while_booting_leaves_no_engine_and_a_document_that_says_so(start, engines, tmp_path):
+    process = start("--engine", engines.default, "--json", str(tmp_path / "out.json"))
     host = _wait_for(lambda: _host(process), process)
     _wait_for(lambda: len(tree(host.pid)) > 1, process)
     processes = tree(process.pid)
@@ -133,3 +148,5 @@ def test_interrupt_while_booting_leaves_no_engine(start, engines):
     assert process.returncode == 3, said
     assert "incomplete" in said
     assert survivors(processes) == []
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert (document["interrupted"], document["verdict"], document["scenarios"]) == (True, "UNKNOWN", [])

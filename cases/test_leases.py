@@ -10,6 +10,7 @@ from cases.processes import survivors, tree
 from cases.programs import DEFAULT
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError
+from harness.contract.trace import ENDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 TURN = 5
@@ -42,7 +43,7 @@ def test_a_real_engine_keeps_its_lease_until_it_is_killed_and_then_it_is_free(en
             os.kill(host, signal.SIGKILL)
 
     trace = engines.drive(engines.launch(SCENARIO), SCENARIO, on_turn=kill)
-    assert [event.name for event in trace.events if event.name in ("crash", "hang")] == ["crash"]
+    assert [event.name for event in trace.events if event.name in ENDS] == ["lost"]
     assert trace.header["lease"]["uuid"] == H100
     assert trace.header["lease"]["share_mib"] == WHOLE * 1024
     assert survivors(processes) == []

@@ -35,6 +35,7 @@ def render_findings(console: Console, results: Sequence[ScenarioResult], *, most
         for finding in roots[: max(left, 0)]:
             say(console)
             say(console, describe(finding.first, one.scenario, finding=finding))
+            render_known(console, one, finding.signature)
         if left > 0:
             render_next(console, one, look=look)
         left -= len(roots)
@@ -51,10 +52,21 @@ def render_first(console: Console, one: ScenarioResult, *, where: str) -> None:
         say(console)
         say(console, where, style="bold")
         say(console, describe(first.first, one.scenario, finding=first))
+        render_known(console, one, first.signature)
         if len(roots) > 1:
             others = ", ".join(found.signature for found in roots if found is not first)
             say(console, f"  {counted(len(roots) - 1, 'other finding')}: {others}")
         render_next(console, one)
+
+
+def known_lines(one: ScenarioResult, text: str) -> list[str]:
+    """What a signature of the scenario, or a reason for its UNKNOWN, may be: one line each."""
+    return [known.line for known in one.known.get(text, ())]
+
+
+def render_known(console: Console, one: ScenarioResult, text: str) -> None:
+    for line in known_lines(one, text):
+        say(console, f"  {line}", style="cyan")
 
 
 def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:

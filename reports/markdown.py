@@ -12,7 +12,7 @@ from harness.checks.describe import describe
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult
-from reports.findings import facts, roots_of
+from reports.findings import facts, known_lines, roots_of
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised
 from reports.reading import Report
@@ -77,7 +77,7 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
         yield "the findings", _findings(defects)
     open_ones = unjudged(result)
     if open_ones:
-        yield "what could not be judged", _unjudged(open_ones)
+        yield "what could not be judged", _unjudged(open_ones, result.results)
     yield "what was exercised", _exercised(report)
 
 
@@ -88,10 +88,11 @@ def _first(results: Sequence[ScenarioResult]) -> str | None:
             found = next((each for each in roots if each.first.first), roots[0])
             said = block(_cut(describe(found.first, one.scenario, finding=found)))
             known = "\n".join(f"- {line}" for line in facts(one))
+            pointed = "".join(f"\n- {code(line)}" for line in known_lines(one, found.signature))
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
             again += [] if one.specimen is None else [f"eaglecheck replay {one.specimen}   # runs it again"]
             title = f"**First divergence**, in {code(one.scenario.name)}"
-            return "\n\n".join([title, said, known, block("\n".join(again), "sh")])
+            return "\n\n".join([title, said, known + pointed, block("\n".join(again), "sh")])
     return None
 
 
@@ -102,17 +103,19 @@ def _cut(text: str) -> str:
 
 
 def _findings(defects: Sequence[Defect]) -> str:
-    rows = [(code(one.signature), str(one.count), one.where) for one in defects]
+    rows = [(code(one.signature), str(one.count), one.where, ", ".join(one.known)) for one in defects]
     more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
-    head = ("signature", "times", "in")
+    head = ("signature", "times", "in", "known as")
     return f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
 
 
-def _unjudged(reasons: dict[str, list[str]]) -> str:
+def _unjudged(reasons: dict[str, list[str]], results: Sequence[ScenarioResult]) -> str:
     lines = []
     for reason, names in list(reasons.items())[:ROWS]:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        lines.append(f"{', '.join(code(name) for name in names[:3])}{more}\n{block(_cut(reason))}")
+        one = next(one for one in results if reason in one.verdict.reasons)
+        known = "".join(f"\n- {code(line)}" for line in known_lines(one, reason))
+        lines.append(f"{', '.join(code(name) for name in names[:3])}{more}\n{block(_cut(reason))}{known}")
     left = f"\n\n{len(reasons) - ROWS} more reasons." if len(reasons) > ROWS else ""
     return "**No verdict on**\n\n" + "\n\n".join(lines) + left
 

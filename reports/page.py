@@ -20,7 +20,7 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome
 from harness.driving.progress import ScenarioResult
-from reports.findings import facts, roots_of
+from reports.findings import facts, known_lines, roots_of
 from reports.frames import Frames
 from reports.histogram import histograms
 from reports.live import engine_facts
@@ -69,7 +69,12 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
             for name, title in COMPARED.items()
             if name in result.verdict.compared
         ],
-        notes=[reason for reason in result.verdict.reasons if not _about_findings(reason, results)],
+        notes=[
+            line
+            for reason in result.verdict.reasons
+            if not _about_findings(reason, results)
+            for line in (reason, *dict.fromkeys(line for one in results for line in known_lines(one, reason)))
+        ],
         first=_first(results),
         findings=[_finding(one, results) for one in defects[:LISTED]],
         findings_left=max(len(defects) - LISTED, 0),
@@ -156,7 +161,7 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
             return {
                 "scenario": one.scenario.name,
                 "title": title,
-                "lines": [line.strip() for line in lines],
+                "lines": [line.strip() for line in [*lines, *known_lines(one, found.signature)]],
                 "facts": facts(one),
                 "link": _link(one, found, at),
                 "commands": _commands(one),
@@ -176,7 +181,10 @@ def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any
         "where": defect.where,
         "count": defect.count,
         "cause": defect.cause,
-        "text": describe(defect.first.first, one.scenario).split("\n"),
+        "text": [
+            *describe(defect.first.first, one.scenario).split("\n"),
+            *(f"  {line}" for line in known_lines(one, defect.signature)),
+        ],
         "link": _link(one, defect.first, defect.at),
     }
 

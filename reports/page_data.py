@@ -16,7 +16,7 @@ from markupsafe import Markup
 from harness.checks.describe import describe
 from harness.contract.types import Divergence
 from harness.driving.progress import ScenarioResult
-from reports.findings import facts
+from reports.findings import facts, known_lines
 from reports.frames import Frames
 from reports.positions import PHASES
 
@@ -50,7 +50,9 @@ def scenario_head(result: ScenarioResult, frames: Frames) -> dict[str, Any]:
                 "kind": str(found.first.kind),
                 "count": found.count,
                 "cause": found.consequence_of or "",
-                "text": describe(found.first, scenario),
+                "text": "\n".join(
+                    [describe(found.first, scenario), *(f"  {line}" for line in known_lines(result, found.signature))]
+                ),
                 "at": [found.first.key.dp_rank, found.first.round, number.get(found.first.key.rid, -1)],
             }
             for found in result.findings

@@ -12,7 +12,7 @@ from harness.archive.store import StoredScenario
 from harness.checks.findings import group, kinds
 from harness.contract.texts import text_identical
 from harness.contract.types import Outcome, Verdict
-from harness.driving.progress import Cost, RunResult, ScenarioResult
+from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
 from reports.frames import Frames, case_frames
 from reports.source import Source, open_source, short
 
@@ -50,12 +50,13 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
-    rounds = case.engine.rounds
+    rounds, verdict, findings = case.engine.rounds, _verdict(case), tuple(group(case.findings))
     return ScenarioResult(
         scenario=case.scenario,
-        verdict=_verdict(case),
+        verdict=verdict,
         divergences=case.findings,
-        findings=tuple(group(case.findings)),
+        findings=findings,
+        known=known_of(case.scenario, verdict, findings, release=source.release, device=source.device),
         folder=short(case.folder),
         specimen=source.specimen(case.folder),
         text_identical=None if case.reference is None else text_identical(case.engine, case.reference),

@@ -15,6 +15,7 @@ class Defect:
     """One signature. at: the place of its first scenario among the results; first: its finding there.
 
     count: divergences in all scenarios; cause: the signature that explains it, empty where one of them is a root.
+    known: ids of docs/findings.md that it may be in any of them.
     """
 
     signature: str
@@ -23,6 +24,7 @@ class Defect:
     count: int
     scenarios: tuple[str, ...]
     cause: str
+    known: tuple[str, ...] = ()
 
     @property
     def where(self) -> str:
@@ -52,4 +54,5 @@ def _defect(signature: str, members: list[tuple[int, Finding]], results: Sequenc
         count=sum(found.count for _, found in members),
         scenarios=tuple(results[place].scenario.name for place, _ in members),
         cause="" if roots else str(first.consequence_of),
+        known=tuple(sorted({one.id for place, _ in members for one in results[place].known.get(signature, ())})),
     )

@@ -14,7 +14,7 @@ from harness.contract.deviations import ASSUMED, told_in
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import RunResult
-from reports.findings import render_findings
+from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine
 from reports.matrix import render_matrix
 from reports.prose import heading, say, say_pairs
@@ -109,6 +109,7 @@ def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] 
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
+        render_known(console, next(one for one in result.results if reason in one.verdict.reasons), reason)
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")

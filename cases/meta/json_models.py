@@ -41,6 +41,13 @@ class Divergence(Place):
     hint: str
 
 
+class Known(Strict):
+    id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
+    title: str
+    releases: str
+    assume: bool
+
+
 class Finding(Strict):
     signature: str
     kind: Annotated[Kind, Field(strict=False)]
@@ -48,6 +55,7 @@ class Finding(Strict):
     count: Annotated[int, Field(ge=1)]
     rids: list[str]
     consequence_of: str | None
+    known: list[Known]
     first: Divergence
 
 
@@ -75,6 +83,7 @@ class Scenario(Strict):
     verdict: Annotated[Outcome, Field(strict=False)]
     reasons: list[str]
     kinds: list[str]
+    known: list[str]
     text_identical: bool | None
     rounds: Count
     draft_steps: Count
@@ -114,6 +123,7 @@ class Run(Strict):
     cost: Cost
     run: str
     component: dict[str, object] | None = None
+    interrupted: Literal[True] | None = None
 
 
 class Cell(Strict):
@@ -126,6 +136,7 @@ class Cell(Strict):
     expected: Literal["PASS", "FAIL", "unknown"]
     kinds: list[str]
     first: Place | None
+    known: list[str]
     text_identical: bool | None
     run: str
 

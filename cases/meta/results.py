@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cases.meta import handmade
+from harness.archive import digests
 from harness.archive.store import RunWriter, write_specimen
 from harness.checks import group, judge
 from harness.contract.trace import RowBuilder, Trace
@@ -178,6 +179,13 @@ def store(root: Path, *cases: tuple[str, Break], finish: bool = True, scenario: 
         writer.finish(merge(verdicts))
     writer.close()
     return writer.folder
+
+
+def reseal(run: Path) -> None:
+    """Digests as if what now lies in the run had been written so; of the innermost folders first."""
+    for sums in sorted(run.rglob(digests.SUMS), key=lambda path: -len(path.parts)):
+        inner = [sums.parent / name for name in digests.read_sums(sums.parent)]
+        sums.write_bytes(digests.sums_of(sums.parent, [path for path in inner if path.is_file()], also={}))
 
 
 def store_without_engine(root: Path, name: str, why: str) -> Path:

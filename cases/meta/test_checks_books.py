@@ -372,3 +372,30 @@ def test_full_context_window_excuses_a_short_output():
     other = handmade.scenario(prompts=(5,), max_new_tokens=40)
     header = {**engine.header, "context_length": 18}
     assert roots(other, replace(engine, scenario_id=other.id, header=header)) == {}
+
+
+SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'
+OURS = (
+    '  File "/x/harness/engine_side/stand_ins/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
+)
+OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
+
+
+@pytest.mark.parametrize(
+    ("frames", "told"), [(SGLANG + OURS, True), (SGLANG, False), (OURS + SGLANG, False), (SGLANG + OTHER, False)]
+)
+def test_a_crash_that_our_stand_in_raised_says_so_and_keeps_its_signature(made, frames, told):
+    scenario, engine = made
+    site = "srt/layers/attention/triton_backend.py:forward_decode"
+    data = {
+        "site": site,
+        "error": "AssertionError: x",
+        "phase": "DRAFT",
+        "round": 1,
+        "trace": f"Traceback:\n{frames}AssertionError: x",
+    }
+    crash = Event(name="crash", tick=engine.rounds[-1].tick, data=data)
+    _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
+    (found,) = [each for each in divergences if each.kind is Kind.CRASH]
+    assert found.signature == f"CRASH:ledger:DRAFT:{site}"
+    assert ("refused by our stand-in cpu_attention.decode_attention_fwd" in found.observed) is told

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
-from harness.archive.store import RunReader, RunWriter
+from harness.archive.run_folders import lock
+from harness.archive.store import RunReader
 from harness.cli.main import app
 from harness.contract.types import Outcome
 from harness.engines import envs
@@ -80,6 +81,7 @@ def test_a_verdict_that_changed_since_says_so(work):
     run = stored(work)
     verdict = work / run / "verdict.json"
     verdict.write_text(json.dumps({**json.loads(verdict.read_text()), "outcome": "FAIL"}))
+    results.reseal(work / run)
     done = call("recheck", str(run))
     assert done.exit_code == 0
     assert "it was FAIL when the run ended" in done.stdout
@@ -128,7 +130,7 @@ def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
 
 def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
     run = work / stored(work, finish=False)
-    writer = RunWriter.attach(run)
+    writer = lock(run)
     try:
         done = call("recheck", str(run.relative_to(work)))
         assert done.exit_code == 3, done.output
@@ -264,6 +266,7 @@ def test_a_specimen_whose_own_checkpoints_are_gone_names_them(work):
     manifest = json.loads((specimen / "manifest.json").read_text())
     manifest["header"]["pair"] = ["gone/target", "gone/draft"]
     (specimen / "manifest.json").write_text(json.dumps(manifest))
+    results.reseal(specimen)
     done = call("replay", str(specimen))
     assert done.exit_code == 2
     assert "--target gone/target: no such folder" in done.stderr
@@ -281,6 +284,7 @@ def test_a_run_of_the_users_own_checkpoints_remembers_them_for_a_fresh_reference
     manifest = json.loads((run / "manifest.json").read_text())
     manifest["engine"]["pair"] = ["gone/target", "gone/draft"]
     (run / "manifest.json").write_text(json.dumps(manifest))
+    results.reseal(run)
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code == 2
     assert "gone/target: no such folder" in done.stderr

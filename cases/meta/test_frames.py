@@ -205,6 +205,7 @@ def test_trends_are_ordered_by_time_and_count_each_run(tmp_path):
 def _began(run, when):
     place = run / "manifest.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "created": when}))
+    results.reseal(run)
 
 
 def test_parquet_comes_back_as_it_was_with_units(run, frames, tmp_path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.both_sides import wire
-from harness.engines.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
+from harness.engines.engine import Engine, EngineCrashed, EngineError, EngineLost, Launch, _Peer
 
 HOST = Path(__file__).parents[2] / "harness" / "engine_side" / "host" / "engine_host.py"
 DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'", "trace": "Traceback …"}
@@ -54,7 +54,7 @@ def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(engin
 def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(engine_of):
     with pytest.raises(EngineError, match=WORDS):
         engine_of([DEFECT]).flush()
-    with pytest.raises(EngineCrashed):
+    with pytest.raises(EngineLost, match="how is not known"):
         engine_of([]).flush()
 
 

@@ -324,3 +324,18 @@ def test_a_family_or_an_assumption_that_nobody_knows_is_refused(session, options
     done = session(OF_FAMILIES, *options)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert words in done.stderr
+
+
+def test_a_family_needs_no_file_but_those_with_its_tests(session, tmp_path):
+    """Not even what others import: without [dev] that is not there."""
+    gone = "import a_package_that_only_dev_brings\n"
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "conftest.py").write_text(gone)
+    (tmp_path / "meta" / "test_inner.py").write_text(gone)
+    (tmp_path / "test_other.py").write_text(f"{gone}FAMILY = 'def test_x(family_scenario): ...'\n")
+    done = session(OF_FAMILIES, "--family", "mtp", "-s")
+    assert done.returncode == 0, done.stdout
+    assert "a_package_that_only_dev_brings" not in done.stdout
+    assert done.stdout.count("ID ") > 3
+    everything = session(OF_FAMILIES)
+    assert "a_package_that_only_dev_brings" in everything.stdout

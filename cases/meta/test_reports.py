@@ -147,6 +147,7 @@ def test_a_pull_request_number_links_to_nothing(work):
     known = json.loads(place.read_text())
     known["engine"]["revert"] = 25015
     place.write_text(json.dumps(known))
+    results.reseal(run)
     assert "with `#25015` reverted" in markdown(run).splitlines()[0]
 
 

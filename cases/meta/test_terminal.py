@@ -12,6 +12,7 @@ from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
 from harness.contract.types import Kind
+from harness.contract.written_up import Known
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor import Finding
@@ -320,3 +321,29 @@ def test_pairs_fit_any_width_and_lose_none(width):
     assert max(map(len, text.splitlines())) <= max(width, 2 + len("situation_0 0"))
     assert text.split() == sorted(text.split(), key=text.split().index)
     assert all(f"{name} {count}" in text for name, count in pairs)
+
+
+def known_run():
+    """A run with a finding that is written up, one that is not, and a reason that is."""
+    first, other = results.judged("pr25015", results.one_ahead), results.judged("single", results.one_ahead)
+    known = Known(id="F-012", title="A `title` of #26329", window="0.5.13 and later", assume=True)
+    third = results.without_engine("pd-plugin-bare", "the engine would not start: x")
+    return results.run_of(
+        replace(first, known={first.findings[0].signature: (known, replace(known, id="F-017", assume=False))}),
+        other,
+        replace(third, known={"the engine would not start: x": (replace(known, id="F-018", assume=False),)}),
+    )
+
+
+def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
+    known = "(A `title` of #26329; 0.5.13 and later), see docs/findings.md"
+    lines = printed(render_run, known_run(), width=150).splitlines()
+    signature = next(at for at, line in enumerate(lines) if line.startswith("  signature"))
+    assert lines[signature + 1 : signature + 3] == [
+        f"  known: F-012 {known}; --assume F-012 judges as if it were mended",
+        f"  known: F-017 {known}",
+    ]
+    assert sum("known: " in line for line in lines) == 3
+    reason = next(at for at, line in enumerate(lines) if line.startswith("no verdict on pd-plugin-bare"))
+    assert lines[reason + 1].startswith("  known: F-018 (")
+    assert lines[-1].startswith("verdict FAIL: ")

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harness.archive import digests
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
@@ -80,7 +81,7 @@ class StoredScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunWriter:
-    """Writes one run folder. `create` starts it, `attach` joins it (another worker), `finish` ends it.
+    """Writes one run folder. `create` starts it, `finish` ends it.
 
     alive: the manifest, locked for as long as this process writes, so that a run that goes on is told from a dead one.
     """
@@ -103,14 +104,6 @@ class RunWriter:
         _point_latest(root, folder)
         return cls(folder=folder, alive=lock(folder))
 
-    @classmethod
-    def attach(cls, folder: Path) -> RunWriter:
-        """Join a run that another process created and nobody has finished."""
-        _read_model(folder / MANIFEST, RunManifest)
-        if (folder / VERDICT).exists():
-            raise StoreError(f"run {folder} is finished: {VERDICT} is there\n  start a new one:  eaglecheck run")
-        return cls(folder=folder, alive=lock(folder))
-
     def close(self) -> None:
         """Nothing more will be written; called twice is once."""
         if self.alive is not None:
@@ -120,7 +113,7 @@ class RunWriter:
         """One line in engine.jsonl, visible to readers at once."""
         line = json.dumps(plain(event), sort_keys=True, allow_nan=False) + "\n"
         with _disk(self.folder), (self.folder / EVENTS).open("ab") as file:
-            file.write(line.encode())  # one write: lines of several workers do not mix
+            file.write(line.encode())  # one write: a reader never sees half a line
 
     def save_scenario(
         self,
@@ -133,16 +126,21 @@ class RunWriter:
     ) -> Path:
         """Everything about one scenario, its verdict.json last. Returns its folder."""
         folder = self.folder / f"{scenario.name}-{scenario.id}"
+        last = {VERDICT: _content(ScenarioVerdict.of(scenario, verdict))}
         with _disk(self.folder):
-            _write_case(folder, scenario, engine, reference, divergences)
-            _write_model(folder / VERDICT, ScenarioVerdict.of(scenario, verdict))
+            _write_case(folder, scenario, engine, reference, divergences, last=last)
         return folder
 
     def finish(self, verdict: Verdict) -> Path:
         """Write the run's verdict.json; after this the run is complete."""
         scenarios = [_read_model(path, ScenarioVerdict) for path in sorted(self.folder.glob(f"*/{VERDICT}"))]
+        kept = [path for path in (self.folder / MANIFEST, self.folder / EVENTS) if path.exists()]
         with _disk(self.folder):
-            _write_model(self.folder / VERDICT, RunVerdict.of(verdict, scenarios))
+            _seal(
+                self.folder,
+                [*kept, *self.folder.glob(f"*/{digests.SUMS}")],
+                last={VERDICT: _content(RunVerdict.of(verdict, scenarios))},
+            )
         self.close()
         return self.folder / VERDICT
 
@@ -173,6 +171,7 @@ class RunReader:
         manifest = _read_model(folder / MANIFEST, RunManifest)
         verdict = read_verdict(folder, RunVerdict)
         if verdict is not None:
+            _check_sums(folder, verdict)
             return cls(folder=folder, manifest=manifest, verdict=verdict)
         live = is_locked(folder)
         why = "still running" if live else unfinished(folder)
@@ -197,11 +196,15 @@ class RunReader:
         path = self.folder / EVENTS
         if not path.exists():
             return []
-        lines = path.read_bytes().split(b"\n")
+        content = path.read_bytes()
+        lines = content.split(b"\n")
         cut_off = bool(lines[-1]) and self.verdict is None
-        return [
+        found = [
             _json_object(path, number, line) for number, line in enumerate(lines[: -1 if cut_off else None], 1) if line
         ]
+        if self.verdict is not None:
+            _unchanged(path, content)
+        return found
 
 
 def read_case(folder: Path) -> StoredScenario:
@@ -231,11 +234,12 @@ def read_verdict(folder: Path, model: type[Model]) -> Model | None:
 def read_findings(path: Path) -> Iterator[Divergence]:
     """The divergences of findings.jsonl."""
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except FileNotFoundError as error:
         raise StoreError(f"{path} is missing: the folder is incomplete\n  {_again(path)}") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(content.splitlines(), 1):
         yield _validated(path, FindingLine, _json_object(path, number, line), line=number).divergence()
+    _unchanged(path, content)
 
 
 def write_specimen(
@@ -264,8 +268,7 @@ def write_specimen(
         replay=replay,
     )
     with _disk(folder):
-        _write_case(folder, scenario, engine, reference, divergences)
-        _write_model(folder / MANIFEST, manifest)
+        _write_case(folder, scenario, engine, reference, divergences, last={MANIFEST: _content(manifest)})
     return folder
 
 
@@ -279,19 +282,38 @@ def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
 
 
 def _write_case(
-    folder: Path, scenario: Scenario, engine: Trace, reference: Trace | None, divergences: Iterable[Divergence]
+    folder: Path,
+    scenario: Scenario,
+    engine: Trace,
+    reference: Trace | None,
+    divergences: Iterable[Divergence],
+    *,
+    last: Mapping[str, bytes],
 ) -> None:
+    """last: the file without which the folder counts as cut off."""
     folder.mkdir(parents=True, exist_ok=True)
     _write_model(folder / SCENARIO, scenario)
+    files = [folder / SCENARIO, folder / FINDINGS]
     for trace in (engine, reference):
-        if trace is not None:
-            write_trace(folder, trace)
+        files += [] if trace is None else write_trace(folder, trace)
     lines = [finding_line(found).model_dump_json() for found in divergences]
     _write_whole(folder / FINDINGS, "".join(f"{line}\n" for line in lines).encode())
+    _seal(folder, files, last=last)
+
+
+def _seal(folder: Path, files: Iterable[Path], *, last: Mapping[str, bytes]) -> None:
+    """Keep the digests of what was written, then write what makes the folder whole."""
+    _write_whole(folder / digests.SUMS, digests.sums_of(folder, files, also=last))
+    for name, content in last.items():
+        _write_whole(folder / name, content)
 
 
 def _write_model(path: Path, model: BaseModel) -> None:
-    _write_whole(path, (model.model_dump_json(indent=1) + "\n").encode())
+    _write_whole(path, _content(model))
+
+
+def _content(model: BaseModel) -> bytes:
+    return (model.model_dump_json(indent=1) + "\n").encode()
 
 
 def _write_whole(path: Path, content: bytes) -> None:
@@ -338,7 +360,36 @@ def _read_model(path: Path, model: type[Model]) -> Model:
         raise StoreError(
             f"{path} is missing: not one of our folders, or an incomplete one\n  {_again(path)}"
         ) from error
-    return _validated(path, model, _json_object(path, 1, content))
+    found = _validated(path, model, _json_object(path, 1, content))
+    _unchanged(path, content)  # last: whoever finds out more says more
+    return found
+
+
+def _unchanged(path: Path, content: bytes) -> None:
+    """StoreError for a file whose bytes are not those that were written."""
+    if digests.changed(path.parent, path, content):
+        raise _damaged(path)
+
+
+def _check_sums(folder: Path, verdict: RunVerdict) -> None:
+    """The digests of a whole run's scenarios are there and are those that it ended with."""
+    kept = digests.read_sums(folder)
+    inner = {f"{one.scenario}-{one.scenario_id}/{digests.SUMS}" for one in verdict.scenarios}
+    if kept and set(kept) - {EVENTS} != {MANIFEST, VERDICT, *inner}:
+        raise _damaged(folder / digests.SUMS, "other names than those of the run's files")
+    for name in sorted(inner if kept else ()):
+        path = folder / name
+        if path.parent.is_dir() and not path.is_file():
+            raise StoreError(f"{path} is missing: it was there when the run ended\n  {_again(path)}")
+        if path.is_file() and digests.changed(folder, path, path.read_bytes()):
+            raise _damaged(path)
+
+
+def _damaged(path: Path, found: str = digests.CHANGED) -> StoreError:
+    return StoreError(
+        f"{path} is damaged: {found}\n  {_again(path)}\n"
+        f"  if you changed it yourself, remove what it is compared with:  rm {path.with_name(digests.SUMS)}"
+    )
 
 
 def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:

@@ -20,6 +20,7 @@ import safetensors
 import safetensors.numpy
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from harness.archive import digests
 from harness.contract.trace import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
@@ -122,7 +123,7 @@ def write_trace(folder: Path, trace: Trace) -> list[Path]:
         files["tensors"], safetensors.numpy.save(_contiguous(trace.tensors), metadata={"trace": str(TRACE_SCHEMA)})
     )
     buffer = pa.BufferOutputStream()
-    pq.write_table(_table(trace.rows), buffer, compression="zstd")
+    pq.write_table(_table(trace.rows), buffer, compression="zstd", write_page_checksum=True)
     _replace(files["rows"], buffer.getvalue().to_pybytes())
     _replace(files["json"], _head_bytes(trace))
     return list(files.values())
@@ -201,9 +202,13 @@ def read_trace(folder: Path, side: str) -> Trace:
                 allowed=", ".join(path.relative_to(folder).as_posix() for path in files.values()),
                 do=f"{_why_gone(folder, files['json'])}, or {_run_again(folder)}",
             )
-    head = _read_head(files["json"], side)
-    rows = _read_rows(files["rows"], head.row_count)
-    tensors = _read_tensors(files["tensors"])
+    content = {name: file.read_bytes() for name, file in files.items()}
+    head = _read_head(files["json"], content["json"], side)
+    rows = _read_rows(files["rows"], content["rows"], head.row_count)
+    tensors = _read_tensors(files["tensors"], content["tensors"])
+    for name, file in files.items():  # last: whoever finds out more says more
+        if digests.changed(folder, file, content[name]):
+            raise _damaged(file, digests.CHANGED, f"the bytes that {digests.SUMS} beside it names")
     _check_pointers(files["tensors"], rows, tensors)
     return Trace(
         side=head.side,
@@ -228,9 +233,9 @@ def _check_version(file: Path, found: int) -> None:
         )
 
 
-def _read_head(file: Path, side: str) -> _Head:
+def _read_head(file: Path, written: bytes, side: str) -> _Head:
     try:
-        content = json.loads(file.read_bytes())
+        content = json.loads(written)
         if isinstance(content, dict) and isinstance(content.get("trace_schema"), int):
             _check_version(file, content["trace_schema"])
         head = _Head.model_validate(content)
@@ -262,10 +267,10 @@ def _damaged(file: Path, found: str, allowed: str) -> TraceError:
     return TraceError(file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(folder)}")
 
 
-def _read_rows(file: Path, row_count: int) -> Rows:
-    wanted, content = arrow_schema(), file.read_bytes()
+def _read_rows(file: Path, content: bytes, row_count: int) -> Rows:
+    wanted = arrow_schema()
     try:
-        parquet = pq.ParquetFile(pa.BufferReader(content))
+        parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
         schema = parquet.schema_arrow
         version = (schema.metadata or {}).get(VERSION_KEY, b"")
         if version.isdigit():
@@ -310,9 +315,9 @@ def _rows(table: pa.Table) -> Rows:
     )
 
 
-def _read_tensors(file: Path) -> dict[str, np.ndarray]:
+def _read_tensors(file: Path, content: bytes) -> dict[str, np.ndarray]:
     try:
-        tensors: dict[str, np.ndarray] = safetensors.numpy.load(file.read_bytes())
+        tensors: dict[str, np.ndarray] = safetensors.numpy.load(content)
     except safetensors.SafetensorError as error:
         raise _damaged(file, f"not a whole safetensors file ({error})", "safetensors, float32 [rows, width]") from error
     for name, tensor in tensors.items():

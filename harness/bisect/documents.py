@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.bisect.changes import Changed
+from harness.bisect.repeats import Rate
 from harness.bisect.search import Answer, Tried
 from harness.bisect.subjects import Subject
 from harness.bisect.trials import Trials
@@ -52,9 +53,7 @@ def bisect_document(
             for one in sorted(found.tried, key=lambda one: order.get(one.name, 0))
         ],
         "repeated": trials.repeated,
-        "rate": None
-        if rate is None
-        else {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)},
+        "rate": None if rate is None else _rate(rate),
         "risk": found.risk,
         "changed_known": changed is not None,
         "changed": [dataclasses.asdict(one) for one in changed or ()],
@@ -62,6 +61,27 @@ def bisect_document(
         "labels": {name: labels.get(name, name) for name in (found.old, found.new)},
         "note": note,
     }
+
+
+def cut_off_document(*, over: str, subject: Subject, trials: Trials, why: str) -> dict[str, Any]:
+    """What there is of a search that somebody ended: what was tried, and no answer."""
+    rate = trials.rate
+    return {
+        "schema": BISECT_SCHEMA,
+        "case": subject.name,
+        "scenario": subject.scenario.id,
+        "failure": {"signature": trials.failure.signature, "kinds": list(trials.failure.kinds)},
+        "over": over,
+        "exact": False,
+        "tried": [_tried(one, labels={}, titles={}) for one in trials.judged],
+        "repeated": trials.repeated,
+        "rate": None if rate is None else _rate(rate),
+        "note": why,
+    }
+
+
+def _rate(rate: Rate) -> dict[str, Any]:
+    return {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)}
 
 
 def _tried(one: Tried, *, labels: Mapping[str, str], titles: Mapping[str, str]) -> dict[str, Any]:

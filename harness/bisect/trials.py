@@ -31,6 +31,8 @@ class Trials:
     fresh: bool = False
     rate: Rate | None = None
     measured: bool = field(default=False)
+    #: every version that has a call, in the order they were judged
+    judged: list[Tried] = field(default_factory=list)
 
     @property
     def repeated(self) -> bool:
@@ -58,7 +60,8 @@ class Trials:
                 break
         if first:
             self._learn(runs)
-        return self._sum_up(name, runs, used)
+        self.judged.append(self._sum_up(name, runs, used))
+        return self.judged[-1]
 
     def _enough(self, kept: list[Run]) -> int:
         """How many kept runs settle it: up to the first failure, else as many passes as are wanted."""

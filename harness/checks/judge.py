@@ -5,6 +5,8 @@ This module must not compare rows. Importing it imports every family, which regi
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.checks import (
     chain,
     extend,
@@ -121,7 +123,17 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     result.divergences += _tie_rate(result, evidence)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
+    if any(found.hint == ledger.LOST for found in divergences):
+        divergences = settle(_not_cut_off(divergences), ticks=evidence.ticks, prefix_hits=hits)
     return _verdict(evidence, result, divergences), divergences
+
+
+def _not_cut_off(divergences: list[Divergence]) -> list[Divergence]:
+    """What was seen before somebody ended the engine: neither that end nor what is missing since."""
+    ends = {found.signature for found in divergences if found.hint == ledger.LOST}
+    return [
+        replace(found, first=False) for found in divergences if found.signature not in ends and found.cause not in ends
+    ]
 
 
 def _from_cache(part: Part) -> bool:
@@ -177,7 +189,8 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
-    unknown = [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
+    lost = [why for event in evidence.engine.events if (why := ledger.lost_by(event))]
+    unknown = lost or [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS

@@ -5,13 +5,19 @@ No weights, no reference.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.trace import Event
+from harness.contract.trace import ENDS, Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
+#: How the files are called that do SGLang's work on a CPU.
+STAND_INS = ("cpu_", "loopback")
+#: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
+LOST = "ended-from-outside"
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
@@ -41,20 +47,42 @@ def _at(dp_rank: int, phase: str) -> Key:
 
 
 def _stops(evidence: Evidence) -> Iterator[Divergence]:
-    """CRASH and HANG events."""
+    """CRASH and HANG events, and with hint LOST what cut the run off from outside."""
     for event in evidence.engine.events:
-        if event.name not in ("crash", "hang"):
+        if event.name not in ENDS:
             continue
         data = event.data
+        lost = lost_by(event)
         yield Divergence(
-            kind=Kind.CRASH if event.name == "crash" else Kind.HANG,
+            kind=Kind.HANG if event.name == "hang" else Kind.CRASH,
             check="ledger",
             key=_at(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
             round=int(data.get("round", -1)),
             expected="the batch completes",
-            observed=str(data.get("error") or data.get("what") or event.name),
-            hint=_site(str(data.get("site", ""))),
+            observed=str(data.get("error") or data.get("what") or event.name) + _stand_in(str(data.get("trace", ""))),
+            hint=LOST if lost else _site(str(data.get("site", ""))),
         )
+
+
+def _stand_in(trace: str) -> str:
+    """What to add to an error that something of ours raised in the place of SGLang's own code, by its traceback."""
+    frames = re.findall(r'^  File "([^"]+)", line \d+, in (\S+)', trace, flags=re.MULTILINE)
+    ours = [(Path(file).stem, name) for file, name in frames if "/sglang/" not in file]
+    if not frames or (Path(frames[-1][0]).stem, frames[-1][1]) not in ours or not ours[-1][0].startswith(STAND_INS):
+        return ""
+    module, function = ours[-1]
+    return f" (refused by our stand-in {module}.{function}, which SGLang called there in place of its own kernel)"
+
+
+def lost_by(event: Event) -> str:
+    """Why the engine ended, where somebody ended it; empty for everything else.
+
+    A trace of before this was asked says "killed" of every end without a word, whatever it came from.
+    """
+    if event.name == "lost":
+        return str(event.data.get("what", "ended from outside"))
+    unknown = event.name == "crash" and event.data.get("site") == "killed"
+    return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 
 
 def _site(site: str) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from harness.bisect.changes import changed_between
-from harness.bisect.documents import bisect_document
+from harness.bisect.documents import bisect_document, cut_off_document
 from harness.bisect.repeats import MOST_TRIES
 from harness.bisect.search import NoAnswer, NoChange, search
 from harness.bisect.trees import workshop
@@ -20,6 +20,7 @@ from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.documents import check_target, write_json
 from harness.cli.engine_options import engine_options
+from harness.cli.interrupted import kept
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
@@ -70,15 +71,21 @@ def command(
     )
     trials = Trials(failure=setting.subject.failure, cache=Cache.at_home(), repeat=repeat, fresh=fresh)
     try:
-        if repo is None:
-            document = _over_releases(setting, trials, bad=bad, good=good, console=console)
-        else:
-            document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
+        with kept(json, lambda stop: _by_now(setting, trials, repo, stop)):
+            if repo is None:
+                document = _over_releases(setting, trials, bad=bad, good=good, console=console)
+            else:
+                document = _over_commits(repo, setting, trials, bad=bad, good=good, console=console)
     except NoAnswer as error:
         return _no_answer(error, trials, console)
     render_bisect(console, document)
     write_json(document, json)
     return Exit.PASS if document["exact"] else Exit.UNKNOWN
+
+
+def _by_now(setting: Setting, trials: Trials, repo: Path | None, stop: KeyboardInterrupt) -> dict[str, Any]:
+    over = "releases" if repo is None else "commits"
+    return cut_off_document(over=over, subject=setting.subject, trials=trials, why=str(stop) or "interrupted")
 
 
 def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, console: Console) -> dict[str, Any]:

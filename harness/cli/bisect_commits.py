@@ -122,9 +122,17 @@ def search_commits(
     state = _start(found, shop)
     if len(line) > 1:
         _write_config(shop, found.direction, setting, trials)
-        _run_steps(state, shop)
-    tried += [Tried(**_tupled(json.loads(text))) for text in _lines(shop.folder / TRIED)]
+        try:
+            _run_steps(state, shop)
+        except KeyboardInterrupt:
+            trials.judged += _steps(shop)  # by other processes
+            raise
+    tried += _steps(shop)
     return _answer(found, state, shop, tried), [found.old, *line]
+
+
+def _steps(shop: Workshop) -> list[Tried]:
+    return [Tried(**_tupled(json.loads(text))) for text in _lines(shop.folder / TRIED)]
 
 
 def _judge_ends(found: Ends, *, setting: Setting, trials: Trials, shop: Workshop, console: Console) -> list[Tried]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.deviations import told_in
 from harness.contract.types import Divergence
+from harness.contract.written_up import Known
 from harness.driving.progress import RunResult, ScenarioResult
 
 RUN_SCHEMA = 1
@@ -48,8 +50,13 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
     }
 
 
-def finding_document(finding: Finding, *, scenario: str) -> dict[str, Any]:
-    """One finding: a signature, how often, whose consequence, and its first divergence."""
+def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
+    """What of docs/findings.md something may be."""
+    return [{"id": one.id, "title": one.title, "releases": one.window, "assume": one.assume} for one in known]
+
+
+def finding_document(finding: Finding, *, scenario: str, known: Sequence[Known] = ()) -> dict[str, Any]:
+    """One finding: a signature, how often, whose consequence, what it may be, and its first divergence."""
     return {
         "signature": finding.signature,
         "kind": str(finding.first.kind),
@@ -57,8 +64,14 @@ def finding_document(finding: Finding, *, scenario: str) -> dict[str, Any]:
         "count": finding.count,
         "rids": list(finding.rids),
         "consequence_of": finding.consequence_of,
+        "known": known_document(known),
         "first": divergence_document(finding.first),
     }
+
+
+def known_ids(one: ScenarioResult) -> list[str]:
+    """The findings of docs/findings.md that a scenario's own findings and reasons may be."""
+    return sorted({known.id for found in one.known.values() for known in found})
 
 
 def scenario_document(result: ScenarioResult) -> dict[str, Any]:
@@ -69,6 +82,7 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "kinds": list(result.verdict.root_kinds),
+        "known": known_ids(result),
         "text_identical": result.text_identical,
         "rounds": result.rounds,
         "draft_steps": result.draft_steps,
@@ -108,7 +122,9 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "findings": [
-            finding_document(finding, scenario=one.scenario.name) for one in result.results for finding in one.findings
+            finding_document(finding, scenario=one.scenario.name, known=one.known.get(finding.signature, ()))
+            for one in result.results
+            for finding in one.findings
         ],
         "coverage": dict(result.verdict.coverage),
         "situations": situations_document(result),
@@ -133,6 +149,7 @@ def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected
         "expected": expected,
         "kinds": list(one.verdict.root_kinds),
         "first": None if first is None else first_document(first),
+        "known": known_ids(one),
         "text_identical": one.text_identical,
         "run": str(result.folder),
     }

@@ -12,12 +12,14 @@ from cases import catalogue
 from harness.cli import options, prepare
 from harness.cli.documents import cell_document, check_target, matrix_document, write_json
 from harness.cli.engine_options import engine_options
+from harness.cli.interrupted import kept
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.driving.adapt import NOTHING, Wanted
-from harness.driving.runner import Plan, run
+from harness.driving.progress import RunResult
+from harness.driving.runner import Interrupted, Plan, run
 from harness.engines import envs
 from reports.findings import render_first
 from reports.prose import heading, say
@@ -111,7 +113,10 @@ def command(
         for one in reverts
         for cases_of in alike.values()
     ]
-    documents = [document for cases_of, todo in plans for document in _run(todo, cases_of, console=console)]
+    documents: list[dict[str, Any]] = []
+    with kept(json, lambda _stop: matrix_document(documents)):
+        for cases_of, todo in plans:
+            _run(todo, cases_of, documents, console=console)
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
@@ -153,13 +158,22 @@ def _engine(plan: Plan) -> str:
     return f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else "")
 
 
-def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[dict[str, Any]]:
-    """One engine, with or without a fix reverted: every case, sharing boots where the cases allow."""
+def _run(plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]], *, console: Console) -> None:
+    """One engine, with or without a fix reverted: every case, sharing boots where the cases allow; adds its cells."""
     heading(console, _engine(plan))
-    with LiveLine(console) as line:
-        result = run(plan, observers=[line])
+    try:
+        with LiveLine(console) as line:
+            result = run(plan, observers=[line])
+    except Interrupted as stop:
+        documents += _cells(stop.result, plan, cases)
+        raise
     for one in result.results:
         render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}")
+    documents += _cells(result, plan, cases)
+
+
+def _cells(result: RunResult, plan: Plan, cases: list[catalogue.Case]) -> list[dict[str, Any]]:
+    """A cell for each case that was judged, in the order of the cases."""
     by_id = {one.scenario.id: one for one in result.results}
     ids = {case.id: scenario.id for case, scenario in zip(cases, plan.scenarios, strict=True)}
     return [
@@ -170,4 +184,5 @@ def _run(plan: Plan, cases: list[catalogue.Case], *, console: Console) -> list[d
             expected=case.expected(release=plan.env.version, revert=plan.revert, device=plan.device),
         )
         for case in cases
+        if ids[case.id] in by_id
     ]

@@ -11,6 +11,7 @@ from rich.console import Console
 from harness.both_sides.faults import FAULTS, Fault
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, write_json
+from harness.cli.interrupted import kept
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.deviations import IDLE_CRASH
 from harness.contract.usage import UsageError, unknown
@@ -59,7 +60,9 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            board = Campaign(engines, env.version, faults, line, wanted.changes()).run()
+            campaign = Campaign(engines, env.version, faults, line, wanted.changes())
+            with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted"))):
+                board = campaign.run()
     finally:
         engines.close()
     render_scoreboard(console, board)

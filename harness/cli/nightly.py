@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -21,6 +22,7 @@ from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.documents import write_json
+from harness.cli.interrupted import kept
 from harness.cli.outcome import BY_OUTCOME, Exit
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
@@ -32,6 +34,7 @@ from harness.night import document, store
 from harness.night.judge import Judgement, judge
 from harness.night.records import Judged, Night, NightPlan
 from harness.night.run import Driver
+from harness.night.store import Kept
 from reports.night import render_cell, render_night
 from reports.prose import say
 
@@ -111,7 +114,8 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         told=lambda result: render_cell(console, result),
     )
     mine = set(todo.mine)
-    results = driver.run([cell for cell in cells if cell.key in mine])
+    with kept(None if todo.shard[1] > 1 else json, lambda _stop: _by_now(driver, todo, asked.nights, entries)):
+        results = driver.run([cell for cell in cells if cell.key in mine])
     night = Night(plan=todo, finished=_now(), cells=tuple(results))
     store.finish(folder, night)
     if todo.shard[1] > 1:
@@ -119,6 +123,19 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         say(console, "judge the whole night:  eaglecheck night SHARD... --nights STORE")
         return Exit.PASS
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
+
+
+def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known.Entry]) -> dict[str, Any]:
+    """The cells that are done, judged as what they are: a part of a night. It is kept nowhere else."""
+    done = tuple(driver.results[key] for key in todo.mine if key in driver.results)
+    part = Night(plan=todo, finished=_now(), cells=done)
+    return document.document(judge(part, past=_past(root, part)[1], known=entries, today=today()))
+
+
+def _past(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:
+    """(nights begun before this one, those of them that were judged)."""
+    earlier = [one for one in store.nights(root) if one.plan.created < night.plan.created]
+    return earlier, [one.night for one in earlier if one.night is not None and one.night.judged is not None]
 
 
 def conclude(
@@ -132,11 +149,10 @@ def conclude(
     also: Callable[[Judgement], None] = lambda _judged: None,
 ) -> Exit:
     """Judge a whole night, keep and print what was said. also: whatever else is written about it."""
-    earlier = [kept for kept in store.nights(root) if kept.plan.created < night.plan.created]
-    past = [kept.night for kept in earlier if kept.night is not None and kept.night.judged is not None]
-    for kept in earlier:
-        if kept.night is None:
-            say(console, f"an earlier night never finished, and counts for nothing: {kept.plan.id}", style="dim")
+    earlier, past = _past(root, night)
+    for one in earlier:
+        if one.night is None:
+            say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
     judged = judge(night, past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
     store.finish(folder, night.model_copy(update={"judged": said}))

@@ -22,7 +22,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.progress import Cost, RunResult, ScenarioResult
+from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
 from harness.driving.runner import merge
 from reports.terminal import render_run
 
@@ -156,11 +156,19 @@ def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> 
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
+    findings, header = tuple(group(divergences)), stored.engine.header
     return ScenarioResult(
         scenario=stored.scenario,
         verdict=verdict,
         divergences=tuple(divergences),
-        findings=tuple(group(divergences)),
+        findings=findings,
+        known=known_of(
+            stored.scenario,
+            verdict,
+            findings,
+            release=str(run.engine.get("release") or header.get("release", "")),
+            device=str(run.engine.get("device") or header.get("device", "")),
+        ),
         folder=_short(stored.folder),
         specimen=_specimen(stored),
         text_identical=None if reference is None else text_identical(stored.engine, reference),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -12,9 +12,10 @@ from cases import catalogue
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.engine_options import engine_options
+from harness.cli.interrupted import kept
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.driving.adapt import NOTHING, Wanted
-from harness.driving.runner import run
+from harness.driving.runner import Interrupted, run
 from harness.engines import component
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
@@ -64,13 +65,18 @@ def command(
         runs=runs,
         assumed=assume or (),
     )
-    with LiveLine(console) as line:
+    with kept(json, _by_now), LiveLine(console) as line:
         result = run(plan, observers=[line])
     # What no engine gets to is asked of the release's code itself, and is no part of the verdict.
     asked = component.of_run(plan.env, result.folder) if any(one.engine.pd for one in plan.scenarios) else None
     render_run(console, result, notes=component.notes(asked) if asked else ())
     write_json(run_document(result) | ({"component": component.document(asked)} if asked else {}), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _by_now(stop: KeyboardInterrupt) -> dict[str, Any]:
+    assert isinstance(stop, Interrupted), "the run ends with nothing else"
+    return run_document(stop.result)
 
 
 def _left_out(names: list[str], assumed: list[str]) -> list[str]:

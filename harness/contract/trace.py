@@ -187,12 +187,17 @@ class RequestEnd:
     cached_tokens: int = 0
 
 
+#: Events behind which an engine is not used any more.
+ENDS = ("crash", "hang", "lost")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Anything else worth remembering, in order: submit, abort, retract, pool levels, crash, hang, tick state.
 
     pool events: data = {'free': int, 'total': int, 'when': 'start' | 'end', 'evictable': int}
     crash events: data = {'site': 'module:function:line', 'error': str, 'phase': str, 'round': int}
+    lost events (somebody ended or stopped the engine): data = {'what': str, 'phase': str, 'round': int}
     """
 
     name: str

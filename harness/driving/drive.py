@@ -17,7 +17,7 @@ from harness.contract.types import Op, RequestSpec, Scenario
 from harness.contract.words import meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, Messages
+from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Messages
 from harness.engines.paired_engine import PairedEngine
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
@@ -177,7 +177,7 @@ def drive(
     record: bool = True,
     on_turn: OnTurn = lambda _tick, _state: None,
 ) -> Trace:
-    """Run the script; a crash or hang ends it early and is an event of the trace ('crash', 'hang').
+    """Run the script; what ends it early is an event of the trace ('crash', 'hang', or 'lost' where somebody ended it).
 
     Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
     """
@@ -194,6 +194,8 @@ def drive(
     except EngineCrashed as error:
         run.unread.append((partial(list, error.messages), _place_of(error.report)))
         run.note("crash", **_crash_data(error.report))
+    except EngineLost as error:
+        run.note("lost", **_lost_data(error.report))
     except EngineHung as error:
         run.read()
         run.note("hang", **_hang_data(error.report, run.assembler.rounds))
@@ -241,6 +243,16 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "phase": report.get("at_phase", "IDLE"),
         "round": report.get("at_round", -1),
         "step": report.get("at_step", 0),
+        "dp_rank_reported": report.get("dp_rank", 0),
+        **_side_of(report),
+    }
+
+
+def _lost_data(report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "what": report["what"],
+        "phase": report.get("at_phase", "IDLE"),
+        "round": report.get("at_round", -1),
         "dp_rank_reported": report.get("dp_rank", 0),
         **_side_of(report),
     }

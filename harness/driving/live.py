@@ -19,10 +19,12 @@ from harness.archive.store import SPECIMENS, write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
-from harness.contract.trace import Trace
+from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
+from harness.contract.written_up import Known
 from harness.driving.drive import OnTurn, drive
 from harness.driving.pairs import checkpoint_pairs
+from harness.driving.progress import known_of
 from harness.engines.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
@@ -65,6 +67,12 @@ class ScenarioOutcome:
         return next((found for found in self.divergences if found.first), None)
 
     @property
+    def known(self) -> dict[str, tuple[Known, ...]]:
+        """What of docs/findings.md its findings may be."""
+        device = str(self.trace.header.get("device", ""))
+        return known_of(self.scenario, self.verdict, self.findings, release=self.release, device=device)
+
+    @property
     def passed(self) -> bool:
         return self.verdict.outcome is Outcome.PASS
 
@@ -75,7 +83,11 @@ class ScenarioOutcome:
             ("eaglecheck.scenario", f"{self.scenario.name}-{self.scenario.id}"),
             ("eaglecheck.verdict", str(self.verdict.outcome)),
         ]
-        return found + ([("eaglecheck.signature", self.first.signature)] if self.first is not None else [])
+        if self.first is None:
+            return found
+        known = self.known.get(self.first.signature, ())
+        found.append(("eaglecheck.signature", self.first.signature))
+        return found + ([("eaglecheck.known", ", ".join(one.id for one in known))] if known else [])
 
     def save_specimen(self, root: Path) -> Path:
         """A folder that `eaglecheck replay` runs again, where there is something to look at."""
@@ -187,7 +199,7 @@ class LiveEngines:
             except EngineNotClean:  # nothing of this scenario has run yet
                 self.close()
                 trace = drive(self.use(launch), scenario, record=record, on_turn=watch)
-        if any(event.name in ("crash", "hang") for event in trace.events):
+        if any(event.name in ENDS for event in trace.events):
             self.close()
         return trace
 

@@ -5,18 +5,22 @@ Records only. It must not print.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.checks.findings import Finding
-from harness.contract.types import Divergence, Scenario, Verdict
+from harness.contract.types import Divergence, Outcome, Scenario, Verdict
+from harness.contract.written_up import Known, known_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
-    """One judged scenario. seconds: wall time by part (engine, reference, judge, store)."""
+    """One judged scenario. seconds: wall time by part (engine, reference, judge, store).
+
+    known: signature, or reason for UNKNOWN -> what of docs/findings.md it may be; says nothing about the verdict.
+    """
 
     scenario: Scenario
     verdict: Verdict
@@ -28,6 +32,16 @@ class ScenarioResult:
     rounds: int
     draft_steps: int
     seconds: dict[str, float]
+    known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
+
+
+def known_of(
+    scenario: Scenario, verdict: Verdict, findings: Sequence[Finding], *, release: str, device: str
+) -> dict[str, tuple[Known, ...]]:
+    """What each finding of a scenario may be, and each reason where there is no verdict."""
+    texts = [finding.signature for finding in findings]
+    texts += verdict.reasons if verdict.outcome is Outcome.UNKNOWN else ()
+    return known_as(texts, scenario=scenario, release=release, device=device, reasons=verdict.reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from harness.archive.run_folders import VERDICT
 from harness.archive.store import SPECIMENS, RunWriter, write_specimen
 from harness.both_sides.leases import Request
-from harness.checks.findings import group
+from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
 from harness.contract.merge import merge
-from harness.contract.trace import RowBuilder, Trace
+from harness.contract.trace import ENDS, RowBuilder, Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
 from harness.contract.words import counted
+from harness.contract.written_up import Known
 from harness.driving.drive import drive
 from harness.driving.progress import (
     Booted,
@@ -38,6 +39,7 @@ from harness.driving.progress import (
     ScenarioResult,
     Started,
     Turned,
+    known_of,
 )
 from harness.engines.engine import Engine, EngineError, EngineNotClean, NoLease
 from harness.engines.envs import EngineEnv
@@ -73,6 +75,14 @@ class Plan:
         return [str(folder) for folder in next(iter(self.pairs.values()))] if self.own_pair else None
 
 
+class Interrupted(KeyboardInterrupt):
+    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
+
+    def __init__(self, why: str, result: RunResult) -> None:
+        super().__init__(why)
+        self.result = result
+
+
 @dataclass(slots=True)
 class _Session:
     """The mutable middle of a run."""
@@ -105,7 +115,8 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     """Run every scenario of the plan and leave a run folder.
 
     Raises StoreError if the folder cannot be written, CheckpointError for a pair the reference cannot load. An engine
-    that will not start makes its scenarios UNKNOWN; an engine that dies is a finding and is booted anew.
+    that will not start makes its scenarios UNKNOWN; an engine that dies is a finding and is booted anew. Interrupted
+    (a KeyboardInterrupt) with what was judged by then.
     """
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
@@ -120,21 +131,42 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
                     session.settle()
         verdict = merge([result.verdict for result in session.results])
         writer.finish(verdict)
+    except KeyboardInterrupt as stop:
+        why = str(stop) or "interrupted"
+        early = Interrupted(why, _result(session, _cut_off(session, why), time.monotonic() - start))
+        early.add_note(_left_behind(session))
+        raise early from stop
     except BaseException as error:
         error.add_note(_left_behind(session))
         raise
     finally:
         writer.close()
+    return _result(session, verdict, time.monotonic() - start)
+
+
+def _result(session: _Session, verdict: Verdict, seconds: float) -> RunResult:
+    plan = session.plan
     return RunResult(
-        folder=writer.folder,
+        folder=session.writer.folder,
         engine=plan.env.version,
         device=plan.device,
         revert=plan.revert,
         header=session.header,
         results=tuple(session.results),
         verdict=verdict,
-        cost=_cost(session, time.monotonic() - start),
+        cost=_cost(session, seconds),
     )
+
+
+def _cut_off(session: _Session, why: str) -> Verdict:
+    """The verdict of a run that was ended early: of what was judged, and UNKNOWN for the rest."""
+    while session.unsettled and session.unsettled[0].done():
+        future = session.unsettled.popleft()
+        if not future.cancelled() and future.exception() is None:
+            session.results.append(future.result())
+    judged, total = len(session.results), len(session.plan.scenarios)
+    rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
+    return merge([*(result.verdict for result in session.results), rest])
 
 
 def _left_behind(session: _Session) -> str:
@@ -182,7 +214,7 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
                 _give_up(session, scenario, str(error))
                 engine = None
                 continue
-            if any(event.name in ("crash", "hang") for event in trace.events):
+            if any(event.name in ENDS for event in trace.events):
                 engine.close()
                 engine = None
             session.unsettled.append(session.judges.submit(_judge, session, scenario, trace, seconds))
@@ -250,11 +282,13 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
     marks.append(time.monotonic())
     from harness.contract.texts import text_identical
 
+    findings = tuple(group(divergences))
     return ScenarioResult(
         scenario=scenario,
         verdict=verdict,
         divergences=tuple(divergences),
-        findings=tuple(group(divergences)),
+        findings=findings,
+        known=_known(session, scenario, verdict, findings),
         folder=folder,
         specimen=specimen,
         text_identical=text_identical(engine, reference),
@@ -267,6 +301,13 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
             "store": marks[3] - marks[2],
         },
     )
+
+
+def _known(
+    session: _Session, scenario: Scenario, verdict: Verdict, findings: Sequence[Finding]
+) -> dict[str, tuple[Known, ...]]:
+    plan = session.plan
+    return known_of(scenario, verdict, findings, release=plan.env.version, device=plan.device)
 
 
 def _specimen(
@@ -301,6 +342,7 @@ def _give_up(session: _Session, scenario: Scenario, why: str) -> None:
             verdict=verdict,
             divergences=(),
             findings=(),
+            known=_known(session, scenario, verdict, ()),
             folder=folder,
             specimen=None,
             text_identical=None,

@@ -5,6 +5,7 @@ It must never import sglang, and must never decide whether what the engine did w
 
 from __future__ import annotations
 
+import contextlib
 import marshal
 import os
 import selectors
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 
 from harness.both_sides import wire
 from harness.both_sides.packed import named
-from harness.engines import ranks
+from harness.engines import endings, ranks, scratch
+from harness.engines.endings import Endings
 from harness.engines.group import end_group
 from harness.engines.interrupts import interrupts_held
 
@@ -66,6 +69,14 @@ class EngineCrashed(Exception):
         super().__init__(f"{report.get('error', 'engine died')} at {report.get('site', 'unknown site')}")
         self.report = report
         self.messages = messages or []
+
+
+class EngineLost(Exception):
+    """Somebody ended or stopped the engine: UNKNOWN. `report`: what is known of that, and where a rank was."""
+
+    def __init__(self, report: dict[str, Any]) -> None:
+        super().__init__(report["what"])
+        self.report = report
 
 
 class EngineHung(Exception):
@@ -130,6 +141,7 @@ class Engine:
     _scenarios: int = 0
     _seen: dict[str, Any] = field(default_factory=dict)
     _folder: tempfile.TemporaryDirectory[str] | None = None
+    _endings: Endings | None = None
 
     @property
     def handshakes(self) -> list[dict[str, Any]]:
@@ -156,10 +168,22 @@ class Engine:
         finally:
             listener.close()
         self.boots_seconds = time.monotonic() - start
+        self._watch_endings()
+
+    def _watch_endings(self) -> None:
+        """From now on it is known how each of the engine's processes ends, and which first."""
+        assert self.process is not None
+        known = {peer.hello["pid"]: "scheduler" for peer in self.ranks}
+        with contextlib.suppress(psutil.Error):
+            inner = psutil.Process(self.process.pid).children(recursive=True)
+            known = {one.pid: "SGLang's own" for one in inner} | known
+        self._endings = Endings(processes={self.process.pid: "main", **known}, log=self.log)
+        self._endings.start()
 
     def _listen(self, listener: socket.socket) -> str:
         try:
-            self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-")
+            scratch.remove_once()
+            self._folder = scratch.make()
             path = str(Path(self._folder.name, "control.sock"))
             listener.bind(path)  # socket paths have room for about 100 characters
         except OSError as error:
@@ -282,6 +306,8 @@ class Engine:
         Raises EngineNotClean if SGLang will not flush: something of the last scenario is still alive.
         """
         self._scenarios += 1
+        if self._endings is not None:
+            self._endings.mark()
         command = {"op": "begin", "chunk": chunk, "running_limit": running_limit, "record": record}
         answers = [self._ask(peer, command) for peer in self.ranks]
         if not all(answer["flushed"] for answer in answers):
@@ -406,13 +432,15 @@ class Engine:
                 self._refused(frame[0])
         fallen = ranks.first_to_fall(found)
         if fallen is not None:
-            frame = found[fallen]
-            said, arrays = frame if isinstance(frame, tuple) else (self._silent_death(self.ranks[fallen]), {})
-            raise EngineCrashed({**said, **names[fallen]}, _messages(arrays))
+            frame, taken = found[fallen], self._endings and self._endings.taken()
+            if not isinstance(frame, tuple) or taken:  # what one rank lost makes the others fall too
+                raise self._silent_end(self.ranks[fallen])
+            raise self._crashed({**frame[0], **names[fallen]}, frame[1])
         if any(frame is None for frame in found):
             where = [{**name, **ranks.ask(self._lookout(name))} for name in names]
             silent = [here for here, frame in zip(where, found, strict=True) if frame is None]
             behind = min(silent, key=ranks.progress)
+            self._not_stopped()
             raise EngineHung({**behind, "seconds": TURN_SECONDS, "silent": len(silent), "ranks": where})
         return [frame for frame in found if isinstance(frame, tuple)]
 
@@ -444,7 +472,7 @@ class Engine:
             wire.send(peer.sock, command)
         except wire.WireClosed:
             self._refused(self._receive(peer)[0])
-            raise EngineCrashed({"error": "the process ended between two commands", "site": "unknown"}) from None
+            raise self._silent_end(peer) from None
 
     def _ask(self, peer: _Peer, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
         return self._asked(peer, command, seconds=seconds)[0]
@@ -467,25 +495,50 @@ class Engine:
         try:
             message, arrays = wire.receive(peer.sock)
         except TimeoutError:
+            self._not_stopped()
             raise EngineHung({**rank, "seconds": seconds}) from None
         except wire.WireClosed:
-            raise EngineCrashed({**rank, **self._silent_death(peer)}) from None
+            raise self._silent_end(peer) from None
         if message["op"] == "crashed":
-            raise EngineCrashed({**rank, **message}, _messages(arrays))
+            raise self._crashed({**rank, **message}, arrays)
         return message, arrays
 
-    def _silent_death(self, peer: _Peer) -> dict[str, Any]:
-        """What can be said of a process that could not say anything: it was killed; the log may know by whom."""
-        who = f"{peer.hello.get('role', 'engine')} process {peer.hello.get('pid')}"
-        return {
-            "error": f"{who} ended without a word, as when killed from outside or for memory; see {self.log}",
-            "site": "killed",
-            **{f"at_{key}": value for key, value in self._seen.items()},
-        }
+    def _crashed(self, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Exception:
+        """What a rank said of its own end."""
+        if str(report.get("error", "")).startswith(endings.FROM_OUTSIDE):
+            what = f"{endings.OUTSIDE}: a scheduler was interrupted ({endings.FROM_OUTSIDE}), as by Ctrl-C"
+            return EngineLost({**report, "what": f"{what}; run it again\n  {self._log_tail()}"})
+        return EngineCrashed(report, _messages(arrays))
+
+    def _not_stopped(self) -> None:
+        """EngineLost where the engine says nothing because somebody stopped it."""
+        for pid, who in self._endings.processes.items() if self._endings is not None else ():
+            if endings.stopped(pid):
+                what = f"{endings.OUTSIDE}: {who} process {pid} is stopped, as by SIGSTOP or a debugger"
+                raise EngineLost(
+                    {"what": f"{what}, which says nothing about SGLang; let it run, and run again", **self._where()}
+                )
+
+    def _where(self) -> dict[str, Any]:
+        return {f"at_{key}": value for key, value in self._seen.items()}
+
+    def _silent_end(self, peer: _Peer) -> EngineCrashed | EngineLost:
+        """What can be said of a process that could not say anything any more."""
+        hello, pid = peer.hello, int(peer.hello.get("pid", 0))
+        watch = self._endings or Endings(processes={pid: str(hello.get("role", "engine"))}, log=self.log)
+        rank = {"dp_rank": hello.get("dp_rank", 0), "tp_rank": hello.get("tp_rank", 0), **self._where()}
+        ending = watch.first(pid)
+        if watch.from_outside(ending):
+            return EngineLost({**rank, "what": f"{watch.told(ending)}; {self._log_tail()}"})
+        error = f"{ending.who} process {ending.pid} {ending.how} without a word; see {self.log}"
+        return EngineCrashed({**rank, "error": error, "site": ending.signal or f"exit-{ending.code}"})
 
     def close(self) -> None:
         """End the engine's whole process group, by the id we started; safe to call twice."""
         process, self.process = self.process, None  # two threads may close at once, while two sides boot
+        watch, self._endings = self._endings, None
+        if watch is not None:
+            watch.stop()
         if process is not None:
             end_group(process.pid)
             process.wait(timeout=CLOSE_SECONDS)

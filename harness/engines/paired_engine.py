@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, Launch, Turn
+from harness.engines import scratch
+from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, Turn
 
 SIDES = ("prefill", "decode")
 
@@ -65,7 +66,7 @@ class PairedEngine:
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
         """Boot both at once; EngineError as for one. Progress is the decode side's."""
-        self._folder = tempfile.TemporaryDirectory(prefix="eaglecheck-handoff-")
+        self._folder = scratch.make("handoff-")
         for side in self.sides:
             boot = {**side.launch.boot, "handoff": {**side.launch.boot["handoff"], "folder": self._folder.name}}
             side.launch = replace(side.launch, boot=boot)
@@ -171,6 +172,6 @@ def _own(side: str) -> Callable[[str], str]:
 def _named(name: str, side: Engine, expect: list[str], meanwhile: Callable[[], None]) -> list[Turn]:
     try:
         return side.turn(expect=expect, meanwhile=meanwhile)
-    except (EngineCrashed, EngineHung) as error:
+    except (EngineCrashed, EngineHung, EngineLost) as error:
         error.report["side"] = name
         raise

@@ -24,7 +24,8 @@ import psutil
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from harness.engines import closure, envs
+from harness.contract.words import counted
+from harness.engines import closure, envs, scratch
 from harness.engines.releases import drivable
 from harness.machines import doctor_gpu
 from harness.machines.diagnosis import Finding, Status
@@ -36,6 +37,8 @@ GLIBC = "2.34"  # SGLang's compiled wheels, 0.5.11 and later
 PYTHON = (3, 11)
 MEMORY_GB = 4  # one CPU engine is three processes of about 0.6 GB each, beside the reference and the report
 SPARE_GB = 1  # runs and checkpoints, once everything is installed
+#: Folders named in one line.
+SHOWN = 3
 SHM_MB = 64  # what SGLang's processes share; some containers give less
 
 
@@ -49,7 +52,7 @@ def diagnose() -> list[Finding]:
         _shared_memory,
         _disk,
     )
-    return [ask() for ask in single] + list(_graphics()) + list(_closures()) + list(_engines())
+    return [ask() for ask in single] + _left_behind() + list(_graphics()) + list(_closures()) + list(_engines())
 
 
 def first_run_installs(found: Sequence[Finding]) -> bool:
@@ -144,6 +147,17 @@ def _shared_memory() -> Finding:
         detail=f"{place} is {size:.0f} MB; engines may not start below {SHM_MB} MB",
         mend=f"mount -o remount,size=1g {place}",
     )
+
+
+def _left_behind() -> list[Finding]:
+    """Temporary folders of engines whose eaglecheck was killed; nothing where there are none."""
+    found = scratch.left_behind()
+    if not found:
+        return []
+    names = ", ".join(map(str, found[:SHOWN])) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
+    detail = f"{counted(len(found), 'folder')} of an eaglecheck that was killed: {names}"
+    mend = "eaglecheck run  (the next engine's start removes them)"
+    return [Finding(name="left behind", status="warn", detail=detail, mend=mend)]
 
 
 def _disk() -> Finding:

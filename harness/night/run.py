@@ -45,20 +45,21 @@ class Driver:
     repeats: int = 2
     wanted: Wanted = field(default_factory=Wanted)
     told: Callable[[CellResult], None] = lambda _result: None
+    #: the cells that are done, by key
+    results: dict[str, CellResult] = field(default_factory=dict)
     _live: LiveEngines | None = None
     _assumed: tuple[str, ...] = ()
 
     def run(self, cells: Sequence[Cell]) -> list[CellResult]:
         """Results in the order of the cells; driven release by release, so that engines are used again."""
-        results: dict[str, CellResult] = {}
         try:
             for cell in sorted(cells, key=_neighbours):
                 with disk(self.folder):
-                    results[cell.key] = self._cell(cell)
-                self.told(results[cell.key])
+                    self.results[cell.key] = self._cell(cell)
+                self.told(self.results[cell.key])
         finally:
             self.close()
-        return [results[cell.key] for cell in cells]
+        return [self.results[cell.key] for cell in cells]
 
     def close(self) -> None:
         if self._live is not None:
@@ -202,13 +203,14 @@ class _Tally:
         for signature, outcome in self.smallest.items():
             first = next(one.first for one in outcome.findings if one.signature == signature)
             shown, tried = self.shown[signature]
+            known = [f"  {one.line}" for one in outcome.known.get(signature, ())]
             yield Seen(
                 signature=signature,
                 scenarios=self.scenarios[signature],
                 divergences=self.divergences[signature],
                 shown=shown,
                 tried=tried,
-                first=describe(first, outcome.scenario)[:MOST_WORDS],
+                first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
                 specimen=str(outcome.save_specimen(folder).relative_to(folder)),
             )
 

@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 from cases.exercises import EXERCISES
 from harness.both_sides.faults import FAULTS, Fault
 from harness.checks.evidence import gather
+from harness.checks.ledger import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import Op, Outcome, Scenario
+from harness.contract.words import counted
 from harness.engines.engine import EngineError
 from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 
@@ -69,12 +71,21 @@ class Campaign:
         """Engine by engine: the exercises must pass without a mutant, before the mutants and again after them."""
         for faults in by_engine(self.faults):
             self._on_one_engine([fault for fault in faults if self._can_run(fault)])
-        order = list(FAULTS)
+        return self._board()
+
+    def cut_off(self, why: str) -> Scoreboard:
+        """What there is of a campaign that somebody ended: never a PASS."""
+        asked = counted(len(self.scores), "mutant")
+        self.unsound.append(f"{why}: {asked} of {len(self.faults)} asked")
+        return self._board()
+
+    def _board(self) -> Scoreboard:
+        order, asked = list(FAULTS), {score.fault.id for score in self.scores}
         return Scoreboard(
             engine=self.engine,
             scores=tuple(sorted(self.scores, key=lambda score: order.index(score.fault.id))),
             unsound=tuple(self.unsound),
-            whole={fault.id for fault in self.faults} == set(FAULTS),
+            whole=asked == set(FAULTS),
         )
 
     def _can_run(self, fault: Fault) -> bool:
@@ -126,6 +137,7 @@ class Campaign:
             except EngineError as error:
                 return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=str(error).splitlines()[0])
             score = judged(fault, outcome, examples=number)
+            self.unsound += [score.why] if score.fate is Fate.NOT_RUN else []  # its engine was ended from outside
             if score.fate is not Fate.SURVIVED:
                 break
         return score
@@ -140,6 +152,9 @@ class Campaign:
 
 def judged(fault: Fault, outcome: ScenarioOutcome, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
+    lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
+    if lost:
+        return Score(fault=fault, fate=Fate.NOT_RUN, why=lost)
     kinds = outcome.verdict.root_kinds
     killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(fault.kinds))
     broken = next((event for event in outcome.trace.events if "FaultBroken" in str(event.data.get("error", ""))), None)

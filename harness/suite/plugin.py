@@ -5,6 +5,8 @@ It must not judge, must not start an engine before a test asks for one, and must
 
 from __future__ import annotations
 
+import ast
+import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -30,6 +32,9 @@ from harness.suite.counting import CENSUS, Counting
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
 #: Memory one worker wants at most: an engine of three processes, and the reference.
 WORKER_GB = 3.0
+
+#: The argument of a test that is there once for each scenario of a family.
+FAMILY_SCENARIO = "family_scenario"
 
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey[LiveEngines]()
@@ -151,9 +156,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
     `family_scenario`: every scenario of the family asked for by --family; without it a few of some.
     """
-    if "family_scenario" in metafunc.fixturenames:
+    if FAMILY_SCENARIO in metafunc.fixturenames:
         asked = metafunc.config.getoption("--family")
-        metafunc.parametrize("family_scenario", [_parameter(*one) for one in of_family(asked)])
+        metafunc.parametrize(FAMILY_SCENARIO, [_parameter(*one) for one in of_family(asked)])
     if "release" in metafunc.fixturenames and "release" not in _parametrized(metafunc.definition):
         named = [metafunc.config.stash[RELEASE]]
         for mark in metafunc.definition.iter_markers("also_on"):
@@ -173,11 +178,40 @@ def _parametrized(item: pytest.Item) -> set[str]:
     return {name.strip() for group in split for name in group}
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """--family needs no file without a family's test: neither its time nor what only other tests import."""
+    if not config.getoption("--family") or collection_path in _named(config):
+        return None
+    if collection_path.is_dir():
+        inside = collection_path.rglob("test_*.py")
+        return None if any(map(_of_families, inside)) or _holds_named(collection_path, config) else True
+    return True if collection_path.suffix == ".py" and not _of_families(collection_path) else None
+
+
+def _named(config: pytest.Config) -> list[Path]:
+    """What was named on the command line, each with the folder that pytest was called in."""
+    return [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.invocation_params.args]
+
+
+def _holds_named(folder: Path, config: pytest.Config) -> bool:
+    return any(path.is_file() and path.is_relative_to(folder) for path in _named(config))
+
+
+@functools.cache
+def _of_families(file: Path) -> bool:
+    """Whether a test of the file takes a `family_scenario`, by its text alone: it is not imported."""
+    text = file.read_bytes()
+    if FAMILY_SCENARIO.encode() not in text:
+        return False
+    tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
+    return any(each.arg == FAMILY_SCENARIO for test in tests for each in (*test.args.args, *test.args.kwonlyargs))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
     if config.getoption("--family"):
-        others = [item for item in items if "family_scenario" not in getattr(item, "fixturenames", ())]
+        others = [item for item in items if FAMILY_SCENARIO not in getattr(item, "fixturenames", ())]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
     order = {item: number for number, item in enumerate(items)}
@@ -275,6 +309,7 @@ def _look_again(outcome: ScenarioOutcome) -> str:
     lines = [repr(outcome), *(f"  {reason}" for reason in outcome.verdict.reasons)]
     if outcome.first is not None:
         lines.append(describe(outcome.first, outcome.scenario))
+        lines += [f"  {known.line}" for known in outcome.known.get(outcome.first.signature, ())]
     folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
     return "\n".join([*lines, f"look again:  eaglecheck recheck {folder}", f"run again:  eaglecheck replay {folder}"])
 

@@ -203,7 +203,9 @@ class Gate:
             "trace": "".join(traceback.format_exception(error))[-6000:],
             **{f"at_{key}": value for key, value in self._recorder.last.items()},
         }
-        if (own := watcher(error)) is not None:  # our fault, and no finding about SGLang
+        if (
+            not isinstance(error, KeyboardInterrupt) and (own := watcher(error)) is not None
+        ):  # our fault, and no finding about SGLang
             report = {"op": "error", "what": f"our {own} failed: {report['error']}", "trace": report["trace"]}
         try:
             wire.send(self._sock, report, self._last_words())

@@ -1,0 +1,148 @@
+"""One bit turned over anywhere in what a run keeps is told, by every command that reads it, and the file is named."""
+
+import json
+import shutil
+import subprocess
+
+import pytest
+
+from cases.meta import handmade, results
+from cases.meta.test_cli_bad_input import call
+from cases.meta.test_trace_io import assert_same
+from harness.archive.digests import SUMS
+from harness.archive.store import RunReader
+from harness.archive.trace_io import TraceError, read_trace, write_trace
+
+FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
+#: Of a run: everything that is kept of it and read again.
+OF_A_RUN = ("manifest.json", "verdict.json", "SHA256SUMS")
+OF_A_SCENARIO = (
+    "scenario.json",
+    "engine.json",
+    "engine.parquet",
+    "tensors/engine.safetensors",
+    "reference.json",
+    "reference.parquet",
+    "tensors/reference.safetensors",
+    "findings.jsonl",
+    "verdict.json",
+    "SHA256SUMS",
+)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return results.store(tmp_path_factory.mktemp("runs"), *FAILING)
+
+
+@pytest.fixture
+def run(whole, tmp_path):
+    return shutil.copytree(whole, tmp_path / whole.name)
+
+
+def turn_a_digit(path):
+    """Another digit somewhere, so that the file is as readable as before; any bit in a file that is not text."""
+    content = bytearray(path.read_bytes())
+    digits = [place for place, byte in enumerate(content) if chr(byte).isdigit()]
+    place = digits[len(digits) // 2] if path.suffix in (".json", ".jsonl", "") else len(content) - len(content) // 3
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+EVERY = [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)]
+
+
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [("recheck", name) for name in EVERY]
+    + [(command, name) for command in ("report", "diff") for name in ("manifest.json", "pr25015/engine.parquet")],
+)
+def test_a_turned_bit_is_told_by_every_command_and_the_file_is_named(run, name, command, tmp_path):
+    _, _, file = name.rpartition("pr25015/")
+    place = (next(run.glob("pr25015-*")) if "pr25015/" in name else run) / file
+    turn_a_digit(place)
+    more = {"recheck": (), "report": ("--html", str(tmp_path / "page.html")), "diff": (str(run),)}[command]
+    done = call(command, str(run), *more)
+    assert done.exit_code == 2, done.output
+    named = run if place == run / SUMS else place.parent  # of damaged digests: what they are of
+    assert str(named) in done.stderr.replace("\n", ""), done.stderr
+    assert "verdict" not in done.stdout
+
+
+def test_a_damaged_file_says_what_to_type(run):
+    findings = next(run.glob("pr25015-*")) / "findings.jsonl"
+    turn_a_digit(findings)
+    said = call("recheck", str(run)).stderr
+    assert f"{findings} is damaged: other bytes than those that were written" in said
+    assert f"ls -l {findings.parent}" in said
+    assert f"rm {findings.with_name(SUMS)}" in said
+
+
+def test_a_damaged_tensor_says_what_to_type(run):
+    folder = next(run.glob("single-*"))
+    turn_a_digit(folder / "tensors/engine.safetensors")
+    said = call("recheck", str(run)).stderr
+    assert "single" in said
+    assert "other bytes than those that were written" in said
+    assert f"eaglecheck run --scenario-file {folder / 'scenario.json'}" in said
+
+
+def test_a_specimen_keeps_digests_too(run):
+    specimen = next(run.glob("specimens/*"))
+    turn_a_digit(specimen / "tensors/reference.safetensors")
+    for command in ("recheck", "replay"):
+        done = call(command, str(specimen))
+        assert done.exit_code == 2
+        assert "reference.safetensors" in done.stderr
+
+
+def test_digests_that_are_gone_since_the_run_ended_are_missed(run):
+    place = next(run.glob("single-*")) / SUMS
+    place.unlink()
+    done = call("recheck", str(run))
+    assert done.exit_code == 2
+    assert f"{place} is missing: it was there when the run ended" in done.stderr
+
+
+def test_a_run_of_before_digests_were_kept_is_read_as_it_is(run):
+    for place in list(run.rglob(SUMS)):
+        place.unlink()
+    assert call("recheck", str(run)).exit_code == 1
+    assert len(list(RunReader.open(run).scenarios())) == 2
+
+
+def test_digests_are_what_sha256sum_reads_and_are_of_all_there_is(run):
+    for sums in [run / SUMS, *run.glob(f"*/{SUMS}"), *run.glob(f"specimens/*/{SUMS}")]:
+        done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=sums.parent, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        told = {line.split(": ")[0] for line in done.stdout.splitlines()}
+        here = {path.relative_to(sums.parent).as_posix() for path in sums.parent.rglob("*") if path.is_file()}
+        if sums.parent == run:
+            here = {name for name in here if "/" not in name or (name.endswith(SUMS) and "specimens" not in name)}
+        assert here - told == {SUMS}
+
+
+def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
+    """Copied without its folder: its pages carry checksums of their own, and what they do not cover are no values."""
+    trace, _ = handmade.build(handmade.scenario())
+    write_trace(tmp_path, trace)
+    place = tmp_path / "engine.parquet"
+    whole, refused = place.read_bytes(), 0
+    for at in range(40, len(whole), 97):
+        place.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        try:
+            read = read_trace(tmp_path, "engine")
+        except TraceError:
+            refused += 1
+        else:
+            assert_same(trace, read)
+    assert refused > 50
+
+
+def test_an_edited_file_is_taken_once_its_digests_are_gone(run):
+    """Whoever edits a specimen on purpose is told how."""
+    place = run / "manifest.json"
+    place.write_text(json.dumps({**json.loads(place.read_text()), "host": "elsewhere"}))
+    assert call("recheck", str(run)).exit_code == 2
+    (run / SUMS).unlink()
+    assert call("recheck", str(run)).exit_code == 1
