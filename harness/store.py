@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from harness.records import (
     STORE_VERSION,
@@ -43,9 +43,11 @@ from harness.run_folders import (
     near,
     unfinished,
 )
+from harness.strict_json import NotJSON, parsed
 from harness.trace import Trace
 from harness.trace_io import plain, read_trace, trace_files, write_trace
 from harness.types import Divergence, Scenario, Verdict
+from harness.validation import Unfit, shown, validated
 from harness.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -343,11 +345,11 @@ def _read_model(path: Path, model: type[Model]) -> Model:
 
 def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
-    except ValueError as error:
+        found = parsed(content)
+    except NotJSON as error:
         raise DamagedError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
     if not isinstance(found, dict):
-        raise StoreError(f"{path}, line {line}: a {type(found).__name__}, not an object\n  {_again(path)}")
+        raise StoreError(f"{path}, line {line}: {shown(found)}, not an object\n  {_again(path)}")
     return found
 
 
@@ -358,13 +360,9 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
             f"{path} has store version {version}; this eaglecheck reads up to {STORE_VERSION}\n  update eaglecheck"
         )
     try:
-        return model.model_validate_json(json.dumps(content))
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()[:3]]
-        allowed = ", ".join(model.model_fields)
-        raise StoreError(
-            f"{path}, line {line}: {'; '.join(faults)}\n  allowed keys: {allowed}\n  {_again(path)}"
-        ) from error
+        return validated(content, model)
+    except Unfit as error:
+        raise StoreError(f"{path}, line {line}: {error}\n  {_again(path)}") from error
 
 
 def _again(path: Path) -> str:

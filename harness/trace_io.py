@@ -18,8 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
+from harness.strict_json import NotJSON, parsed
 from harness.trace import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
@@ -32,6 +33,7 @@ from harness.trace import (
     Rows,
     Trace,
 )
+from harness.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
 VERSION_KEY = b"eaglecheck.trace"
@@ -230,16 +232,15 @@ def _check_version(file: Path, found: int) -> None:
 
 def _read_head(file: Path, side: str) -> _Head:
     try:
-        content = json.loads(file.read_bytes())
+        content = parsed(file.read_bytes())
         if isinstance(content, dict) and isinstance(content.get("trace_schema"), int):
             _check_version(file, content["trace_schema"])
-        head = _Head.model_validate(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        head = validated(content, _Head)
+    except NotJSON as error:
         raise _damaged(file, str(error), "JSON, whole") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise _damaged(file, f"{where}: {first['msg']}", f"keys {', '.join(_Head.model_fields)}") from error
+    except Unfit as error:
+        found, _, allowed = str(error).partition("\n  allowed")
+        raise _damaged(file, found, allowed.lstrip(": ") or f"keys {', '.join(_Head.model_fields)}") from error
     if head.side != side:
         raise _damaged(file, f"the trace of side {head.side!r}", f"side {side!r}")
     return head
@@ -276,7 +277,7 @@ def _read_rows(file: Path, row_count: int) -> Rows:
         # "terminate called without an active exception" (apache/arrow issue 34314)
         table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:  # what is inside a page fails as an OSError
-        raise _damaged(file, f"not a whole parquet file ({str(error).splitlines()[0]})", "parquet") from error
+        raise _damaged(file, "not a whole parquet file", "parquet, as it was written") from error
     if table.num_rows != row_count:
         raise _damaged(file, f"{table.num_rows} rows", f"{row_count} rows, as the JSON file beside it says")
     if any(column.null_count for column in table.columns):
@@ -312,7 +313,7 @@ def _read_tensors(file: Path) -> dict[str, np.ndarray]:
     try:
         tensors: dict[str, np.ndarray] = safetensors.numpy.load(file.read_bytes())
     except safetensors.SafetensorError as error:
-        raise _damaged(file, f"not a whole safetensors file ({error})", "safetensors, float32 [rows, width]") from error
+        raise _damaged(file, "not a whole safetensors file", "safetensors, float32 [rows, width]") from error
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.dtype != np.float32:
             raise _damaged(file, f"{name}: {tensor.dtype} {list(tensor.shape)}", "float32 [rows, width]")

@@ -179,7 +179,7 @@ def test_newer_foreign_and_damaged_files_are_refused(run, name):
     (run / name).write_bytes(whole[: len(whole) // 2])
     refused(lambda: RunReader.open(run), name, "not whole JSON" if name == "manifest.json" else "incomplete")
     (run / name).write_text("[1]")
-    refused(lambda: RunReader.open(run), "a list, not an object")
+    refused(lambda: RunReader.open(run), "a list of 1, not an object")
 
 
 def test_damaged_finding_names_its_line(run):

@@ -16,11 +16,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from harness.night.records import SCHEMA, Night, NightPlan
 from harness.store import StoreError, WriteError
-from harness.validation import explain
+from harness.strict_json import NotJSON, parsed
+from harness.validation import Unfit, validated
 
 #: What a system says when a disk takes no more.
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -98,13 +99,12 @@ def _write(path: Path, model: BaseModel) -> None:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        content = path.read_bytes()
-        return model.model_validate_json(content)
+        return validated(parsed(path.read_bytes()), model)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}\n  allowed: a night of `eaglecheck matrix`") from error
-    except ValidationError as error:
+    except (NotJSON, Unfit) as error:
         raise StoreError(
-            f"{path} is damaged, or not of schema {SCHEMA}: {explain(error, model)}\n"
+            f"{path} is damaged, or not of schema {SCHEMA}: {error}\n"
             "  it counts for nothing until it is mended; move it away to go on without it"
         ) from error
 
