@@ -7,7 +7,7 @@ reference's header and in the verdict. This module must not judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
@@ -132,7 +132,7 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
+def assumed_in(header: Mapping[str, object]) -> tuple[str, ...]:
     """What a reference trace took for granted, by its header."""
     ids = header.get(HEADER, ())
     return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()

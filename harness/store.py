@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from pydantic import BaseModel
 
+from harness.again import run_again
 from harness.records import (
     STORE_VERSION,
     FindingLine,
@@ -58,6 +59,14 @@ SPECIMENS = "specimens"
 
 class StoreError(Exception):
     """A folder that cannot be written or read; the text is meant for people."""
+
+
+class NotThere(StoreError):
+    """No folder where one was looked for. wrong: what was asked for; instead: the nearest that is there."""
+
+    def __init__(self, text: str, *, wrong: Path, instead: Path | None) -> None:
+        super().__init__(text)
+        self.wrong, self.instead = wrong, instead
 
 
 class DamagedError(StoreError):
@@ -110,7 +119,7 @@ class RunWriter:
         """Join a run that another process created and nobody has finished."""
         _read_model(folder / MANIFEST, RunManifest)
         if (folder / VERDICT).exists():
-            raise StoreError(f"run {folder} is finished: {VERDICT} is there\n  start a new one:  eaglecheck run")
+            raise StoreError(f"run {folder} is finished: {VERDICT} is there\n  start a new one:  {run_again(folder)}")
         return cls(folder=folder, alive=lock(folder))
 
     def close(self) -> None:
@@ -166,8 +175,10 @@ class RunReader:
     def open(cls, folder: Path, *, allow_incomplete: bool = False) -> RunReader:
         """The run in `folder` (the `latest` link will do)."""
         if not folder.is_dir():
-            raise StoreError(
-                f"there is no folder {folder}: looked for a run, a scenario or a specimen\n  {near(folder)}"
+            why = f"{folder} is a file, no folder" if folder.exists() else f"there is no folder {folder}"
+            said, nearest = near(folder)
+            raise NotThere(
+                f"{why}: looked for a run, a scenario or a specimen\n  {said}", wrong=folder, instead=nearest
             )
         if not (folder / MANIFEST).exists():
             raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {known_runs(folder)}")
@@ -190,9 +201,9 @@ class RunReader:
         """The folders of all scenarios that left a scenario.json."""
         return sorted(path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
 
-    def scenarios(self) -> Iterator[StoredScenario]:
-        """Every scenario, one at a time: traces can be large."""
-        return (read_case(folder) for folder in self.scenario_folders())
+    def scenarios(self, *, reference: bool = True) -> Iterator[StoredScenario]:
+        """Every scenario, one at a time: traces can be large. reference False: its trace is not looked at."""
+        return (read_case(folder, reference=reference) for folder in self.scenario_folders())
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of engine.jsonl; a half line ending an incomplete run is left out."""
@@ -206,10 +217,10 @@ class RunReader:
         ]
 
 
-def read_case(folder: Path) -> StoredScenario:
-    """One scenario folder or specimen folder."""
+def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
+    """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
     scenario = _read_model(folder / SCENARIO, Scenario)
-    has_reference = trace_files(folder, "reference")["json"].exists()
+    has_reference = reference and trace_files(folder, "reference")["json"].exists()
     return StoredScenario(
         folder=folder,
         scenario=scenario,
@@ -316,7 +327,7 @@ def _disk(folder: Path) -> Iterator[None]:
         kept = "what was written before is kept; the run counts as incomplete"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise WriteError(
-                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  eaglecheck run"
+                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  {run_again(folder)}"
             ) from error
         place = next(path for path in (folder, *folder.parents) if path.exists())
         raise WriteError(
@@ -366,4 +377,5 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
 
 
 def _again(path: Path) -> str:
-    return f"the folder cannot be used as it is; run again, or look at it:  ls -l {path.parent}"
+    folder = path.parent
+    return f"the folder cannot be used as it is; run again:  {run_again(folder)}\n  or look at it:  ls -l {folder}"

@@ -20,6 +20,7 @@ import safetensors
 import safetensors.numpy
 from pydantic import BaseModel, ConfigDict
 
+from harness.again import run_again
 from harness.strict_json import NotJSON, parsed
 from harness.trace import (
     FLOAT_COLUMNS,
@@ -226,7 +227,9 @@ def _check_version(file: Path, found: int) -> None:
             file,
             found=f"trace version {found}",
             allowed=f"trace version {TRACE_SCHEMA}",
-            do="a newer eaglecheck wrote it: update this one" if newer else "an old eaglecheck wrote it: run again",
+            do="a newer eaglecheck wrote it: update this one"
+            if newer
+            else f"an old eaglecheck wrote it: {_run_again(_folder(file))}",
         )
 
 
@@ -246,6 +249,16 @@ def _read_head(file: Path, side: str) -> _Head:
     return head
 
 
+def header_of(file: Path) -> dict[str, Any] | None:
+    """The header in a trace's JSON file, whatever else of the trace is unfit; None where there is none to be read."""
+    try:
+        found = parsed(file.read_bytes())
+    except (OSError, NotJSON):
+        return None
+    header = found.get("header") if isinstance(found, dict) else None
+    return header if isinstance(header, dict) else None
+
+
 def _why_gone(folder: Path, head: Path) -> str:
     """The JSON file is written last: without it nothing was finished; with it the rest was there once."""
     if not folder.is_dir() or not head.is_file():
@@ -254,13 +267,18 @@ def _why_gone(folder: Path, head: Path) -> str:
 
 
 def _run_again(folder: Path) -> str:
-    place = folder / "scenario.json"
-    return f"run the scenario again:  eaglecheck run --scenario-file {place}" if place.is_file() else "run it again"
+    return f"run again:  {run_again(folder)}"
 
 
 def _damaged(file: Path, found: str, allowed: str) -> TraceError:
-    folder = file.parent.parent if file.parent.name == "tensors" else file.parent
-    return TraceError(file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(folder)}")
+    return TraceError(
+        file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(_folder(file))}"
+    )
+
+
+def _folder(file: Path) -> Path:
+    """The scenario's folder that a trace file is in."""
+    return file.parent.parent if file.parent.name == "tensors" else file.parent
 
 
 def _read_rows(file: Path, row_count: int) -> Rows:

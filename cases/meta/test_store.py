@@ -155,7 +155,7 @@ def test_half_a_last_line_is_forgiven_only_in_an_incomplete_run(run):
 
 def test_no_such_folder_names_those_there_are(run):
     refused(lambda: RunReader.open(run.parent / "nope"), f"there is no folder {run.parent / 'nope'}", str(run))
-    refused(lambda: RunReader.open(run.parent / f"{run.name[:-1]}x"), f"nearest first: {run}", f"recheck {run}")
+    refused(lambda: RunReader.open(run.parent / f"{run.name[:-1]}x"), f"nearest first: {run}")
     scenario = next(path.parent for path in run.glob("*/scenario.json"))
     refused(lambda: RunReader.open(run / "nope"), "scenarios of that run that are there", str(scenario))
 

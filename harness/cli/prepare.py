@@ -150,15 +150,15 @@ def runs_root(folder: Path | None) -> Path:
     return folder or default_root()
 
 
-def writable(root: Path) -> Path:
-    """The folder, made if need be; UsageError if nothing can be written into it."""
+def writable(root: Path, *, option: str = "runs", what: str = "run folders") -> Path:
+    """The folder that `option` names, made if need be; UsageError if nothing can be written into it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
         raise UsageError(
-            f"run folders cannot be written to {root}: {error.strerror}\n  name another folder:  --runs FOLDER"
+            f"{what} cannot be written to {root}: {error.strerror}\n  name another folder:  --{option} FOLDER"
         ) from error
     return root
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,17 +10,19 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.again import run_again
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
-from harness.deviations import assumed_in
+from harness.deviations import assumed_in, told_in
 from harness.documents import check_target, run_document, write_json
 from harness.progress import Cost, RunResult, ScenarioResult
 from harness.records import ScenarioVerdict
 from harness.runner import merge
 from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.trace import Trace
+from harness.trace_io import header_of, trace_files
 from harness.types import Outcome, Verdict
 from harness.words import counted
 from reports.terminal import render_run
@@ -55,7 +57,8 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    stored = _open_case(run) if (run / SCENARIO).is_file() else _open_run(run)
+    kept = not fresh_reference
+    stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
     result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
@@ -74,9 +77,9 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
 
 
-def _open_case(path: Path) -> _Stored:
-    """One scenario's folder, or a specimen."""
-    case = read_case(path)
+def _open_case(path: Path, *, reference: bool) -> _Stored:
+    """One scenario's folder, or a specimen. reference False: the stored one is not asked for."""
+    case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
     if (path.parent / MANIFEST).is_file():  # of the run it lies in
         engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
@@ -84,7 +87,7 @@ def _open_case(path: Path) -> _Stored:
     return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
 
 
-def _open_run(path: Path) -> _Stored:
+def _open_run(path: Path, *, reference: bool) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
     if reader.verdict is not None:
         judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
@@ -92,19 +95,19 @@ def _open_run(path: Path) -> _Stored:
         if gone:
             raise StoreError(
                 f"run {path} is not whole: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
-                "  get the run folder again, whole, or run again:  eaglecheck run"
+                f"  get the run folder again, whole, or run again:  {run_again(path)}"
             )
-        cases = list(reader.scenarios())
+        cases = list(reader.scenarios(reference=reference))
         return _Stored(
             folder=_short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine,
             before=reader.verdict.outcome,
         )
-    cases = list(_finished_cases(reader))
+    cases = list(_finished_cases(reader, reference=reference))
     if not cases and not reader.live:
         raise UsageError(
-            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  eaglecheck run"
+            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
         )
     return _Stored(
         folder=_short(reader.folder),
@@ -121,9 +124,10 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _finished_cases(reader: RunReader) -> Iterator[StoredScenario]:
+def _finished_cases(reader: RunReader, *, reference: bool) -> Iterator[StoredScenario]:
     """Of a run that was cut off: what was stored whole, since a scenario's verdict is written last."""
-    return (read_case(folder) for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
+    folders = (folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
+    return (read_case(folder, reference=reference) for folder in folders)
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
@@ -151,7 +155,7 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
     from harness.texts import text_identical
 
-    reference = _reference(stored, run.engine.get("pair")) if fresh_reference else stored.reference
+    reference = _reference(stored, run.engine) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
@@ -175,12 +179,22 @@ def _specimen(stored: StoredScenario) -> Path | None:
     return next((_short(place) for place in places if (place / MANIFEST).is_file()), None)
 
 
-def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
+def _reference(stored: StoredScenario, engine: Mapping[str, Any]) -> Trace:
     from harness.oracle import Oracle
 
+    pair = engine.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
     device = str(stored.engine.header.get("device", "cpu"))
     pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
-    assumed = () if stored.reference is None else assumed_in(stored.reference.header)
+    assumed = _assumed(stored, engine)
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
+
+
+def _assumed(stored: StoredScenario, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the stored reference took for granted; where it is unfit, what the run or the verdict says of it."""
+    header = header_of(trace_files(stored.folder, "reference")["json"])
+    if header is not None:
+        return assumed_in(header)
+    said = () if stored.verdict is None else tuple(told_in(stored.verdict.reasons))
+    return assumed_in(engine) or assumed_in(stored.engine.header) or said

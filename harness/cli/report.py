@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: A key that only that document has, by the option that takes it.
 KNOWN_BY = {"matrix": "cells", "mutants": "mutants"}
-HOW = {"matrix": "matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "mutants"}
+HOW = {"matrix": "eaglecheck matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "eaglecheck mutants"}
 
 
 @guarded
@@ -110,7 +110,9 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     """What another command wrote with --json; UsageError if it is something else."""
     if path is None:
         return None
-    again = f"write it:  eaglecheck {HOW[command]} --json {path}"
+    # never a command that would write over a file of another kind
+    target = f"{command}.json" if path.exists() else path
+    again = f"write it:  {HOW[command]} --json {target}"
     try:
         found = json.loads(path.read_bytes())
     except OSError as error:
