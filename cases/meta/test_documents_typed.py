@@ -9,6 +9,7 @@ import re
 import pytest
 
 from cases import catalogue, fixed, known
+from harness.cli.adapt import impossible
 from harness.cli.outcome import UsageError
 from harness.cli.programs import check_scenarios
 from harness.launch import BOOT_CHUNK, _boot_chunk
@@ -180,6 +181,24 @@ def test_what_no_engine_takes_is_refused_before_one_boots(path, value, said):
     scenario = Scenario.model_validate(changed(path, value))
     with pytest.raises(UsageError, match=said):
         check_scenarios([scenario], device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("page", "version", "device", "refused"),
+    [
+        (7, "0.5.11", "cpu", True),
+        (7, "0.5.17", "cpu", True),
+        (7, "0.5.23", "cpu", False),
+        (7, "0.5.23", "cuda", True),
+        (8, "0.5.11", "cpu", False),
+        (512, "0.5.17", "cuda", False),
+    ],
+)
+def test_a_page_is_a_power_of_two_where_the_kernel_that_lays_pages_out_says_so(page, version, device, refused):
+    """Seen on 0.5.11 and 0.5.17 as a crash in alloc_extend: arange's range must be a power of 2."""
+    why = impossible(SpecConfig(), EngineConfig(page=page), version=version, device=device)
+    assert bool(why) is refused
+    assert not why or "allowed: 1, 2, 4, 8, 16, 32, 64, 128, 256, 512" in why
 
 
 @pytest.mark.parametrize(("page", "chunk"), [(1, BOOT_CHUNK), (7, 70), (64, 64), (100, 100), (512, 512)])

@@ -61,10 +61,11 @@ def make_plan(
     attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
-    check_possible(scenarios, version=version)
+    check_possible(scenarios, version=version, device=device)
     check_scenarios(scenarios, device=device, own=own)
     assumed = check_assumed(assumed)
-    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios], release=version):
+    drafts = [(one.spec, one.engine) for one in scenarios]
+    for text in deviations.in_vain(assumed, drafts, release=version, device=device):
         say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
