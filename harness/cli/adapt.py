@@ -12,10 +12,11 @@ from typing import Any
 from packaging.version import Version
 
 from harness.cli.outcome import UsageError, unknown
-from harness.launch import BACKENDS, DTYPES
+from harness.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
 from harness.types import EngineConfig, Scenario, SpecConfig
 
 DEVICES = tuple(BACKENDS)
+MOST_PAGE = CONTEXT_LENGTH
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
@@ -68,8 +69,8 @@ def _check_values(wanted: Wanted, device: str) -> None:
             raise UsageError(unknown(f"--{option} on {device}:", value, allowed[device]))
     if wanted.graphs and device == "cpu":
         raise UsageError("--graphs: CUDA graphs need a GPU\n  allowed on cpu: --no-graphs, or add  --device cuda")
-    if wanted.page is not None and wanted.page < 1:
-        raise UsageError(f"--page {wanted.page}: a page holds tokens\n  allowed: 1 or more")
+    if wanted.page is not None and not 1 <= wanted.page <= MOST_PAGE:
+        raise UsageError(f"--page {wanted.page}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context")
 
 
 def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str = "cpu") -> None:

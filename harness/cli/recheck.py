@@ -22,7 +22,7 @@ from harness.records import ScenarioVerdict
 from harness.runner import merge
 from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.trace import Trace
-from harness.trace_io import header_of, trace_files
+from harness.trace_io import TraceError, header_of, trace_files
 from harness.types import Outcome, Verdict
 from harness.words import counted
 from reports.terminal import render_run
@@ -58,7 +58,12 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     kept = not fresh_reference
-    stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
+    try:
+        stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
+    except TraceError as error:
+        if error.file.name.startswith("reference"):
+            error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
+        raise
     result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
@@ -155,6 +160,12 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
     from harness.texts import text_identical
 
+    if not fresh_reference and stored.reference is None and stored.engine.header:
+        # without one only the engine's own rows are looked at, which is no agreement with anything
+        raise UsageError(
+            f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
+            f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+        )
     reference = _reference(stored, run.engine) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
