@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
-from harness.validation import Unfit, validated
+from harness.contract.validation import Unfit, validated
 
 FILE = Path(__file__).with_name("known.toml")
 

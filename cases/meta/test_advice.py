@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 from cases.families import FAMILIES
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
-from harness import again, envs
+from harness.archive import again
+from harness.archive.store import RunReader, StoreError
 from harness.cli.main import app
-from harness.store import RunReader, StoreError
+from harness.engines import envs
 
 ROOT = Path(__file__).parents[2]
 SOURCES = [

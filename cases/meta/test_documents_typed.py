@@ -9,16 +9,16 @@ import re
 import pytest
 
 from cases import catalogue, fixed, known
-from harness.cli.adapt import impossible
-from harness.cli.outcome import UsageError
+from harness.archive.records import FindingLine, RunManifest, RunVerdict, SpecimenManifest
+from harness.archive.trace_io import _Head
 from harness.cli.programs import check_scenarios
-from harness.launch import BOOT_CHUNK, _boot_chunk
+from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.types import POOL, EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.usage import UsageError
+from harness.contract.validation import Unfit, validated
+from harness.driving.adapt import impossible
+from harness.engines.launch import BOOT_CHUNK, _boot_chunk
 from harness.night.records import Night
-from harness.records import FindingLine, RunManifest, RunVerdict, SpecimenManifest
-from harness.strict_json import NotJSON, parsed
-from harness.trace_io import _Head
-from harness.types import POOL, EngineConfig, Op, RequestSpec, Scenario, SpecConfig
-from harness.validation import Unfit, validated
 
 WHOLE = fixed.default_scenarios()[0].model_dump(mode="json")
 #: How the libraries that read documents speak.

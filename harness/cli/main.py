@@ -13,7 +13,8 @@ from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
 from harness.cli.misread import is_misread, told
-from harness.cli.outcome import TYPED, Exit, UsageError, full_output_told, guarded, say
+from harness.cli.outcome import TYPED, Exit, full_output_told, guarded, say
+from harness.contract.usage import UsageError
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from harness.words import nearest
+from harness.contract.words import nearest
 
 #: What it takes, by the type in the command's own signature.
 KINDS: dict[object, str] = {int: "a whole number", float: "a number", bool: "nothing: it is there or it is not"}

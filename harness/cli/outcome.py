@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
@@ -23,8 +23,8 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from harness.types import Outcome
-from harness.words import meant
+from harness.contract.types import Outcome
+from harness.contract.usage import UsageError
 
 
 class Exit(IntEnum):
@@ -46,16 +46,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 #: What stood behind `eaglecheck` when the command that runs now was called.
 TYPED: ContextVar[tuple[str, ...] | list[str]] = ContextVar("typed", default=())
-
-
-class UsageError(Exception):
-    """Something the caller asked for cannot be; the text names it, what is allowed and what to type."""
-
-
-def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
-    """The text for a name that is none of the allowed ones, with the nearest."""
-    names = list(allowed)
-    return f"unknown {what} {name!r}{meant(name, names)}\n  allowed: {', '.join(names)}"
 
 
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
@@ -152,12 +142,12 @@ def _foreseen(error: Exception) -> Exit | None:
     """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
-    from harness.closure import EnvError, HomeError
-    from harness.documents import OutputError
-    from harness.drive import ScriptError
-    from harness.envs import UnknownReleaseError
-    from harness.store import StoreError, WriteError
-    from harness.trace_io import TraceError
+    from harness.archive.store import StoreError, WriteError
+    from harness.archive.trace_io import TraceError
+    from harness.cli.documents import OutputError
+    from harness.driving.drive import ScriptError
+    from harness.engines.closure import EnvError, HomeError
+    from harness.engines.envs import UnknownReleaseError
 
     if isinstance(error, WriteError):
         return Exit.UNKNOWN

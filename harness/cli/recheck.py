@@ -10,21 +10,22 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.again import run_again
+from harness.archive.again import run_again
+from harness.archive.records import ScenarioVerdict
+from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.trace_io import TraceError, header_of, trace_files
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
-from harness.deviations import assumed_in, told_in
-from harness.documents import check_target, run_document, write_json
-from harness.progress import Cost, RunResult, ScenarioResult
-from harness.records import ScenarioVerdict
-from harness.runner import merge
-from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.trace import Trace
-from harness.trace_io import TraceError, header_of, trace_files
-from harness.types import Outcome, Verdict
-from harness.words import counted
+from harness.cli.documents import check_target, run_document, write_json
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.deviations import assumed_in, told_in
+from harness.contract.trace import Trace
+from harness.contract.types import Outcome, Verdict
+from harness.contract.usage import UsageError
+from harness.contract.words import counted
+from harness.driving.progress import Cost, RunResult, ScenarioResult
+from harness.driving.runner import merge
 from reports.terminal import render_run
 
 
@@ -158,7 +159,7 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 
 
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
-    from harness.texts import text_identical
+    from harness.contract.texts import text_identical
 
     if not fresh_reference and stored.reference is None and stored.engine.header:
         # without one only the engine's own rows are looked at, which is no agreement with anything
@@ -191,7 +192,7 @@ def _specimen(stored: StoredScenario) -> Path | None:
 
 
 def _reference(stored: StoredScenario, engine: Mapping[str, Any]) -> Trace:
-    from harness.oracle import Oracle
+    from harness.driving.oracle import Oracle
 
     pair = engine.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)

@@ -18,10 +18,10 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from harness.archive.store import StoreError, WriteError
+from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.validation import Unfit, validated
 from harness.night.records import SCHEMA, Night, NightPlan
-from harness.store import StoreError, WriteError
-from harness.strict_json import NotJSON, parsed
-from harness.validation import Unfit, validated
 
 #: What a system says when a disk takes no more.
 FULL = (errno.ENOSPC, errno.EDQUOT)
