@@ -154,6 +154,25 @@ def test_no_advice_writes_over_what_is_there(kind, work):
     assert "--json README.md" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("kind", "document", "said"),
+    [
+        ("matrix", '{"schema": 1, "cells": [3]}', "cells.0: 3 cannot stand there"),
+        ("matrix", '{"schema": 1, "cells": [{"engine": "0.5.23"}]}', "cells.0.case: is missing"),
+        ("mutants", '{"schema": 1, "mutants": [{}]}', "engine: is missing"),
+        ("mutants", '{"schema": 1, "schema": 1}', "key 'schema' is there twice"),
+    ],
+)
+def test_a_document_that_the_page_cannot_show_is_refused_with_its_place(kind, document, said, work):
+    """It was a fault of ours, exit 4 with a traceback of the template."""
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    (work / "own.json").write_text(document)
+    done = call("report", str(run), "--html", "a.html", f"--{kind}", "own.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"--{kind}: own.json" in done.stderr
+    assert said in done.stderr
+
+
 MANIFEST = {"release": "0.5.11", "device": "cpu", "revert": None}
 
 

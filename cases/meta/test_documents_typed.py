@@ -175,6 +175,9 @@ def test_known_findings_that_are_not_text_are_refused(tmp_path):
         (["requests", 0, "stop_ids"], [1, 512], "stop id 512 is outside the vocabulary"),
         (["requests", 0, "stop_ids"], [-1], "stop id -1 is outside the vocabulary"),
         (["engine"], {"page": 64, "chunk": 16}, "chunks are whole pages"),
+        # seen on 0.5.23: no token is generated, and with a pool of 100 the request waits for ever
+        (["engine"], {"page": 512, "pool_tokens": 1024}, "allowed: engine.pool_tokens 1536 or more"),
+        (["engine"], {"page": 64, "pool_tokens": 100}, "never fit engine.pool_tokens 100 in pages of 64"),
     ],
 )
 def test_what_no_engine_takes_is_refused_before_one_boots(path, value, said):

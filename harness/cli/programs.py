@@ -149,6 +149,17 @@ def _check_length(scenario: Scenario, request: RequestSpec, where: str) -> None:
             f"  allowed: together at most {max(pool, 0)}, or a larger pool",
         )
 
+    page = scenario.engine.page
+    whole, held = scenario.engine.pool_tokens // page * page, -(-prompt // page) * page
+    if page > 1 and held + new + page > whole:  # else SGLang shortens the answer, or never lets the request in
+        raise _refusal(
+            scenario,
+            f"{asked} never fit engine.pool_tokens {scenario.engine.pool_tokens} in pages of {page}: the prompt takes "
+            f"whole pages, and SGLang keeps one\n  allowed: engine.pool_tokens "
+            f"{-(-(held + new + page) // page) * page} or "
+            "more, or smaller pages",
+        )
+
 
 def _refusal(scenario: Scenario, text: str) -> UsageError:
     return UsageError(f"scenario {scenario.name!r}: {text}")
