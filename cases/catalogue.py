@@ -5,15 +5,15 @@ It must not run anything; it says what is expected, and a run that disagrees is 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
 from packaging.version import Version
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
+from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import SCENARIO_SCHEMA, Scenario
-from harness.contract.validation import explain
+from harness.contract.validation import Unfit, shown, validated
 from harness.contract.words import meant
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -75,9 +75,9 @@ def load(name: str) -> Case:
     if not path.is_file():
         raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
-        case = Case.model_validate_json(path.read_bytes())
-    except ValidationError as error:
-        raise CaseError(f"case file {path} is not valid: {explain(error, Case)}") from error
+        case = validated(parsed(path.read_bytes()), Case)
+    except (NotJSON, Unfit) as error:
+        raise CaseError(f"case file {path} is not valid: {error}") from error
     if case.id != name:
         raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
     return case
@@ -86,27 +86,53 @@ def load(name: str) -> Case:
 def read_scenario(path: Path) -> Scenario:
     """A scenario from a JSON file of its own; CaseError for a missing, malformed or newer-version file."""
     try:
-        content = json.loads(path.read_bytes())
+        content = parsed(path.read_bytes())
     except OSError as error:
         raise CaseError(
             f"cannot read scenario file {path}: {error.strerror}\n  name a JSON file:  --scenario-file FILE"
         ) from error
-    except (ValueError, RecursionError) as error:
+    except NotJSON as error:
         raise CaseError(f"scenario file {path} is not JSON: {error}\n  {EXAMPLE}") from error
     if not isinstance(content, dict):
-        raise CaseError(f"scenario file {path} holds a {type(content).__name__}, not a JSON object\n  {EXAMPLE}")
+        raise CaseError(f"scenario file {path} holds {shown(content)}, not a JSON object\n  {EXAMPLE}")
     if "case_schema" in content:
         raise CaseError(
             f"scenario file {path} is a whole corpus case, not a scenario\n"
             "  name a corpus case by its id:  --scenario ID; or put its 'scenario' object in a file of its own"
         )
     version = content.get("schema_version", SCENARIO_SCHEMA)
-    if version != SCENARIO_SCHEMA:
+    if type(version) is not int or version != SCENARIO_SCHEMA:
         raise CaseError(
-            f"scenario file {path} has schema_version {version!r}\n"
+            f"scenario file {path} has schema_version {shown(version)}\n"
             f"  allowed: {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
         )
     try:
-        return Scenario.model_validate_json(json.dumps(content))
-    except ValidationError as error:
-        raise CaseError(f"scenario file {path}: {explain(error, Scenario)}\n  {EXAMPLE}") from error
+        scenario = validated(content, Scenario)
+    except Unfit as error:
+        raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
+    _check_ops(path, scenario)
+    return scenario
+
+
+#: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file.
+TAKES = {
+    **dict.fromkeys(("submit", "abort", "transfer"), ("rids", "name")),
+    "tick": ("count",),
+    "fault": ("name", "count"),
+}
+
+
+def _check_ops(path: Path, scenario: Scenario) -> None:
+    """CaseError for an op with a key that does nothing, or without one that it needs."""
+    for number, op in enumerate(scenario.script):
+        takes = TAKES.get(op.kind, ())
+        foreign = sorted({*op.model_dump(exclude_defaults=True)} - {"kind", *takes})
+        missing = next(
+            (key for key in takes if key in ("rids", *(["name"] * (op.kind == "fault"))) and not getattr(op, key)), ""
+        )
+        if foreign or missing:
+            said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"
+            raise CaseError(
+                f"scenario file {path}: script.{number}: op {op.kind!r} {said}\n"
+                f"  it takes: {', '.join(takes) or 'nothing but its kind'}\n  {EXAMPLE}"
+            )

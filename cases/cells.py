@@ -122,7 +122,7 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not impossible(one.spec, one.engine, version=engine) and one.engine.dp <= most
+        if not impossible(one.spec, one.engine, version=engine, device=device) and one.engine.dp <= most
     ]
     if fixed:
         yield Cell(

@@ -6,16 +6,17 @@ An entry is made only for what was seen on that release, with a specimen; everyt
 from __future__ import annotations
 
 import datetime
+import re
 import tomllib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
-from harness.contract.validation import explain
+from harness.contract.validation import Unfit, validated
 
 FILE = Path(__file__).with_name("known.toml")
 
@@ -28,7 +29,9 @@ class Entry(BaseModel):
     issue: Annotated[str, Field(min_length=1)]
     what: Annotated[str, Field(min_length=1)]
     signatures: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")], ...], Field(min_length=1)]
-    engines: Annotated[tuple[str, ...], Field(min_length=1)]
+    engines: Annotated[
+        tuple[Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")], ...], Field(min_length=1)
+    ]
     cells: Annotated[tuple[Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")], ...], Field(min_length=1)]
     expires: datetime.date
     rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
@@ -43,7 +46,7 @@ class Entry(BaseModel):
 
 
 class _File(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     schema_version: Literal[1] = Field(alias="schema")
     known: tuple[Entry, ...] = ()
@@ -66,16 +69,40 @@ class _File(BaseModel):
 def read(path: Path = FILE) -> tuple[Entry, ...]:
     """Every entry of a file; CaseError names the place and what is allowed there."""
     try:
-        content = tomllib.loads(path.read_text())
-        return _File.model_validate(content).known
+        return validated(tomllib.loads(path.read_bytes().decode()), _File).known
     except OSError as error:
         raise CaseError(
             f"cannot read known findings from {path}: {error.strerror}\n  name a file:  --known FILE"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CaseError(f"{path} is not TOML: {error}\n  a working one:  {FILE}") from error
-    except ValidationError as error:
-        raise CaseError(f"{path}: {explain(error, _File)}\n  a working one:  {FILE}") from error
+    except UnicodeDecodeError as error:
+        raise CaseError(
+            f"{path} is not TOML: byte {error.start} is not UTF-8 text\n  a working one:  {FILE}"
+        ) from error
+    except tomllib.TOMLDecodeError as error:
+        raise CaseError(f"{path} is not TOML: {_fault(str(error))}\n  a working one:  {FILE}") from error
+    except Unfit as error:
+        raise CaseError(f"{path}: {error}\n  a working one:  {FILE}") from error
+
+
+#: What Python's reader of TOML calls a fault (a part of it), and what it is called here.
+FAULTS = {
+    "Cannot overwrite": "a key is there twice",
+    "Cannot declare": "a table is there twice",
+    "Cannot mutate": "a key is there twice",
+    "Expected '='": "behind a key an equals sign is missing",
+    "Invalid value": "a value is missing, or is none that TOML has: texts stand in double quotes",
+    "Unclosed array": "a list is not closed",
+    "Unterminated string": "a text in double quotes is not closed",
+    "Invalid statement": "neither a key nor a [[known]] table begins there",
+}
+PLACE = re.compile(r"\(at (line \d+, column \d+|end of document)\)")
+
+
+def _fault(said: str) -> str:
+    """What tomllib said, in our words and with its place."""
+    what = next((ours for theirs, ours in FAULTS.items() if theirs in said), "it cannot be read on from there")
+    place = PLACE.search(said)
+    return f"{place[1]}: {what}" if place else what
 
 
 def known_as(signature: str, release: str, *, place: str) -> Entry | None:

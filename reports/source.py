@@ -5,16 +5,16 @@ It must not judge again: verdicts and findings are the ones the run ended with. 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.archive.again import run_again
 from harness.archive.records import RunManifest, ScenarioVerdict
 from harness.archive.run_folders import MANIFEST, SCENARIO
 from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.archive.trace_io import trace_files
+from harness.archive.trace_io import header_of, trace_files
 from harness.contract.merge import merge
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
@@ -68,7 +68,7 @@ def _run(path: Path, *, judged: bool) -> Source:
     folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict) is not None]
     if not folders and judged:
         raise StoreError(
-            f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  eaglecheck run"
+            f"run {path} holds no scenario that was judged: there is nothing to report\n  run again:  {run_again(path)}"
         )
     verdicts = [one.verdict() for folder in folders if (one := read_verdict(folder, ScenarioVerdict)) is not None]
     missing = ""
@@ -112,17 +112,8 @@ def _case(path: Path) -> Source:
 
 def _described(known: dict[str, Any], folders: Sequence[Path]) -> dict[str, Any]:
     """The handshake of the first scenario that has one, then what the manifest says."""
-    headers = (_header(trace_files(folder, "engine")["json"]) for folder in folders)
+    headers = (header_of(trace_files(folder, "engine")["json"]) for folder in folders)
     return {**next((header for header in headers if header), {}), **{k: v for k, v in known.items() if v is not None}}
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Only the header: whether the rest of the trace is fit is seen when its scenario is read."""
-    try:
-        found = json.loads(path.read_bytes()).get("header")
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _merged(verdicts: Sequence[Verdict], why: str) -> Verdict:

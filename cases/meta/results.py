@@ -149,13 +149,20 @@ def run_of(*results: ScenarioResult, revert: int | None = None, cost: Cost = COS
     )
 
 
-def store(root: Path, *cases: tuple[str, Break], finish: bool = True, scenario: dict[str, Any] | None = None) -> Path:
+def store(
+    root: Path,
+    *cases: tuple[str, Break],
+    finish: bool = True,
+    scenario: dict[str, Any] | None = None,
+    manifest: dict[str, Any] | None = None,
+) -> Path:
     """A run folder on disk with these scenarios, specimens included; cut off before its verdict unless `finish`.
 
-    scenario: what handmade.scenario is to make, instead of three requests.
+    scenario: what handmade.scenario is to make, instead of three requests; manifest: what is known of the run.
     """
     options = {"prompts": (7, 5, 19), **(scenario or {})}
-    writer = RunWriter.create(root, manifest={"engine": {"release": "0.5.23", "device": "cpu", "revert": None}})
+    known = {"engine": {"release": "0.5.23", "device": "cpu", "revert": None}}
+    writer = RunWriter.create(root, manifest=manifest or known)
     verdicts = []
     for name, break_it in cases:
         program = handmade.scenario(**options).model_copy(update={"name": name})

@@ -26,7 +26,7 @@ def test_every_case_can_be_read_run_and_told_apart(name):
     assert case.revert is None or case.revert in prepare.REVERTS
     programs.check_scenarios([case.scenario], device="cpu")
     assert case.assumes == deviations.checked(case.assumes)
-    assert deviations.in_vain(case.assumes, [(case.scenario.spec, case.scenario.engine.dp)]) == []
+    assert deviations.in_vain(case.assumes, [(case.scenario.spec, case.scenario.engine)]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

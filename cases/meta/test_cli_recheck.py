@@ -15,6 +15,7 @@ from harness.archive.run_folders import lock
 from harness.archive.store import RunReader
 from harness.cli.main import app
 from harness.contract.types import Outcome
+from harness.driving.oracle import Oracle
 from harness.engines import envs
 
 
@@ -57,6 +58,38 @@ def test_latest_is_a_run_like_any_other(work):
     done = call("recheck", "runs/latest")
     assert done.exit_code == 0
     assert f"run folder: {folder}\n" in done.stdout
+
+
+def test_latest_is_the_run_that_was_begun_last_and_no_mark_of_a_whole_one(work):
+    whole = stored(work)
+    cut_off = stored(work, finish=False)
+    assert (work / "runs" / "latest").resolve() == work / cut_off != work / whole
+    done = call("recheck", "runs/latest")
+    assert done.exit_code == 3, done.output
+    assert "is incomplete" in done.stdout
+    for refused in (("run", "--engine", "9.9.9"), ("run", "--page", "0"), ("replay", "runs/latest")):
+        assert call(*refused).exit_code == 2
+    assert (work / "runs" / "latest").resolve() == work / cut_off
+
+
+@pytest.mark.parametrize("harm", ["unlink", "cut off"])
+@pytest.mark.parametrize("file", ["reference.json", "reference.parquet", "tensors/reference.safetensors"])
+def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkeypatch):
+    """It is computed from the engine's trace alone; what was assumed is known from the run where it is gone."""
+    asked = []
+    made = Oracle.answer
+    monkeypatch.setattr(Oracle, "answer", lambda self, *args: asked.append(self.assumed) or made(self, *args))
+    known = {"engine": {"release": "0.5.23", "device": "cpu", "assumed": ["F-003"]}}
+    run = stored(work, (("single", results.sound),), manifest=known)
+    path = next((work / run).glob("single-*")) / file
+    path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
+    refused = call("recheck", str(run))
+    assert refused.exit_code == 2, "what is left would agree with itself"
+    assert f"compute the reference anew:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
+    done = call("recheck", str(run), "--fresh-reference")
+    assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
+    assert "1 scenario" in done.stdout
+    assert asked == [("F-003",) if file == "reference.json" else ()]
 
 
 @pytest.mark.parametrize("kind", ["scenario", "specimen"])

@@ -11,7 +11,7 @@ from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
 from harness.contract.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
-from harness.contract.types import Kind, Outcome, SpecConfig
+from harness.contract.types import EngineConfig, Kind, Outcome, SpecConfig
 from harness.driving.oracle import Oracle
 from reference.heads import load_head
 from reference.model import Target
@@ -87,14 +87,41 @@ def test_ids_are_checked_and_the_nearest_is_named():
         checked(["F-03"])
 
 
+ONE, RANKS, IN_GRAPHS = EngineConfig(), EngineConfig(dp=2, tp=2), EngineConfig(graphs=True)
+
+
+def test_a_stand_in_that_only_a_cpu_has_is_assumed_in_vain_on_a_gpu_and_never_told_as_assumed():
+    """There SGLang runs as it is: a verdict that says `assumed` would promise what nobody does."""
+    layers = SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+    for name, spec, engine, release in (
+        ("F-007", SpecConfig(), RANKS, "0.5.13"),
+        ("F-008", SpecConfig(), RANKS, "0.5.13"),
+        ("F-011", layers, ONE, "0.5.13"),
+    ):
+        assert in_vain([name], [(spec, engine)], release=release) == []
+        (vain,) = in_vain([name], [(spec, engine)], release=release, device="cuda")
+        assert "a CPU, where its stand-in is" in vain
+        told = {"dp": engine.dp, "release": release}
+        assert notes({"assumed": [name]}, spec, **told)
+        assert notes({"assumed": [name]}, spec, **told, device="cuda") == []
+
+
+def test_graphs_and_the_prefix_cache_are_asked_too():
+    layers, bare = SpecConfig(algorithm="MTP", k=3, t=1, n=4), EngineConfig(prefix_cache=False)
+    assert in_vain(["F-020"], [(layers, IN_GRAPHS)], device="cuda") == []
+    assert "CUDA graphs" in in_vain(["F-020"], [(layers, ONE)])[0]
+    assert in_vain(["F-012"], [(layers, ONE)]) == []
+    assert "a prefix cache" in in_vain(["F-012"], [(layers, bare)])[0]
+
+
 def test_what_none_of_the_scenarios_can_show_is_assumed_in_vain():
     """One line each, which says what it would take; a deviation that one of them can show is not mentioned."""
     chain, layers = SpecConfig(k=3, t=1, n=4), SpecConfig(algorithm="MTP", k=3, t=1, n=4)
-    assert in_vain(["F-007", "F-010"], [(chain, 2), (layers, 1)]) == []
-    (slot,) = in_vain(["F-003"], [(chain, 1), (SpecConfig(k=2, t=2, n=6), 1)])
+    assert in_vain(["F-007", "F-010"], [(chain, RANKS), (layers, ONE)]) == []
+    (slot,) = in_vain(["F-003"], [(chain, ONE), (SpecConfig(k=2, t=2, n=6), ONE)])
     assert slot.startswith("F-003 is assumed in vain")
     assert "it needs k 3 or more, t 2 or more" in slot
-    assert ["2 DP ranks" in line for line in in_vain(["F-007", "F-010"], [(chain, 1)])] == [True, False]
+    assert ["2 DP ranks" in line for line in in_vain(["F-007", "F-010"], [(chain, ONE)])] == [True, False]
 
 
 def test_every_deviation_is_written_up():

@@ -284,6 +284,43 @@ BAD = {
 }
 
 
+def test_a_store_that_cannot_be_made_is_blamed_on_the_option_that_names_it(work):
+    done = call("matrix", "--nights", "/proc/nowhere", *ONE)
+    assert done.exit_code == 2
+    assert "nights cannot be written to /proc/nowhere" in done.stderr
+    assert "name another folder:  --nights FOLDER" in done.stderr
+    assert "--runs" not in done.stderr
+
+
+def test_shards_that_are_nowhere_are_told_with_a_command_that_makes_some(work):
+    done = call("night", "nowhere")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("eaglecheck: nowhere is no folder\n")
+    assert "--shard 1/2 --seed 7 --engines 0.5.23 --cases pr25015,pr26329" in done.stderr
+
+
+def test_a_night_that_lost_its_plan_is_not_passed_over(work):
+    kept(work / "nights", nights.over(nights.night(nights.cell(), day=20)))
+    (plan,) = work.glob("nights/*/plan.json")
+    plan.unlink()
+    for command in (("night",), ("matrix", "--nights", "nights", *ONE)):
+        done = call(*command)
+        assert done.exit_code == 2
+        assert f"nights/{plan.parent.name} holds night.json and no plan.json" in done.stderr
+        assert "go on without it:  mv nights/" in done.stderr
+
+
+def test_a_specimen_that_is_gone_is_not_offered_for_a_replay(work):
+    kept(work / "nights", nights.night(nights.cell("eagle", nights.seen()), day=28))
+    (folder,) = (path.parent for path in work.glob("nights/*/plan.json"))
+    (work / "known.toml").write_text("schema = 1\n")
+    judge = ("night", "--known", "known.toml", "--json", "night.json")
+    assert "eaglecheck replay" not in call(*judge).stdout
+    assert json.loads((work / "night.json").read_text())["findings"][0]["specimen"] is None
+    (folder / nights.seen().specimen).mkdir(parents=True)
+    assert f"eaglecheck replay nights/{folder.name}/{nights.seen().specimen}" in call(*judge).stdout
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_refused_before_anything_slow(work, name, snapshot, monkeypatch):
     monkeypatch.setattr("harness.engines.engine.Engine.boot", lambda *_, **__: pytest.fail("an engine was booted"))

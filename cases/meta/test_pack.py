@@ -144,7 +144,7 @@ def test_another_torch_is_named_in_a_way_that_the_command_takes(index, tmp_path)
     index.requires = {"0.5.23": ["torch==2.14.1", *REQUIRES[1:]]}
     with pytest.raises(EnvError) as caught:
         packed(tmp_path / "b", "0.5.23")
-    assert caught.value.next_step.endswith("eaglecheck engines pack 0.5.23 --torch 2.14.1+cu130")
+    assert caught.value.next_step.endswith("eaglecheck engines pack 0.5.23 --output FILE --torch 2.14.1+cu130")
 
 
 def test_a_pip_that_finds_nothing_shows_its_last_lines(index, tmp_path):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from harness.archive.trace_io import plain
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Scenario, Verdict
@@ -108,6 +108,11 @@ class _KeyFields(_Strict):
     slot: int
 
 
+def _number(value: object) -> object:
+    """What JSON has no number for is written as one of these words."""
+    return float(value) if isinstance(value, str) and value in ("Infinity", "-Infinity", "NaN") else value
+
+
 class FindingLine(_Strict):
     """One line of findings.jsonl: a divergence and its signature, so that the file can be searched by it."""
 
@@ -119,7 +124,7 @@ class FindingLine(_Strict):
     expected: Any
     observed: Any
     policy: Policy
-    margin: float | None
+    margin: Annotated[float | None, BeforeValidator(_number)]
     hint: str
     first: bool
     cause: str

@@ -69,8 +69,11 @@ def known_runs(root: Path) -> str:
     )
 
 
-def near(folder: Path) -> str:
-    """What may have been meant instead of a folder that is not there: scenarios of its run, or runs, nearest first."""
+def near(folder: Path) -> tuple[str, Path | None]:
+    """What may have been meant instead of a folder that is not there: scenarios of its run, or runs, nearest first.
+
+    In words, and the nearest of them.
+    """
     if (folder.parent / MANIFEST).is_file():
         found = sorted(path.parent for path in folder.parent.glob(f"*/{SCENARIO}"))
         what, where = "scenarios of that run", str(folder.parent)
@@ -79,10 +82,10 @@ def near(folder: Path) -> str:
         found = [path for root in roots for path in _runs_in(root)]
         what, where = "runs", " or ".join(map(str, roots))
     if not found:
-        return f"there are no {what} in {where}; make one:  eaglecheck run"
+        return f"there are no {what} in {where}; make one:  eaglecheck run", None
     by_name = {path.name: path for path in found}
     close = difflib.get_close_matches(folder.name, by_name, n=3, cutoff=0.4)
     newest = [path.name for path in reversed(found)]
-    shown = [str(by_name[name]) for name in dict.fromkeys([*close, *newest])][:SHOWN]
+    shown = [by_name[name] for name in dict.fromkeys([*close, *newest])][:SHOWN]
     order = "nearest" if close else "newest"
-    return f"{what} that are there, {order} first: {', '.join(shown)}\n  for example:  eaglecheck recheck {shown[0]}"
+    return f"{what} that are there, {order} first: {', '.join(map(str, shown))}", shown[0]

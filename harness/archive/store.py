@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from harness.archive import digests
+from harness.archive.again import run_again
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
@@ -45,8 +46,10 @@ from harness.archive.run_folders import (
     unfinished,
 )
 from harness.archive.trace_io import plain, read_trace, trace_files, write_trace
+from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario, Verdict
+from harness.contract.validation import Unfit, shown, validated
 from harness.contract.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,6 +60,14 @@ SPECIMENS = "specimens"
 
 class StoreError(Exception):
     """A folder that cannot be written or read; the text is meant for people."""
+
+
+class NotThere(StoreError):
+    """No folder where one was looked for. wrong: what was asked for; instead: the nearest that is there."""
+
+    def __init__(self, text: str, *, wrong: Path, instead: Path | None) -> None:
+        super().__init__(text)
+        self.wrong, self.instead = wrong, instead
 
 
 class DamagedError(StoreError):
@@ -162,8 +173,10 @@ class RunReader:
     def open(cls, folder: Path, *, allow_incomplete: bool = False) -> RunReader:
         """The run in `folder` (the `latest` link will do)."""
         if not folder.is_dir():
-            raise StoreError(
-                f"there is no folder {folder}: looked for a run, a scenario or a specimen\n  {near(folder)}"
+            why = f"{folder} is a file, no folder" if folder.exists() else f"there is no folder {folder}"
+            said, nearest = near(folder)
+            raise NotThere(
+                f"{why}: looked for a run, a scenario or a specimen\n  {said}", wrong=folder, instead=nearest
             )
         if not (folder / MANIFEST).exists():
             raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {known_runs(folder)}")
@@ -187,9 +200,9 @@ class RunReader:
         """The folders of all scenarios that left a scenario.json."""
         return sorted(path.parent for path in self.folder.glob(f"*/{SCENARIO}"))
 
-    def scenarios(self) -> Iterator[StoredScenario]:
-        """Every scenario, one at a time: traces can be large."""
-        return (read_case(folder) for folder in self.scenario_folders())
+    def scenarios(self, *, reference: bool = True) -> Iterator[StoredScenario]:
+        """Every scenario, one at a time: traces can be large. reference False: its trace is not looked at."""
+        return (read_case(folder, reference=reference) for folder in self.scenario_folders())
 
     def events(self) -> list[dict[str, Any]]:
         """The lines of engine.jsonl; a half line ending an incomplete run is left out."""
@@ -207,10 +220,10 @@ class RunReader:
         return found
 
 
-def read_case(folder: Path) -> StoredScenario:
-    """One scenario folder or specimen folder."""
+def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
+    """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
     scenario = _read_model(folder / SCENARIO, Scenario)
-    has_reference = trace_files(folder, "reference")["json"].exists()
+    has_reference = reference and trace_files(folder, "reference")["json"].exists()
     return StoredScenario(
         folder=folder,
         scenario=scenario,
@@ -336,7 +349,7 @@ def _disk(folder: Path) -> Iterator[None]:
         kept = "what was written before is kept; the run counts as incomplete"
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise WriteError(
-                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  eaglecheck run"
+                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  {run_again(folder)}"
             ) from error
         place = next(path for path in (folder, *folder.parents) if path.exists())
         raise WriteError(
@@ -394,11 +407,11 @@ def _damaged(path: Path, found: str = digests.CHANGED) -> StoreError:
 
 def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:
     try:
-        found = json.loads(content)
-    except ValueError as error:
+        found = parsed(content)
+    except NotJSON as error:
         raise DamagedError(f"{path}, line {line}: not whole JSON ({error})\n  {_again(path)}") from error
     if not isinstance(found, dict):
-        raise StoreError(f"{path}, line {line}: a {type(found).__name__}, not an object\n  {_again(path)}")
+        raise StoreError(f"{path}, line {line}: {shown(found)}, not an object\n  {_again(path)}")
     return found
 
 
@@ -409,14 +422,11 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
             f"{path} has store version {version}; this eaglecheck reads up to {STORE_VERSION}\n  update eaglecheck"
         )
     try:
-        return model.model_validate_json(json.dumps(content))
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc'])) or 'the file'}: {fault['msg']}" for fault in error.errors()[:3]]
-        allowed = ", ".join(model.model_fields)
-        raise StoreError(
-            f"{path}, line {line}: {'; '.join(faults)}\n  allowed keys: {allowed}\n  {_again(path)}"
-        ) from error
+        return validated(content, model)
+    except Unfit as error:
+        raise StoreError(f"{path}, line {line}: {error}\n  {_again(path)}") from error
 
 
 def _again(path: Path) -> str:
-    return f"the folder cannot be used as it is; run again, or look at it:  ls -l {path.parent}"
+    folder = path.parent
+    return f"the folder cannot be used as it is; run again:  {run_again(folder)}\n  or look at it:  ls -l {folder}"

@@ -18,9 +18,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from harness.archive import digests
+from harness.archive.again import run_again
+from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import (
     FLOAT_COLUMNS,
     INT_COLUMNS,
@@ -33,6 +35,7 @@ from harness.contract.trace import (
     Rows,
     Trace,
 )
+from harness.contract.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
 VERSION_KEY = b"eaglecheck.trace"
@@ -229,25 +232,36 @@ def _check_version(file: Path, found: int) -> None:
             file,
             found=f"trace version {found}",
             allowed=f"trace version {TRACE_SCHEMA}",
-            do="a newer eaglecheck wrote it: update this one" if newer else "an old eaglecheck wrote it: run again",
+            do="a newer eaglecheck wrote it: update this one"
+            if newer
+            else f"an old eaglecheck wrote it: {_run_again(_folder(file))}",
         )
 
 
 def _read_head(file: Path, written: bytes, side: str) -> _Head:
     try:
-        content = json.loads(written)
+        content = parsed(written)
         if isinstance(content, dict) and isinstance(content.get("trace_schema"), int):
             _check_version(file, content["trace_schema"])
-        head = _Head.model_validate(content)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        head = validated(content, _Head)
+    except NotJSON as error:
         raise _damaged(file, str(error), "JSON, whole") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise _damaged(file, f"{where}: {first['msg']}", f"keys {', '.join(_Head.model_fields)}") from error
+    except Unfit as error:
+        found, _, allowed = str(error).partition("\n  allowed")
+        raise _damaged(file, found, allowed.lstrip(": ") or f"keys {', '.join(_Head.model_fields)}") from error
     if head.side != side:
         raise _damaged(file, f"the trace of side {head.side!r}", f"side {side!r}")
     return head
+
+
+def header_of(file: Path) -> dict[str, Any] | None:
+    """The header in a trace's JSON file, whatever else of the trace is unfit; None where there is none to be read."""
+    try:
+        found = parsed(file.read_bytes())
+    except (OSError, NotJSON):
+        return None
+    header = found.get("header") if isinstance(found, dict) else None
+    return header if isinstance(header, dict) else None
 
 
 def _why_gone(folder: Path, head: Path) -> str:
@@ -258,13 +272,18 @@ def _why_gone(folder: Path, head: Path) -> str:
 
 
 def _run_again(folder: Path) -> str:
-    place = folder / "scenario.json"
-    return f"run the scenario again:  eaglecheck run --scenario-file {place}" if place.is_file() else "run it again"
+    return f"run again:  {run_again(folder)}"
 
 
 def _damaged(file: Path, found: str, allowed: str) -> TraceError:
-    folder = file.parent.parent if file.parent.name == "tensors" else file.parent
-    return TraceError(file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(folder)}")
+    return TraceError(
+        file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {_run_again(_folder(file))}"
+    )
+
+
+def _folder(file: Path) -> Path:
+    """The scenario's folder that a trace file is in."""
+    return file.parent.parent if file.parent.name == "tensors" else file.parent
 
 
 def _read_rows(file: Path, content: bytes, row_count: int) -> Rows:
@@ -283,7 +302,7 @@ def _read_rows(file: Path, content: bytes, row_count: int) -> Rows:
         # "terminate called without an active exception" (apache/arrow issue 34314)
         table = parquet.read(use_threads=False)
     except (pa.ArrowException, OSError) as error:  # what is inside a page fails as an OSError
-        raise _damaged(file, f"not a whole parquet file ({str(error).splitlines()[0]})", "parquet") from error
+        raise _damaged(file, "not a whole parquet file", "parquet, as it was written") from error
     if table.num_rows != row_count:
         raise _damaged(file, f"{table.num_rows} rows", f"{row_count} rows, as the JSON file beside it says")
     if any(column.null_count for column in table.columns):
@@ -319,7 +338,7 @@ def _read_tensors(file: Path, content: bytes) -> dict[str, np.ndarray]:
     try:
         tensors: dict[str, np.ndarray] = safetensors.numpy.load(content)
     except safetensors.SafetensorError as error:
-        raise _damaged(file, f"not a whole safetensors file ({error})", "safetensors, float32 [rows, width]") from error
+        raise _damaged(file, "not a whole safetensors file", "safetensors, float32 [rows, width]") from error
     for name, tensor in tensors.items():
         if tensor.ndim != 2 or tensor.dtype != np.float32:
             raise _damaged(file, f"{name}: {tensor.dtype} {list(tensor.shape)}", "float32 [rows, width]")

@@ -181,6 +181,7 @@ def _assumed(evidence: Evidence) -> list[str]:
         graphs=engine.graphs,
         cache=engine.prefix_cache,
         release=str(release),
+        device=str(evidence.engine.header.get("device") or "cpu"),
     )
 
 

@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
-from harness.cli.outcome import Exit, full_output_told, guarded
+from harness.cli.misread import is_misread, told
+from harness.cli.outcome import TYPED, Exit, full_output_told, guarded, say
 from harness.contract.usage import UsageError
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
@@ -27,12 +28,25 @@ class Commands(TyperGroup):
             empty = EMPTY.fullmatch(one)
             if empty or not one:
                 _refuse(empty[1] if empty else before if before.startswith("--") else "")
+        TYPED.set(list(args))
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Help is printed outside every command, and to a full disk too."""
+        """Help is printed outside every command, and to a full disk too. What is misread is said in our words."""
+        alone = kwargs.get("standalone_mode", True)
+        kwargs["standalone_mode"] = False
         with full_output_told():
-            return super().main(*args, **kwargs)
+            if not alone:
+                return super().main(*args, **kwargs)
+            try:
+                code = super().main(*args, **kwargs)
+            except typer.Abort:
+                raise SystemExit(int(Exit.UNKNOWN)) from None
+            except Exception as error:
+                if not is_misread(error):
+                    raise
+                raise SystemExit(int(say(told(error, TYPED.get()), Exit.USAGE))) from error
+        raise SystemExit(code if isinstance(code, int) else 0)
 
 
 @guarded

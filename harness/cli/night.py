@@ -81,8 +81,10 @@ def _found(shards: list[Path]) -> list[Kept]:
                 "  unpack its artifact again, both files and specimens"
             )
         if not inside:
+            why = "holds no shard of a night" if folder.is_dir() else "is no folder"
             raise UsageError(
-                f"{folder} holds no shard of a night\n  make one:  eaglecheck matrix --nights {folder} --shard 1/2 …"
+                f"{folder} {why}\n  make one in a new folder:  eaglecheck matrix --nights shards --shard 1/2 --seed 7 "
+                "--engines 0.5.23 --cases pr25015,pr26329"
             )
         found += inside
     return [store.read(path) for path in dict.fromkeys(path.resolve() for path in found)]
@@ -94,7 +96,8 @@ def _newest(root: Path) -> tuple[Path, Night]:
     if not found:
         raise UsageError(
             f"there is no night in {root}\n"
-            f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015"
+            f"  make one:  eaglecheck matrix --nights {root} --engines 0.5.23 --cases pr25015\n"
+            f"  or name another store:  eaglecheck night --nights FOLDER"
         )
     last = found[-1]
     if last.plan.shard[1] > 1:

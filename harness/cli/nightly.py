@@ -69,6 +69,11 @@ def check_store(root: Path) -> None:
     """UsageError or StoreError before hours are spent, for a store that could not be judged with after them."""
     if root.exists() and not root.is_dir():
         raise UsageError(f"--nights {root}: that is not a folder\n  name a folder, there or not:  --nights nights")
+    for half in store.torn(root, deep=False):
+        raise UsageError(
+            f"{half} holds {store.NIGHT} and no {store.PLAN}: what that night set out to do is not known\n"
+            f"  put its {store.PLAN} back, or move it away to go on without it:  mv {half} {half.name}.torn"
+        )
     store.nights(root)
 
 
@@ -84,7 +89,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         prepare.check_scenarios(cell.scenarios, device=asked.device)
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
-    prepare.writable(asked.nights)
+    prepare.writable(asked.nights, option="nights", what="nights")
     environments = {
         version: prepare.engine_environment(version, lambda text: say(console, text))
         for version in dict.fromkeys(cell.engine for cell in cells)
@@ -120,7 +125,9 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     store.finish(folder, night)
     if todo.shard[1] > 1:
         say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
-        say(console, "judge the whole night:  eaglecheck night SHARD... --nights STORE")
+        say(
+            console, f"judge the whole night, once all shards are here:  eaglecheck night {asked.nights} --nights STORE"
+        )
         return Exit.PASS
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
 
@@ -153,13 +160,31 @@ def conclude(
     for one in earlier:
         if one.night is None:
             say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
-    judged = judge(night, past=past, known=entries, today=today())
+    judged = judge(_with_what_is_left(night, folder), past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
     store.finish(folder, night.model_copy(update={"judged": said}))
     render_night(console, judged, folder=folder)
     write_json(document.document(judged), json)
     also(judged)
     return BY_OUTCOME[judged.outcome]
+
+
+def _with_what_is_left(night: Night, folder: Path) -> Night:
+    """The night without the names of specimens that are gone: nobody can run those again."""
+    cells = tuple(
+        cell.model_copy(
+            update={
+                "findings": tuple(
+                    seen
+                    if seen.specimen is None or (folder / seen.specimen).is_dir()
+                    else seen.model_copy(update={"specimen": None})
+                    for seen in cell.findings
+                )
+            }
+        )
+        for cell in night.cells
+    )
+    return night.model_copy(update={"cells": cells})
 
 
 def today() -> date:

@@ -9,12 +9,15 @@ import contextlib
 import errno
 import functools
 import os
+import shlex
 import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from enum import IntEnum
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -41,6 +44,10 @@ BY_OUTCOME = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.DIVERGENCE, Outcome.UN
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+#: What stood behind `eaglecheck` when the command that runs now was called.
+TYPED: ContextVar[tuple[str, ...] | list[str]] = ContextVar("typed", default=())
+
+
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
     """Run a command and leave with its exit code; foreseen errors become one message on standard error."""
 
@@ -56,7 +63,7 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
         with termination_as_interrupt():
             return command(*args, **kwargs)
     except KeyboardInterrupt as stop:
-        return _say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
+        return say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
     except (BrokenPipeError, SystemExit):  # rich makes the one into the other, with the exit code of a divergence
         return _reader_gone()
     except (typer.Exit, typer.Abort):
@@ -67,13 +74,13 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
         code = _foreseen(error)
         if code is None:
             traceback.print_exc()
-            return _say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
-        return _say("\n  ".join([str(error), *_notes(error)]), code)
+            return say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
+        return say("\n  ".join([str(error), *_instead(error), *_notes(error)]), code)
 
 
 def _no_room(error: OSError) -> Exit:
     _reader_gone()
-    return _say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+    return say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
 
 
 @contextlib.contextmanager
@@ -112,6 +119,21 @@ def _reader_gone() -> Exit:
     return Exit.UNKNOWN
 
 
+def _instead(error: Exception) -> list[str]:
+    """The same command with the folder that may have been meant, for one that is not there."""
+    wrong, instead = getattr(error, "wrong", None), getattr(error, "instead", None)
+    typed = typed_with(wrong, instead) if isinstance(wrong, Path) and isinstance(instead, Path) else ""
+    return [f"for example:  {typed}"] if typed else []
+
+
+def typed_with(wrong: Path, right: Path) -> str:
+    """What was typed, with another path in place of one in it; empty outside a command, and where it is not in it."""
+    typed = TYPED.get()
+    if wrong not in map(Path, typed):
+        return ""
+    return shlex.join(["eaglecheck", *(str(right) if Path(part) == wrong else part for part in typed)])
+
+
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
 
@@ -138,7 +160,8 @@ def _foreseen(error: Exception) -> Exit | None:
     return Exit.UNKNOWN if isinstance(error, EnvError) else None
 
 
-def _say(text: str, code: Exit) -> Exit:
+def say(text: str, code: Exit) -> Exit:
+    """One message on standard error; returns the code that goes with it."""
     Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"eaglecheck: {text}")
     sys.stderr.flush()
     return code

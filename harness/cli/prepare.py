@@ -63,10 +63,11 @@ def make_plan(
     attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
-    check_possible(scenarios, version=version)
+    check_possible(scenarios, version=version, device=device)
     check_scenarios(scenarios, device=device, own=own)
     assumed = check_assumed(assumed)
-    for text in deviations.in_vain(assumed, [(one.spec, one.engine.dp) for one in scenarios], release=version):
+    drafts = [(one.spec, one.engine) for one in scenarios]
+    for text in deviations.in_vain(assumed, drafts, release=version, device=device):
         say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
@@ -152,15 +153,15 @@ def runs_root(folder: Path | None) -> Path:
     return folder or default_root()
 
 
-def writable(root: Path) -> Path:
-    """The folder, made if need be; UsageError if nothing can be written into it."""
+def writable(root: Path, *, option: str = "runs", what: str = "run folders") -> Path:
+    """The folder that `option` names, made if need be; UsageError if nothing can be written into it."""
     try:
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
         raise UsageError(
-            f"run folders cannot be written to {root}: {error.strerror}\n  name another folder:  --runs FOLDER"
+            f"{what} cannot be written to {root}: {error.strerror}\n  name another folder:  --{option} FOLDER"
         ) from error
     return root
 

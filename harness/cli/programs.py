@@ -88,6 +88,12 @@ def _check_engine(scenario: Scenario, device: str) -> None:
         raise _refusal(
             scenario, f"engine.backend is {engine.backend!r}, which cannot be run on {device}\n  allowed: {backends}"
         )
+    if engine.chunk is not None and engine.chunk < engine.page:
+        raise _refusal(
+            scenario,
+            f"engine.chunk is {engine.chunk} and engine.page {engine.page}: chunks are whole pages, so prompts would "
+            f"wait for ever\n  allowed: a chunk of {engine.page} or more, or pages of at most {engine.chunk}",
+        )
     for key, (found, allowed) in only.items():
         if found != allowed:
             where = f" on {device}" if key == "engine.graphs" else " by this version"
@@ -113,11 +119,12 @@ def _check_request(scenario: Scenario, request: RequestSpec, vocab: int) -> None
     where = f"request {request.rid!r}"
     if request.dp_rank >= scenario.engine.dp:
         raise _refusal(scenario, f"{where}: dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp}")
-    foreign = [token for token in request.prompt if not 0 <= token < vocab]
+    foreign = [token for token in (*request.prompt, *request.stop_ids) if not 0 <= token < vocab]
     if foreign:
+        what = "token id" if foreign[0] in request.prompt else "stop id"
         raise _refusal(
             scenario,
-            f"{where}: token id {foreign[0]} is outside the vocabulary of checkpoint {scenario.checkpoint!r}\n"
+            f"{where}: {what} {foreign[0]} is outside the vocabulary of checkpoint {scenario.checkpoint!r}\n"
             f"  allowed: 0 to {vocab - 1}; use smaller ids, or a checkpoint with a larger vocabulary",
         )
     _check_length(scenario, request, where)
@@ -140,6 +147,17 @@ def _check_length(scenario: Scenario, request: RequestSpec, where: str) -> None:
             scenario,
             f"{asked} never fit engine.pool_tokens {scenario.engine.pool_tokens}\n"
             f"  allowed: together at most {max(pool, 0)}, or a larger pool",
+        )
+
+    page = scenario.engine.page
+    whole, held = scenario.engine.pool_tokens // page * page, -(-prompt // page) * page
+    if page > 1 and held + new + page > whole:  # else SGLang shortens the answer, or never lets the request in
+        raise _refusal(
+            scenario,
+            f"{asked} never fit engine.pool_tokens {scenario.engine.pool_tokens} in pages of {page}: the prompt takes "
+            f"whole pages, and SGLang keeps one\n  allowed: engine.pool_tokens "
+            f"{-(-(held + new + page) // page) * page} or "
+            "more, or smaller pages",
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,14 +10,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
 from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.trace_io import TraceError, header_of, trace_files
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.deviations import assumed_in
+from harness.contract.deviations import assumed_in, told_in
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
@@ -56,7 +58,13 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    stored = _open_case(run) if (run / SCENARIO).is_file() else _open_run(run)
+    kept = not fresh_reference
+    try:
+        stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
+    except TraceError as error:
+        if error.file.name.startswith("reference"):
+            error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
+        raise
     result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
@@ -75,9 +83,9 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
 
 
-def _open_case(path: Path) -> _Stored:
-    """One scenario's folder, or a specimen."""
-    case = read_case(path)
+def _open_case(path: Path, *, reference: bool) -> _Stored:
+    """One scenario's folder, or a specimen. reference False: the stored one is not asked for."""
+    case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
     if (path.parent / MANIFEST).is_file():  # of the run it lies in
         engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
@@ -85,7 +93,7 @@ def _open_case(path: Path) -> _Stored:
     return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
 
 
-def _open_run(path: Path) -> _Stored:
+def _open_run(path: Path, *, reference: bool) -> _Stored:
     reader = RunReader.open(path, allow_incomplete=True)
     if reader.verdict is not None:
         judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
@@ -93,19 +101,19 @@ def _open_run(path: Path) -> _Stored:
         if gone:
             raise StoreError(
                 f"run {path} is not whole: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
-                "  get the run folder again, whole, or run again:  eaglecheck run"
+                f"  get the run folder again, whole, or run again:  {run_again(path)}"
             )
-        cases = list(reader.scenarios())
+        cases = list(reader.scenarios(reference=reference))
         return _Stored(
             folder=_short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine,
             before=reader.verdict.outcome,
         )
-    cases = list(_finished_cases(reader))
+    cases = list(_finished_cases(reader, reference=reference))
     if not cases and not reader.live:
         raise UsageError(
-            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  eaglecheck run"
+            f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
         )
     return _Stored(
         folder=_short(reader.folder),
@@ -122,9 +130,10 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _finished_cases(reader: RunReader) -> Iterator[StoredScenario]:
+def _finished_cases(reader: RunReader, *, reference: bool) -> Iterator[StoredScenario]:
     """Of a run that was cut off: what was stored whole, since a scenario's verdict is written last."""
-    return (read_case(folder) for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
+    folders = (folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
+    return (read_case(folder, reference=reference) for folder in folders)
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
@@ -152,7 +161,13 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
     from harness.contract.texts import text_identical
 
-    reference = _reference(stored, run.engine.get("pair")) if fresh_reference else stored.reference
+    if not fresh_reference and stored.reference is None and stored.engine.header:
+        # without one only the engine's own rows are looked at, which is no agreement with anything
+        raise UsageError(
+            f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
+            f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+        )
+    reference = _reference(stored, run.engine) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
@@ -184,12 +199,22 @@ def _specimen(stored: StoredScenario) -> Path | None:
     return next((_short(place) for place in places if (place / MANIFEST).is_file()), None)
 
 
-def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
+def _reference(stored: StoredScenario, engine: Mapping[str, Any]) -> Trace:
     from harness.driving.oracle import Oracle
 
+    pair = engine.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
     device = str(stored.engine.header.get("device", "cpu"))
     pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
-    assumed = () if stored.reference is None else assumed_in(stored.reference.header)
+    assumed = _assumed(stored, engine)
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
+
+
+def _assumed(stored: StoredScenario, engine: Mapping[str, Any]) -> tuple[str, ...]:
+    """What the stored reference took for granted; where it is unfit, what the run or the verdict says of it."""
+    header = header_of(trace_files(stored.folder, "reference")["json"])
+    if header is not None:
+        return assumed_in(header)
+    said = () if stored.verdict is None else tuple(told_in(stored.verdict.reasons))
+    return assumed_in(engine) or assumed_in(stored.engine.header) or said

@@ -39,6 +39,8 @@ def command(
             f"{specimen} is a run folder, not a specimen; {has}\n"
             f"  judge a run again with:  eaglecheck recheck {specimen}"
         )
+    if specimen.is_file():
+        raise UsageError(f"{specimen} is a file, no folder: looked for a specimen\n  {_specimens(runs)}")
     if not specimen.exists():
         raise UsageError(f"there is no folder {specimen}: looked for a specimen\n  {_specimens(runs)}")
     if not (specimen / MANIFEST).is_file():
@@ -59,7 +61,8 @@ def command(
         draft=draft,
         gpu_share=gpu_share,
         runs=runs,
-        assumed=() if stored.reference is None else assumed_in(stored.reference.header),
+        cpu_attention=str(manifest.header.get("cpu_attention", "torch")),
+        assumed=assumed_in(manifest.header if stored.reference is None else stored.reference.header),
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
 
 from harness.cli.documents import check_target
 from harness.cli.outcome import Exit, guarded
+from harness.cli.shown import Matrix, Mutants
+from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.usage import UsageError
+from harness.contract.validation import Unfit, validated
 from harness.night import store
 from reports.prose import say
 
 if TYPE_CHECKING:
     from reports.trends import Trends
 
+#: What the page reads of it.
+READ: dict[str, type[BaseModel]] = {"matrix": Matrix, "mutants": Mutants}
 #: A key that only that document has, by the option that takes it.
 KNOWN_BY = {"matrix": "cells", "mutants": "mutants"}
-HOW = {"matrix": "matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "mutants"}
+HOW = {"matrix": "eaglecheck matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "eaglecheck mutants"}
 
 
 @guarded
@@ -111,12 +116,14 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     """What another command wrote with --json; UsageError if it is something else."""
     if path is None:
         return None
-    again = f"write it:  eaglecheck {HOW[command]} --json {path}"
+    # never a command that would write over a file of another kind
+    target = f"{command}.json" if path.exists() else path
+    again = f"write it:  {HOW[command]} --json {target}"
     try:
-        found = json.loads(path.read_bytes())
+        found = parsed(path.read_bytes())
     except OSError as error:
         raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
-    except ValueError as error:
+    except NotJSON as error:
         raise UsageError(f"--{command}: {path} is not whole JSON ({error})\n  {again}") from error
     if not isinstance(found, dict) or found.get("schema") != 1 or not isinstance(found.get(KNOWN_BY[command]), list):
         keys = ", ".join(found) if isinstance(found, dict) else type(found).__name__
@@ -124,4 +131,8 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
             f"--{command}: {path} is not what `eaglecheck {command} --json` writes (found: {keys})\n"
             f"  allowed: an object with schema 1 and a list {KNOWN_BY[command]!r}\n  {again}"
         )
+    try:
+        validated(found, READ[command])
+    except Unfit as error:
+        raise UsageError(f"--{command}: {path}: {error}\n  {again}") from error
     return found

@@ -7,12 +7,12 @@ reference's header and in the verdict. This module must not judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
 
-from harness.contract.types import SpecConfig
+from harness.contract.types import EngineConfig, SpecConfig
 from harness.contract.words import meant
 
 #: Key of the reference trace's header that holds the ids.
@@ -29,6 +29,7 @@ class Deviation:
 
     least_k, least_t: the smallest draft in which it can show; least_dp: with how many ranks. layered: only where
     layers draft (MTP). in_graphs: only inside CUDA graphs; eager: never inside. cached: only with a prefix cache.
+    stood_in: the reference predicts nothing, a stand-in lets the engine past it; there are stand-ins on a CPU only.
     releases: the first and the last that have it; None: none is without it so far.
     """
 
@@ -41,13 +42,21 @@ class Deviation:
     in_graphs: bool = False
     cached: bool = False
     eager: bool = False
+    stood_in: bool = False
     releases: tuple[str, str] | None = None
 
     def shows_in(
-        self, spec: SpecConfig, *, dp: int = 1, graphs: bool = False, cache: bool = True, release: str = NEWEST
+        self,
+        spec: SpecConfig,
+        *,
+        dp: int = 1,
+        graphs: bool = False,
+        cache: bool = True,
+        release: str = NEWEST,
+        device: str = "cpu",
     ) -> bool:
-        """Whether it can show in such a draft on `release`; left out, on one that has every fix there is."""
-        if (self.eager and graphs) or not self.on(release):
+        """Whether assuming it can matter to such a draft on `release`; left out, on one that has every fix there is."""
+        if (self.eager and graphs) or (self.stood_in and device != "cpu") or not self.on(release):
             return False
         if (self.layered and spec.algorithm != "MTP") or (self.in_graphs and not graphs) or (self.cached and not cache):
             return False
@@ -65,6 +74,9 @@ class Deviation:
         parts = [f"{name} {least} or more" for name, least in (("k", self.least_k), ("t", self.least_t)) if least > 1]
         parts += [f"{self.least_dp} DP ranks"] if self.least_dp > 1 else []
         parts += ["MTP layers"] if self.layered else []
+        parts += ["CUDA graphs"] if self.in_graphs else ["no CUDA graphs"] if self.eager else []
+        parts += ["a prefix cache"] if self.cached else []
+        parts += ["a CPU, where its stand-in is"] if self.stood_in else []
         return "it needs " + ", ".join(parts + (["SGLang {} to {}".format(*self.releases)] if self.releases else []))
 
 
@@ -78,12 +90,14 @@ IDLE_CRASH = Deviation(
     id="F-007",
     what="an idle DP rank dies in eager mode where attention metadata is built; a stand-in builds it from the lengths",
     least_dp=2,
+    stood_in=True,
 )
 PADDED_DRAFT = Deviation(
     id="F-008",
     what="draft steps of a rank with fewer requests than another are padded after their metadata is made",
     least_k=2,
     least_dp=2,
+    stood_in=True,
 )
 GUESSED_TAIL = Deviation(
     id="F-010",
@@ -96,6 +110,7 @@ STALE_PLAN = Deviation(
     "a stand-in lets SGLang plan it before each",
     layered=True,
     eager=True,
+    stood_in=True,
     releases=("0.5.13", "0.5.15.post1"),
 )
 SHARED_ROWS = Deviation(
@@ -152,7 +167,7 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
-def assumed_in(header: dict[str, object]) -> tuple[str, ...]:
+def assumed_in(header: Mapping[str, object]) -> tuple[str, ...]:
     """What a reference trace took for granted, by its header."""
     ids = header.get(HEADER, ())
     return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
@@ -166,22 +181,34 @@ def notes(
     graphs: bool = False,
     cache: bool = True,
     release: str = NEWEST,
+    device: str = "cpu",
 ) -> list[str]:
     """One line for each deviation that a run took for granted where it can show."""
     named = [DEVIATIONS[one] for one in assumed_in(header) if one in DEVIATIONS]
     return [
         f"{ASSUMED}{one.id}, {one.what}"
         for one in named
-        if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache, release=release)
+        if one.shows_in(spec, dp=dp, graphs=graphs, cache=cache, release=release, device=device)
     ]
 
 
-def in_vain(ids: Iterable[str], drafts: Sequence[tuple[SpecConfig, int]], *, release: str = NEWEST) -> list[str]:
-    """One line for each deviation that none of the drafts, each with its number of ranks, can show on `release`."""
+def in_vain(
+    ids: Iterable[str],
+    drafts: Sequence[tuple[SpecConfig, EngineConfig]],
+    *,
+    release: str = NEWEST,
+    device: str = "cpu",
+) -> list[str]:
+    """One line for each deviation that none of the drafts, each on its engine, can show on `release`."""
+
+    def shows(one: Deviation, spec: SpecConfig, engine: EngineConfig) -> bool:
+        about = {"graphs": engine.graphs, "cache": engine.prefix_cache}
+        return one.shows_in(spec, dp=engine.dp, release=release, device=device, **about)
+
     return [
         f"{one.id} is assumed in vain: it cannot show in any of these scenarios ({one.needs})"
         for one in (DEVIATIONS[name] for name in ids)
-        if not any(one.shows_in(spec, dp=dp, release=release) for spec, dp in drafts)
+        if not any(shows(one, spec, engine) for spec, engine in drafts)
     ]
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 SCENARIO_SCHEMA: Literal[1] = 1
 
@@ -66,6 +66,17 @@ class Policy(StrEnum):
     EXACT = "EXACT"
     TIE = "TIE"
     BUDGET = "BUDGET"
+
+
+#: Why a number is not allowed to be larger: what a message about it says behind what is allowed.
+CONTEXT_IS = "engines are booted for 512 tokens of context"
+RUNNING_IS = "an engine keeps room for each of them"
+POOL = 512 * 256
+POOL_IS = f"{POOL} tokens are 256 requests of the whole context, and memory is taken for all of them at boot"
+TURNS_ARE = "512 turns end any request, and each is waited for"
+SEED_IS = "SGLang keeps seeds in 64 bits"
+LEAST_HEAT = 1e-6
+HEAT_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
 
 
 class _Strict(BaseModel):
@@ -129,17 +140,17 @@ class EngineConfig(_Strict):
 
     dp: Annotated[int, Field(ge=1, le=8)] = 1
     tp: Annotated[int, Field(ge=1, le=8)] = 1
-    page: Annotated[int, Field(ge=1)] = 1
+    page: Annotated[int, Field(ge=1, le=512, description=CONTEXT_IS)] = 1
     overlap: bool | None = None
     graphs: bool = False
     backend: str = "triton"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     prefix_cache: bool = True
-    max_running: Annotated[int, Field(ge=1)] = 8
+    max_running: Annotated[int, Field(ge=1, le=256, description=RUNNING_IS)] = 8
     priority: bool = False
-    pool_tokens: Annotated[int, Field(ge=16)] = 4096
-    chunk: Annotated[int, Field(ge=1)] | None = None
-    running_limit: Annotated[int, Field(ge=1)] | None = None
+    pool_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
+    chunk: Annotated[int, Field(ge=1, le=512)] | None = Field(default=None, description=CONTEXT_IS)
+    running_limit: Annotated[int, Field(ge=1, le=256)] | None = Field(default=None, description=RUNNING_IS)
     pd: bool = False
     decode_cache: bool = False
     deterministic: bool = False
@@ -156,11 +167,20 @@ class RequestSpec(_Strict):
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
     prompt: Annotated[tuple[int, ...], Field(min_length=1)]
     max_new_tokens: Annotated[int, Field(ge=1)] = 16
-    temperature: Annotated[float, Field(ge=0.0, allow_inf_nan=False)] = 0.0
-    seed: int | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=HEAT_IS)] = 0.0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
     stop_ids: tuple[int, ...] = ()
-    priority: int | None = None
+    priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
     dp_rank: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("temperature")
+    @classmethod
+    def _sampled_or_greedy(cls, value: float) -> float:
+        if 0.0 < value < LEAST_HEAT:
+            raise ValueError(
+                f"{value:g} is neither greedy nor sampled: {HEAT_IS}\n  allowed: 0, or {LEAST_HEAT:f} to 100"
+            )
+        return value
 
 
 class Op(_Strict):
@@ -186,7 +206,7 @@ class Op(_Strict):
 
     kind: Literal["submit", "tick", "abort", "retract", "pause", "resume", "flush", "transfer", "fault", "drain"]
     rids: tuple[str, ...] = ()
-    count: Annotated[int, Field(ge=1)] = 1
+    count: Annotated[int, Field(ge=1, le=10_000, description=TURNS_ARE)] = 1
     name: str | None = None
 
 
@@ -198,7 +218,7 @@ class Scenario(_Strict):
 
     schema_version: Literal[1] = SCENARIO_SCHEMA
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description=SEED_IS)] = 0
     checkpoint: str = "eagle-tiny"
     spec: SpecConfig = SpecConfig()
     engine: EngineConfig = EngineConfig()

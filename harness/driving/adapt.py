@@ -13,15 +13,19 @@ from packaging.version import Version
 
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
-from harness.engines.launch import BACKENDS, DTYPES
+from harness.engines.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
 
 DEVICES = tuple(BACKENDS)
+MOST_PAGE = CONTEXT_LENGTH
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
 FIRST_WITH_REJECTION = Version("0.5.14")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
+#: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
+#: lies between this and 0.5.23, which has another way on a CPU, was not tried.
+LAST_WITH_POWERS = Version("0.5.17")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
@@ -65,19 +69,19 @@ def _check_values(wanted: Wanted, device: str) -> None:
             raise UsageError(unknown(f"--{option} on {device}:", value, allowed[device]))
     if wanted.graphs and device == "cpu":
         raise UsageError("--graphs: CUDA graphs need a GPU\n  allowed on cpu: --no-graphs, or add  --device cuda")
-    if wanted.page is not None and wanted.page < 1:
-        raise UsageError(f"--page {wanted.page}: a page holds tokens\n  allowed: 1 or more")
+    if wanted.page is not None and not 1 <= wanted.page <= MOST_PAGE:
+        raise UsageError(f"--page {wanted.page}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context")
 
 
-def check_possible(scenarios: Sequence[Scenario], *, version: str) -> None:
+def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str = "cpu") -> None:
     """UsageError for the first scenario that this release refuses, or would run otherwise than asked."""
     for scenario in scenarios:
-        why = impossible(scenario.spec, scenario.engine, version=version)
+        why = impossible(scenario.spec, scenario.engine, version=version, device=device)
         if why:
             raise UsageError(f"scenario {scenario.name!r}: {why}")
 
 
-def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
+def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
     """Why SGLang `version` does not run this, with what to do instead; empty if it does."""
     old = Version(version) < FIRST_V2_ONLY
     if old and spec.t > 1 and engine.overlap:
@@ -89,6 +93,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
         return (
             f"spec.t is {spec.t} with engine.page {engine.page} on {engine.backend}, which SGLang {version} refuses\n"
             f"  allowed: --page 1, --backend flashinfer, or a release from {FIRST_V2_ONLY} on"
+        )
+    if engine.page & (engine.page - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
+        return (
+            f"engine.page is {engine.page}, and SGLang {version} lays out pages of a power of two on {device}\n"
+            f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
     if engine.rejection and Version(version) < FIRST_WITH_REJECTION:
         return (

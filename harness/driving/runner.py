@@ -316,7 +316,8 @@ def _specimen(
     folder = session.writer.folder / SPECIMENS / f"{scenario.name}-{scenario.id}"
     first = next((found for found in divergences if found.first), divergences[0])
     plan = session.plan
-    header = {**engine.header, "release": plan.env.version, "device": plan.device}
+    header = {**engine.header, "release": plan.env.version, "device": plan.device, "assumed": list(plan.assumed)}
+    header["cpu_attention"] = plan.cpu_attention
     if plan.own_pair:
         header["pair"] = plan.named_pair
     return write_specimen(
@@ -390,6 +391,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
             "python": str(plan.env.python),
             "cpu_attention": plan.cpu_attention,
             "pair": plan.named_pair,
+            "assumed": list(plan.assumed),
         },
     }
 

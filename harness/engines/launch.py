@@ -24,6 +24,9 @@ ProbeLevel = Literal["full", "tokens", "off"]
 #: Tokens a request may grow to; the tiny checkpoints have as many positions.
 CONTEXT_LENGTH = 512
 
+#: What a chunk holds at boot, at least.
+BOOT_CHUNK = 64
+
 #: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
 #: `max_running` exceeds, so that scenarios reach padding and the eager way out.
 GRAPH_SIZES = (1, 2, 4)
@@ -179,6 +182,11 @@ def _algorithm(spec: SpecConfig) -> str:
     )
 
 
+def _boot_chunk(page: int) -> int:
+    """Tokens of a chunk at boot, whole pages. It only switches chunking on; the gate sets each scenario's own size."""
+    return -(-BOOT_CHUNK // page) * page
+
+
 def _arguments(
     *, spec: SpecConfig, engine: EngineConfig, target: Path, draft: Path, device: str, context_length: int
 ) -> dict[str, Any]:
@@ -207,8 +215,7 @@ def _arguments(
         "enable_priority_scheduling": engine.priority,
         "enable_deterministic_inference": engine.deterministic,
         "max_total_tokens": engine.pool_tokens,
-        # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.
-        "chunked_prefill_size": 64,
+        "chunked_prefill_size": _boot_chunk(engine.page),
         "context_length": context_length,
         "mem_fraction_static": 0.5,
         "random_seed": 0,

@@ -135,14 +135,15 @@ def parse(text: str) -> Manifest:
         if data["format"] != FORMAT:
             raise BundleError(
                 f"this bundle has format {data['format']}, this checkout reads {FORMAT}",
-                next_step="unpack it with the checkout that packed it, or pack again:  eaglecheck engines pack VERSION",
+                next_step="unpack it with the checkout that packed it, or pack again:  "
+                "eaglecheck engines pack VERSION --output FILE",
             )
         return _manifest(data)
     except (ValueError, TypeError, KeyError) as error:
         raise BundleError(f"the bundle's manifest is not whole ({error!r})", next_step=AGAIN) from error
 
 
-AGAIN = "copy the file again, or pack it again:  eaglecheck engines pack VERSION"
+AGAIN = "copy the file again, or pack it again:  eaglecheck engines pack VERSION --output FILE"
 
 
 def _manifest(data: dict[str, Any]) -> Manifest:

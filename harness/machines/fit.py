@@ -20,7 +20,7 @@ from harness.machines.cards import cards
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:
     """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
-    again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)}"
+    again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)} --output FILE"
     if closure.python_tag() != manifest.python:
         raise BundleError(
             f"the bundle is for Python {manifest.python}, this is {closure.python_tag()} at {sys.executable}",

@@ -18,7 +18,7 @@ def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: s
         raise BundleError(
             f"SGLang {version} wants torch{pin.specifier}; it cannot be packed for torch {torch}",
             next_step=f"name the torch of the machine it is for, if that is what it has:  "
-            f"eaglecheck engines pack {version} --torch {pinned(pin)}+{Version(torch).local}",
+            f"eaglecheck engines pack {version} --output FILE --torch {pinned(pin)}+{Version(torch).local}",
         )
     there = {name.partition("<")[0] for name in slimming.ON_RUNNER}
     known = {*PINNED, *CARRIED, *CARRIED_FOR_OTHERS, *CONTROL, *FROM, *there, *slimming.LEFT_OUT}

@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from harness.archive.store import StoreError, WriteError
-from harness.contract.validation import explain
+from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.validation import Unfit, validated
 from harness.night.records import SCHEMA, Night, NightPlan
 
 #: What a system says when a disk takes no more.
@@ -61,7 +62,8 @@ def read(folder: Path) -> Kept:
     """One night or shard. StoreError for a folder that is none, is damaged, or was written by another version."""
     if not (folder / PLAN).is_file():
         raise StoreError(
-            f"{folder} is not a night: it has no {PLAN}\n  make one:  eaglecheck matrix --nights {folder.parent}"
+            f"{folder} is not a night: it has no {PLAN}\n"
+            f"  make one:  eaglecheck matrix --nights {folder.parent} --engines 0.5.23 --cases pr25015"
         )
     plan = _read(folder / PLAN, NightPlan)
     return Kept(folder=folder, plan=plan, night=_read(folder / NIGHT, Night) if (folder / NIGHT).is_file() else None)
@@ -80,9 +82,10 @@ def parts(folder: Path) -> list[Path]:
     return sorted(path.parent for path in found)
 
 
-def torn(folder: Path) -> list[Path]:
-    """Folders at the places of `parts` that hold a night without its plan: only half of them was unpacked."""
-    found = [folder / NIGHT, *folder.glob(f"*/{NIGHT}"), *folder.glob(f"*/*/{NIGHT}")]
+def torn(folder: Path, *, deep: bool = True) -> list[Path]:
+    """Folders at the places of `parts` (deep False: of `nights`) that hold a night without its plan."""
+    inside = [*folder.glob(f"*/{NIGHT}")]
+    found = [folder / NIGHT, *inside, *folder.glob(f"*/*/{NIGHT}")] if deep else inside
     return sorted(path.parent for path in found if path.is_file() and not path.with_name(PLAN).exists())
 
 
@@ -98,13 +101,12 @@ def _write(path: Path, model: BaseModel) -> None:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        content = path.read_bytes()
-        return model.model_validate_json(content)
+        return validated(parsed(path.read_bytes()), model)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}\n  allowed: a night of `eaglecheck matrix`") from error
-    except ValidationError as error:
+    except (NotJSON, Unfit) as error:
         raise StoreError(
-            f"{path} is damaged, or not of schema {SCHEMA}: {explain(error, model)}\n"
+            f"{path} is damaged, or not of schema {SCHEMA}: {error}\n"
             "  it counts for nothing until it is mended; move it away to go on without it"
         ) from error
 

@@ -1,0 +1,245 @@
+"""What a message says to type can be typed: every command in our words parses, and names what the command takes."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cases.families import FAMILIES
+from cases.meta import results
+from cases.meta.test_cli_bad_input import call
+from harness.archive import again
+from harness.archive.store import RunReader, StoreError
+from harness.cli.main import app
+from harness.engines import envs
+
+ROOT = Path(__file__).parents[2]
+SOURCES = [
+    path
+    for room in ("harness", "reports", "cases")
+    for path in sorted((ROOT / room).rglob("*.py"))
+    if "meta" not in path.parts and not path.name.startswith("test_")
+]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: How advice is set off from the sentence before it, up to the end of its line.
+ADVICE = re.compile(r"  (eaglecheck .+)$")
+#: Words of prose behind a command that is not the end of its line.
+BEHIND = re.compile(r";.*$|,? or (?:look|put|name|get) .*$|  #.*$")
+
+
+def _texts(path):
+    """Every string of a module but its docstrings, with 1 for each value that is put into one."""
+    tree = ast.parse(path.read_text())
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(part.value if isinstance(part, ast.Constant) else "1" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs | inside:
+            yield node.value
+
+
+def _advice():
+    for path in SOURCES:
+        for text in _texts(path):
+            for line in text.splitlines():
+                if found := ADVICE.search(line):
+                    yield pytest.param(BEHIND.sub("", found[1]), id=f"{path.stem}: {found[1][:50]}")
+
+
+def _documented():
+    for path in PAGES:
+        for block in re.findall(r"```(?:sh|bash|console)?\n(.*?)```", path.read_text(), re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                if found := re.match(r"\s*(?:\$ )?(?:\.venv/bin/)?(eaglecheck [^|>&;]+)", line):
+                    yield pytest.param(BEHIND.sub("", found[1]), id=f"{path.stem}: {found[1][:50]}")
+        prose = " ".join(re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL).split())
+        for line in dict.fromkeys(re.findall(r"`(eaglecheck (?!engines \w+`)[a-z]+ [^`…|]+)`", prose)):
+            yield pytest.param(line, id=f"{path.stem}: {line[:50]}")
+
+
+def parse(line):
+    """Read a command by the parser of the command line, without running it; returns the arguments it left over."""
+    group = typer.main.get_command(app)
+    words = shlex.split(line)[1:]
+    context = group.make_context("eaglecheck", words[:1], resilient_parsing=True)
+    command, words = group.commands[words[0]], words[1:]
+    if hasattr(command, "commands"):
+        command, words = command.commands[words[0]], words[1:]
+    with command.make_context(command.name, words, parent=context) as made:
+        return [*made.args]
+
+
+ADVISED, DOCUMENTED = list(_advice()), list(_documented())
+
+
+def test_there_is_advice_to_look_at():
+    assert len(ADVISED) > 25
+    assert len(DOCUMENTED) > 15
+
+
+@pytest.mark.parametrize("line", ADVISED)
+def test_what_a_message_says_to_type_is_a_command(line):
+    assert "…" not in line
+    assert parse(line) == []
+
+
+@pytest.mark.parametrize("line", DOCUMENTED)
+def test_what_the_pages_say_to_type_is_a_command(line):
+    assert parse(line) == []
+
+
+def test_a_line_that_lacks_what_its_command_needs_is_noticed():
+    with pytest.raises(Exception, match=r"(?i)missing"):
+        parse("eaglecheck bisect --case x")
+    with pytest.raises(Exception, match=r"(?i)no such option"):
+        parse("eaglecheck run --engines 0.5.11")
+    with pytest.raises(KeyError):
+        parse("eaglecheck recheckk x")
+
+
+def test_families_are_named_in_full():
+    (named,) = re.findall(r"--family ([a-z0-9\\|-]+)`", (ROOT / "README.md").read_text())
+    assert named.split("\\|") == list(FAMILIES)
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    (tmp_path / "README.md").write_text("# not ours\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["recheck {}", "report {} --html a.html", "diff {} runs/latest --json d.json", "recheck {} --fresh-reference"],
+)
+def test_the_folder_that_may_be_meant_is_put_into_what_was_typed(command, work):
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    typo = f"{run}x"
+    done = call(*command.format(typo).split())
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1] == f"  for example:  eaglecheck {command.format(run)}"
+    assert parse(done.stderr.splitlines()[-1].partition(":  ")[2]) == []
+
+
+@pytest.mark.parametrize("command", ["recheck", "report --html a.html", "replay", "diff README.md"])
+def test_a_file_where_a_folder_is_wanted_is_called_a_file(command, work):
+    done = call(*command.split(), "README.md")
+    assert done.exit_code == 2
+    assert "README.md is a file" in done.stderr
+    assert "no folder README.md" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["matrix", "mutants"])
+def test_no_advice_writes_over_what_is_there(kind, work):
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    done = call("report", str(run), "--html", "a.html", f"--{kind}", "README.md")
+    assert done.exit_code == 2
+    assert f"--json {kind}.json" in done.stderr
+    assert "--json README.md" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "document", "said"),
+    [
+        ("matrix", '{"schema": 1, "cells": [3]}', "cells.0: 3 cannot stand there"),
+        ("matrix", '{"schema": 1, "cells": [{"engine": "0.5.23"}]}', "cells.0.case: is missing"),
+        ("mutants", '{"schema": 1, "mutants": [{}]}', "engine: is missing"),
+        ("mutants", '{"schema": 1, "schema": 1}', "key 'schema' is there twice"),
+    ],
+)
+def test_a_document_that_the_page_cannot_show_is_refused_with_its_place(kind, document, said, work):
+    """It was a fault of ours, exit 4 with a traceback of the template."""
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    (work / "own.json").write_text(document)
+    done = call("report", str(run), "--html", "a.html", f"--{kind}", "own.json")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"--{kind}: own.json" in done.stderr
+    assert said in done.stderr
+
+
+MANIFEST = {"release": "0.5.11", "device": "cpu", "revert": None}
+
+
+def damaged(work, argv, **engine):
+    """A run made by `argv` whose scenario has lost its rows."""
+    run = results.store(work / "runs", ("single", results.sound), manifest={"argv": argv, "engine": MANIFEST | engine})
+    (next(run.glob("single-*")) / "engine.parquet").unlink()
+    return run.relative_to(work)
+
+
+@pytest.mark.parametrize(
+    ("argv", "engine", "expected"),
+    [
+        (["x/eaglecheck", "run"], {}, "run --engine 0.5.11"),
+        (["run.py", "run", "--engine", "0.5.11", "--revert", "25015"], {}, "run --engine 0.5.11 --revert 25015"),
+        (["x", "run", "--engine=0.5.11", "--scenario", "a b"], {}, "run --engine=0.5.11 --scenario 'a b'"),
+        (["pytest", "-q"], {"revert": 7, "assumed": ["F-003"]}, "run --engine 0.5.11 --revert 7 --assume F-003"),
+        (["x", "matrix", "--engines", "0.5.11"], {"cpu_attention": "interpreted", "pair": ["t", "d"]},
+         "run --engine 0.5.11 --cpu-attention interpreted --target t --draft d"),
+    ],
+)  # fmt: skip
+def test_run_again_carries_all_that_made_the_run(argv, engine, expected, work):
+    run = damaged(work, argv, **engine)
+    line = again.run_again(run)
+    assert line.startswith(f"eaglecheck {expected}")
+    if argv[1] != "run":
+        assert f"--scenario-file {next(run.glob('single-*'))}/scenario.json" in line
+    assert parse(line) == []
+
+
+@pytest.mark.parametrize("command", ["recheck", "report --html a.html"])
+def test_a_damaged_run_says_how_it_is_made_again(command, work):
+    run = damaged(work, ["x/eaglecheck", "run"], assumed=["F-003"])
+    done = call(*command.split(), str(run))
+    assert done.exit_code == 2
+    scenario = next(run.glob("single-*")) / "scenario.json"
+    assert f"eaglecheck run --engine 0.5.11 --assume F-003 --scenario-file {scenario}" in done.stderr
+
+
+def test_a_manifest_that_is_damaged_itself_still_names_the_release(work):
+    run = damaged(work, ["x/eaglecheck", "run"])
+    text = (run / "manifest.json").read_text()
+    (run / "manifest.json").write_text(text[: text.index('"revert"')])
+    with pytest.raises(StoreError, match=r"run again:  eaglecheck run --engine 0\.5\.11 --scenario-file runs/"):
+        RunReader.open(run)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("run --enigne 0.5.11", "there is no option --enigne; did you mean '--engine'?"),
+        ("runn", "there is no command 'runn'; did you mean 'run'?"),
+        ("engines instal x", "there is no command 'instal'; did you mean 'install'?"),
+        ("run --revert x", "--revert x: not what it takes\n  allowed: a whole number"),
+        ("run --gpu-share x", "--gpu-share x: not what it takes\n  allowed: a number"),
+        ("matrix --repeats -1", "--repeats -1: not what it takes\n  allowed: a whole number, 0 or more"),
+        ("run --page 2.5", "--page 2.5: not what it takes\n  allowed: a whole number"),
+        ("recheck", "the argument RUN is missing"),
+        ("bisect --bad 0.5.11", "--good is missing"),
+        ("run --engine", "--engine needs a value behind it"),
+        ("run --graphs=x", "--graphs takes no value"),
+        ("run extra", "nothing is done with 'extra': it is one argument too many"),
+    ],
+)
+def test_what_is_misread_is_said_in_our_words(typed, said):
+    done = CliRunner().invoke(app, typed.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"eaglecheck: {said}")
+    assert "see all of it:  eaglecheck" in done.stderr
+    assert not re.search(r"Input should|Invalid value|No such|Missing|Got unexpected|╭", done.stderr)

@@ -1,0 +1,110 @@
+"""The command that makes a run, a scenario or a specimen anew, with everything that is known of how it was made.
+
+It is asked where a folder cannot be used, so it reads what it can and never complains. It must not judge.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO
+
+#: Commands whose own line makes their run anew.
+WHOLE = ("run", "replay")
+#: Scenario files named in one line; a line that is longer is nothing that anybody types.
+MOST = 20
+
+
+def run_again(folder: Path) -> str:
+    """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a specimen."""
+    alone = (folder / SCENARIO).is_file()
+    run = folder.parent if alone and not (folder / MANIFEST).is_file() else folder
+    manifest = _object(run / MANIFEST)
+    typed = [] if alone else _typed(manifest)
+    told = _told(run, manifest)
+    if typed:
+        return shlex.join(["eaglecheck", *typed, *_missing(typed, told)])
+    files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
+    named = [part for file in files[:MOST] for part in ("--scenario-file", str(_short(file)))]
+    return shlex.join(["eaglecheck", "run", *told, *named])
+
+
+def _typed(manifest: Mapping[str, Any]) -> list[str]:
+    """What was typed behind `eaglecheck`, if that makes the run; a matrix, a bisection and a test session make more."""
+    argv = manifest.get("argv")
+    if not isinstance(argv, list) or len(argv) < 2 or argv[1] not in WHOLE:
+        return []
+    return [str(part) for part in argv[1:]]
+
+
+def _missing(typed: Sequence[str], told: Sequence[str]) -> list[str]:
+    """The engine, where it was the default one: another machine, or a later day, has another default."""
+    named = any(part == "--engine" or part.startswith("--engine=") for part in typed)
+    return [] if named or typed[0] != "run" or "--engine" not in told else list(told[:2])
+
+
+def _told(run: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """Options from what the manifest, or the engine's own events, say; --engine first, where it is known."""
+    known: dict[str, Any] = {**_handshake(run / EVENTS), **_part(manifest, "header")}
+    known |= {key: value for key, value in _part(manifest, "engine").items() if value is not None}
+    known |= {key: manifest[key] for key in ("release", "device") if key in manifest}
+    options = [("--engine", known.get("release"), None), ("--device", known.get("device"), "cpu")]
+    options += [("--revert", known.get("revert"), None), ("--cpu-attention", known.get("cpu_attention"), "torch")]
+    found = [part for name, value, usual in options if value not in (None, usual) for part in (name, str(value))]
+    for one in _list(known.get("assumed")) or _assumed(manifest):
+        found += ["--assume", one]
+    pair = _list(known.get("pair"))
+    return found + (["--target", pair[0], "--draft", pair[1]] if len(pair) == 2 else [])
+
+
+def _assumed(manifest: Mapping[str, Any]) -> list[str]:
+    """Of runs whose manifest does not say: what was typed."""
+    argv = _list(manifest.get("argv"))
+    return [after for before, after in pairwise(argv) if before == "--assume"]
+
+
+def _handshake(path: Path) -> dict[str, Any]:
+    """The first that is whole; {} without one."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return next((found for line in lines if (found := _parsed(line)).get("event") == "handshake"), {})
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What the file holds; of one that is no JSON any more, the release and device that its text names."""
+    try:
+        text = path.read_text(errors="replace")
+    except OSError:
+        return {}
+    named = {key: found[1] for key in ("release", "device") if (found := re.search(rf'"{key}": "([\w.+-]+)"', text))}
+    return _parsed(text) or {"engine": named}
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _part(manifest: Mapping[str, Any], key: str) -> dict[str, Any]:
+    found = manifest.get(key)
+    return found if isinstance(found, dict) else {}
+
+
+def _list(value: object) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else []
+
+
+def _short(path: Path) -> Path:
+    """As it would be typed from here."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
