@@ -14,7 +14,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness.archive.run_folders import default_root
-from harness.both_sides import leases
+from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.contract import deviations
 from harness.contract.types import Scenario
@@ -113,7 +113,7 @@ def gpu_lease(device: str, share: float | None) -> leases.Request | None:
         return None
     try:
         return leases.request(share)
-    except leases.CardError as error:
+    except gpus.CardError as error:
         raise UsageError(f"--device {device}: {error}") from error
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from cases.catalogue import Case
 from cases.families import FAMILIES, of_family
-from harness.both_sides import leases
+from harness.both_sides import gpus, leases
 from harness.checks.describe import describe
 from harness.cli import prepare
 from harness.contract.deviations import UnknownDeviation, checked
@@ -129,7 +129,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 def _cards(lease: leases.Request | None) -> list[str]:
     try:
         return [] if lease is None else leases.describe(lease)
-    except leases.CardError as error:  # the engines will say so too; a header must not end the session
+    except gpus.CardError as error:  # the engines will say so too; a header must not end the session
         return str(error).splitlines()
 
 
@@ -146,7 +146,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
         lease = _lease(config)
         if lease is not None:  # none left: one worker, whose engine waits and then says who has them
             return max(min(leases.open_count(lease), fits), 1)
-    except (UsageError, leases.CardError) as error:
+    except (UsageError, gpus.CardError) as error:
         raise pytest.UsageError(str(error)) from error
     return fits if fits < len(os.sched_getaffinity(0)) else None
 

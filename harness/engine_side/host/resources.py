@@ -9,7 +9,7 @@ import os
 import socket
 from typing import Any
 
-from ...both_sides import leases, wire
+from ...both_sides import gpus, leases, wire
 
 #: With DP attention SGLang takes the ports from `port` + 233 on: eleven with eight ranks. It names `port` + 10000 too.
 SGLANG_PORT_DELTA, PORTS, FIRST_PORT, LAST_PORT = 233, 16, 20000, 50000
@@ -29,11 +29,11 @@ def take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
 
     try:
         held = leases.take_each(leases.Request(**boot["lease"]), count=boot["arguments"].get("tp_size", 1), say=say)
-    except leases.CardError as error:
+    except gpus.CardError as error:
         wire.send(sock, {"op": "no_lease", "error": str(error)})
         wire.receive(sock)  # ended from the other side, once it has read this
         raise
-    os.environ[leases.VISIBLE] = ",".join(lease.card.uuid for lease in held)
+    os.environ[gpus.VISIBLE] = ",".join(lease.card.uuid for lease in held)
     others = [lease.plain() for lease in held[1:]]
     wire.send(sock, {"op": "leased", "lease": held[0].plain() | ({"others": others} if others else {})})
     return held
@@ -83,7 +83,7 @@ def gpu_used(held: list[Any]) -> int | None:
     """MiB this engine has on its cards now that it is up; None without a lease, or where the driver does not say."""
     try:
         used = [leases.used_mib(lease, os.getpid()) for lease in held]
-    except leases.CardError:  # the engine is up all the same
+    except gpus.CardError:  # the engine is up all the same
         return None
     known = [size for size in used if size is not None]
     return sum(known) if known and len(known) == len(used) else None
