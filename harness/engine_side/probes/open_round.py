@@ -1,0 +1,123 @@
+"""A round while it runs: its requests, what happened in it, and where the tensors that show it lie in its bytes.
+
+Engine side: standard library and torch only. It must copy and never modify a tensor it is shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...both_sides.packed import Field
+from .dock import Dock
+from .snapshot import Copy
+
+if TYPE_CHECKING:
+    from .graph_probe import Book
+
+#: What happens inside a graph: (what, whether the draft does it, batch it was captured for, number of its layout) each.
+Table = list[tuple[str, bool, int, int]]
+
+
+class Layouts:
+    """Arrangements of fields, and what happens inside a graph, by number, so that each travels once a scenario."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Field, ...], int] = {}
+        #: numbers by identity of the keys above, which live as long: a tuple of tuples is slow to look up by its value
+        self._same: dict[int, int] = {}
+        self._untold: list[tuple[Field, ...]] = []
+        self._tables: dict[int, tuple[int, Any]] = {}
+        self._untold_tables: list[Table] = []
+
+    def number(self, fields: tuple[Field, ...]) -> int:
+        found = self._same.get(id(fields))
+        if found is None:
+            found = self._numbers.get(fields)
+        if found is None:
+            found = self._numbers[fields] = self._same[id(fields)] = len(self._numbers)
+            self._untold.append(fields)
+        return found
+
+    def table(self, book: Book) -> int:
+        """The number of a graph's table of calls; the book is kept, so that no other takes its place."""
+        found = self._tables.get(id(book))
+        if found is None:
+            found = self._tables[id(book)] = len(self._tables), book
+            self._untold_tables.append(
+                [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in book.calls]
+            )
+        return found[0]
+
+    def news(self) -> tuple[list[tuple[Field, ...]], list[Table]]:
+        """Arrangements and tables that were not asked for before, in the order of their numbers."""
+        untold, tables = self._untold, self._untold_tables
+        if untold or tables:
+            self._untold, self._untold_tables = [], []
+        return untold, tables
+
+
+def _numbers(copy: Copy, name: str) -> list[int]:
+    found: list[int] = copy.read()[name].reshape(-1).tolist()
+    return found
+
+
+@dataclass(slots=True)
+class Round:
+    """The batch being run: one entry a request, in batch order.
+
+    starts and accept_lens may still be on the device; asking for them here waits for it, and only mutants ask.
+    """
+
+    index: int
+    turn: int
+    mode: str
+    rids: list[str]
+    given_starts: list[int] | Copy
+    lens: list[int]
+    final: list[bool]
+    epochs: list[int]
+    forwards: dict[str, int] = field(default_factory=dict)
+    graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
+    accepted: list[int] | Copy = field(default_factory=list)
+    extend_rids: list[int] = field(default_factory=list)  # batch rows that take part in the draft-extend
+    events: list[dict[str, Any]] = field(default_factory=list)
+    parts: list[torch.Tensor] = field(default_factory=list)
+    size: int = 0
+    layouts: Layouts = field(default_factory=lambda: Layouts())
+    dock: Dock | None = None
+
+    @property
+    def starts(self) -> list[int]:
+        if isinstance(self.given_starts, Copy):
+            self.given_starts = _numbers(self.given_starts, "starts")
+        return self.given_starts
+
+    @property
+    def accept_lens(self) -> list[int]:
+        if isinstance(self.accepted, Copy):
+            self.accepted = _numbers(self.accepted, "lens")
+        return self.accepted
+
+    def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
+        """Take copies along; where each begins in the round's bytes, and the number of its layout."""
+        number = self.layouts.number
+        return [
+            (copy.base if copy.base >= 0 else self._placed(copy.data), number(copy.fields))
+            for copy in copies
+            if copy is not None
+        ]
+
+    def keep(self, buffer: torch.Tensor) -> int:
+        """Take along what a graph's buffer holds until the next replay; where it begins in the round's bytes."""
+        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True)
+
+    def _placed(self, data: torch.Tensor) -> int:
+        if self.dock is not None:
+            return self.dock.land(data)
+        base, self.size = self.size, self.size + data.numel()
+        self.parts.append(data)
+        return base
