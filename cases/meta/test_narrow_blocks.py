@@ -20,7 +20,8 @@ from reference.mtp_pool import pooled
 from reference.pair import load_pair
 
 torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "mtp" / "graphs-0.5.13"
+RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
+TOGETHER, ALONE = "graphs-0.5.13", "graphs-alone-0.5.13"
 OFF = "NUMERIC:extend:EXTEND:hidden_out-off"
 WIDTH = 4
 
@@ -36,8 +37,8 @@ def layer(pair):
     return head.layers[1]
 
 
-def judged(pair, *assumed):
-    case = read_case(RECORDED)
+def judged(pair, name, *assumed):
+    case = read_case(RECORDED / name)
     reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, case.engine)
     return judge(case.scenario, case.engine, reference)
 
@@ -56,21 +57,23 @@ def unattended(rounds, layers):
 
 def test_a_recorded_engine_is_explained_by_both_and_by_nothing_less(pair):
     for assumed in ((), ("F-020",), ("F-027",)):
-        verdict, divergences = judged(pair, *assumed)
+        verdict, divergences = judged(pair, TOGETHER, *assumed)
         assert verdict.outcome is Outcome.FAIL
         assert {found.signature for found in divergences if not found.cause} == {OFF}
-    verdict, divergences = judged(pair, "F-020", "F-027")
+    verdict, divergences = judged(pair, TOGETHER, "F-020", "F-027")
     assert divergences == []
     assert verdict.outcome is Outcome.PASS
     assert told_in(verdict.reasons) == ["F-020", "F-027"]
 
 
-def test_only_rows_that_nobody_attended_for_are_left_out(pair):
-    case = read_case(RECORDED)
+@pytest.mark.parametrize("name", [TOGETHER, ALONE])
+def test_only_rows_that_nobody_attended_for_are_left_out(pair, name):
+    case = read_case(RECORDED / name)
     left_out = unattended(case.engine.rounds, case.scenario.spec.k)
-    everything, _ = judged(pair)
-    some, _ = judged(pair, "F-020", "F-027")
+    everything, _ = judged(pair, name)
+    some, divergences = judged(pair, name, "F-020", "F-027")
     assert left_out > 0
+    assert divergences == []
     assert everything.compared["hidden_rows"] - some.compared["hidden_rows"] == left_out
     assert everything.compared["extend_inputs"] == some.compared["extend_inputs"]
 
@@ -175,3 +178,15 @@ def test_a_pool_holds_the_last_rows_of_the_turn_before_and_what_a_short_chunk_ha
     assert pools[9].isnan().tolist() == [[True], [False]]
     assert pools[9][1].item() == 8.0
     assert pools[11].flatten().tolist() == [102.0, 103.0]
+
+
+def test_a_neighbour_decides_what_a_request_is_let_accept_though_its_text_is_the_same():
+    together, alone = (read_case(RECORDED / name).engine for name in (TOGETHER, ALONE))
+    texts = [next(end.output_ids for end in trace.ends if end.rid == "b") for trace in (together, alone)]
+    assert texts[0] == texts[1]
+    assert accepted(together, "b") != accepted(alone, "b")
+
+
+def accepted(trace, rid):
+    decodes = [record for record in trace.rounds if record.mode == "DECODE" and rid in record.rids]
+    return [record.lens[record.rids.index(rid)] for record in decodes]
