@@ -12,6 +12,7 @@ from cases.meta import results
 from cases.meta.nights import AHEAD
 from harness.archive.store import WriteError, read_specimen
 from harness.checks import group, judge
+from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.live import ScenarioOutcome
 from harness.engines.engine import EngineError
@@ -87,6 +88,22 @@ def test_an_engine_that_does_not_come_back_for_the_repeats_leaves_what_was_seen(
     found = drive(ByHand(results.one_ahead, EngineError("gone")), fixed("a"), tmp_path)
     assert (found.verdict, found.scenarios, found.unknown) == (Outcome.FAIL, 1, 0)
     assert [(seen.shown, seen.tried) for seen in found.findings] == [(1, 1)]
+
+
+def ended_from_outside(engine):
+    what = Event(name="lost", tick=1, data={"what": "ended from outside: x"})
+    object.__setattr__(engine, "events", (*engine.events[:1], what))
+
+
+def test_an_engine_that_somebody_ends_in_a_repeat_does_not_make_a_finding_come_and_go(tmp_path):
+    (seen,) = drive(ByHand(results.one_ahead, ended_from_outside), fixed("a"), tmp_path, repeats=4).findings
+    assert (seen.shown, seen.tried) == (1, 1)
+
+
+def test_an_engine_that_somebody_ends_leaves_its_cell_without_a_verdict(tmp_path):
+    found = drive(ByHand(ended_from_outside, results.sound), fixed("a", "b"), tmp_path)
+    assert (found.verdict, found.failed, found.unknown, found.findings) == (Outcome.UNKNOWN, 0, 1, ())
+    assert found.reasons == ("ended from outside: x",)
 
 
 def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path):

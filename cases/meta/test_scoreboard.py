@@ -38,6 +38,13 @@ def _killers(monkeypatch):
     monkeypatch.setattr(mutants, "killers", lambda _outcome: ("positions",))
 
 
+def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
+    given = outcome(Outcome.UNKNOWN, kinds=())
+    given.trace.events = (*given.trace.events, Event(name="lost", tick=9, data={"what": "ended from outside: x"}))
+    score = judged(LATE, given, examples=1)
+    assert (score.fate, score.why, score.killed_by) == (Fate.NOT_RUN, "ended from outside: x", ())
+
+
 @pytest.mark.parametrize(
     ("given", "fate", "why"),
     [

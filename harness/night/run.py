@@ -15,6 +15,7 @@ from pathlib import Path
 from cases.cells import Cell
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
+from harness.checks.ledger import lost_by
 from harness.contract.deviations import ASSUMED
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
@@ -119,9 +120,12 @@ class Driver:
         asked = [signature for signature in signatures if not signature.startswith(f"{Kind.HANG}:")]
         for _ in range(self.repeats if asked else 0):
             try:
-                seen = roots(self._drive(tally.cell, scenario).findings)
+                outcome = self._drive(tally.cell, scenario)
             except EngineError:  # it was driven once and is counted; the next scenario says why there is no engine
                 break
+            if any(map(lost_by, outcome.trace.events)):  # somebody ended it: neither shown nor not shown
+                break
+            seen = roots(outcome.findings)
             for signature in asked:
                 shown, tried = tally.shown[signature]
                 tally.shown[signature] = (shown + (signature in seen), tried + 1)
