@@ -173,6 +173,23 @@ def test_a_document_that_the_page_cannot_show_is_refused_with_its_place(kind, do
     assert said in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "run --scenario-file own.json --json own.json",
+        "bisect --scenario-file own.json --bad 0.5.11 --good 0.5.13 --json ./own.json",
+        "report RUN --html own.json --matrix own.json",
+    ],
+)
+def test_what_a_command_reads_is_not_written_over(command, work):
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    (work / "own.json").write_text("{}")
+    done = call(*command.replace("RUN", str(run)).split())
+    assert done.exit_code == 2
+    assert "own.json: it is what the command reads" in done.stderr
+    assert (work / "own.json").read_text() == "{}"
+
+
 MANIFEST = {"release": "0.5.11", "device": "cpu", "revert": None}
 
 

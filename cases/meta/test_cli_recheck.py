@@ -89,6 +89,8 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
     assert "1 scenario" in done.stdout
+    assert "with the stored reference:" not in done.stdout
+    assert "to have a stored reference too:  eaglecheck run --engine 0.5.23 --assume F-003" in done.stdout
     assert asked == [("F-003",) if file == "reference.json" else ()]
 
 

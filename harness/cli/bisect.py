@@ -57,7 +57,7 @@ def command(
     Exits 0 with an exact answer, 3 when versions that cannot be judged leave a range or nothing.
     """
     console = Console(stderr=json == "-")
-    check_target(json)
+    check_target(json, inputs=[scenario_file])
     if repeat is not None and not 1 <= repeat <= MOST_TRIES:
         raise UsageError(f"--repeat {repeat}: not a number of runs\n  allowed: 1 to {MOST_TRIES}")
     setting = bisect_runs.choose(

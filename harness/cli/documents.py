@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +170,16 @@ def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
 CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown", "junit": "JUnit XML", "summary": "summary"}
 
 
-def check_target(target: str | None, *, what: str = "json") -> None:
-    """OutputError if `write_text` could not write there: asked before an engine is booted. what: the option."""
+def check_target(target: str | None, *, what: str = "json", inputs: Iterable[Path | None] = ()) -> None:
+    """OutputError if `write_text` could not write there: asked before an engine is booted. what: the option.
+
+    inputs: files that the command reads, which must not be written over.
+    """
     if target is None or target == "-":
         return
     path = Path(target)
+    if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
+        raise _cannot(path, "it is what the command reads", what)
     if path.is_dir():
         raise _cannot(path, "it is a folder", what)
     if not path.parent.is_dir():

@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
 from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.archive.trace_io import TraceError, header_of, trace_files
+from harness.archive.trace_io import TraceError, header_of, read_trace, trace_files
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
@@ -78,9 +78,20 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     """What to type after a recheck, which is not the same command once more unless the run goes on."""
     if stored.live:
         return f"look again when it is over:  eaglecheck recheck {stored.folder}"
+    if fresh_reference and not all(_has_reference(one.folder) for one in stored.scenarios):
+        return f"run it again, to have a stored reference too:  {run_again(stored.folder)}"
     if fresh_reference:
         return f"with the stored reference:  eaglecheck recheck {stored.folder}"
     return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
+
+
+def _has_reference(folder: Path) -> bool:
+    """Whether the stored reference can be read."""
+    try:
+        read_trace(folder, "reference")
+    except TraceError:
+        return False
+    return True
 
 
 def _open_case(path: Path, *, reference: bool) -> _Stored:

@@ -68,7 +68,7 @@ def command(
         name = "--matrix" if matrix else "--mutants" if mutants else "--nights"
         raise UsageError(f"{name} is shown in the page only\n  add a page to show it in:  --html report.html")
     for option, target in (("html", html), ("markdown", markdown)):
-        check_target(target, what=option)
+        check_target(target, what=option, inputs=(matrix, mutants))
     console = Console(stderr="-" in (html, markdown))
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report

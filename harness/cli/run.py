@@ -47,7 +47,7 @@ def command(
 ) -> Exit:
     """Drive SGLang through scenarios, compare every draft chain with the reference, print a verdict."""
     console = Console(stderr=json == "-")
-    check_target(json)
+    check_target(json, inputs=scenario_file or ())
     chosen = prepare.choose_scenarios(scenario or [], scenario_file or [], family)
     for text in _left_out(scenario or [], assume or []):
         say(console, text)

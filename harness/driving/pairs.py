@@ -6,7 +6,6 @@ by the reference, before an engine is booted. This module must not import torch 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import safetensors
 
 from cases import checkpoints
+from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError
 from harness.engines import envs
@@ -68,9 +68,11 @@ def _config(option: str, folder: Path) -> dict[str, Any]:
     if not file.is_file():
         raise UsageError(f"{option} {folder}: no config.json there, so it is not a checkpoint folder\n  {OWN}")
     try:
-        config = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{option} {folder}: config.json cannot be read ({error})\n  {OWN}") from error
+        config = parsed(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{option} {folder}: config.json cannot be read: {error.strerror}\n  {OWN}") from error
+    except NotJSON as error:
+        raise UsageError(f"{option} {folder}: config.json is not JSON: {error}\n  {OWN}") from error
     found = config.get("architectures") if isinstance(config, dict) else None
     if found != [ARCHITECTURES[option]]:
         other = next((name for name, wanted in ARCHITECTURES.items() if found == [wanted]), None)
@@ -87,7 +89,7 @@ def _config(option: str, folder: Path) -> dict[str, Any]:
                 pass
         except (safetensors.SafetensorError, OSError) as error:
             raise UsageError(
-                f"{option} {folder}: {weights.name} is damaged or cut off ({error})\n  copy it again, whole"
+                f"{option} {folder}: {weights.name} is damaged or cut off\n  copy it again, whole"
             ) from error
     return dict(config)
 
