@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cases import catalogue
-from harness.types import Kind, Outcome, Phase
+from harness.contract.types import Kind, Outcome, Phase
 
 CASES = {name: catalogue.load(name) for name in ("pr25015", "pr26329")}
 POSITION_CASE, CHUNK_CASE = CASES["pr25015"], CASES["pr26329"]

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.oracle import Oracle
-from harness.store import read_case
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.driving.oracle import Oracle
 
 torch.set_num_threads(1)
 RECORDED = Path(__file__).parents[1] / "recorded" / "mtp" / "chained-shared-0.5.23"

@@ -22,7 +22,7 @@ from transformers.models.step3p7.modeling_step3p7 import (
 
 from cases.checkpoints import RECIPES, make_recipe
 from cases.step_weights import LAYERS
-from harness.types import Phase, RequestSpec, SpecConfig
+from harness.contract.types import Phase, RequestSpec, SpecConfig
 from reference import mtp, step
 from reference.model import CheckpointError
 from reference.pair import load_pair, session_of
