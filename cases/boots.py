@@ -93,7 +93,7 @@ LAYERED = {
             since="0.5.17",
             assumes=("F-010",),
         ),
-        # No prefix cache: what F-012 makes of layers that read each other's output is not predicted.
+        # No prefix cache: F-012 is predicted only in part where layers read each other's output (docs/evidence).
         Boot(
             name="layers-chained",
             why="three MTP layers, each of which reads the output of the one before, behind 45 target layers",
