@@ -93,6 +93,16 @@ LAYERED = {
             since="0.5.17",
             assumes=("F-010",),
         ),
+        # No prefix cache: F-012 is predicted only in part where layers read each other's output (docs/evidence).
+        Boot(
+            name="layers-chained",
+            why="three MTP layers, each of which reads the output of the one before, behind 45 target layers",
+            checkpoint="mtp-chained",
+            spec=MTP,
+            engine=EngineConfig(prefix_cache=False),
+            since="0.5.17",
+            assumes=("F-010",),
+        ),
     )
 }
 #: Trees are apart: until 0.5.12.post1 they need the v1 worker, and from three steps on every release deviates.

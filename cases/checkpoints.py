@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights, mtp_weights, table_weights
+from cases import eagle3_weights, mtp_weights, step_weights, table_weights
 from cases.recipes import (
     Eagle3Recipe,
     MtpRecipe,
@@ -33,6 +33,7 @@ from cases.recipes import (
     Qwen3EagleRecipe,
     Qwen3Recipe,
     Recipe,
+    StepRecipe,
     TableRecipe,
     Weights,
 )
@@ -65,6 +66,7 @@ RECIPES: dict[str, Recipe] = {
         # Its residual starts behind a norm, as the config of some published heads says.
         NormedRecipe(name="eagle3-normed", seed=20250307),
         MtpRecipe(name="mtp-tiny", seed=20241226),
+        StepRecipe(name="mtp-chained", seed=20260202),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
@@ -134,6 +136,8 @@ def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
         layer = _layer(noise, recipe, gain=gain)
         if isinstance(recipe, Qwen3Recipe):
             layer |= _turning(noise, recipe) | _head_norms(noise, recipe)
+        if isinstance(recipe, StepRecipe):
+            layer |= step_weights.attention(noise, recipe)
         weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
     return weights
 
@@ -246,7 +250,9 @@ def _build(recipe: Recipe, root: Path) -> None:
     target = _target_weights(noise, recipe)
     if isinstance(recipe, TableRecipe):
         target = table_weights.target(recipe, target)
-    if isinstance(recipe, MtpRecipe):
+    if isinstance(recipe, StepRecipe):
+        _write_chained(noise, recipe, root, target)
+    elif isinstance(recipe, MtpRecipe):
         _write_mtp(noise, recipe, root, target)
     else:
         _write_pair(noise, recipe, root, target)
@@ -277,6 +283,15 @@ def _write_mtp(noise: Noise, recipe: MtpRecipe, root: Path, target: Weights) -> 
     config = mtp_weights.config(_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
     _write_model(root / "target", config, target | draft)
     _write_model(root / "draft", config, draft)
+
+
+def _write_chained(noise: Noise, recipe: StepRecipe, root: Path, target: Weights) -> None:
+    """As _write_mtp; the draft has an embedding and heads of its own."""
+    target = step_weights.target(noise, recipe, target)
+    draft = step_weights.draft(noise, recipe, target)
+    config = step_weights.config(_config(recipe, architecture=step_weights.ARCHITECTURE, layers=recipe.layers))
+    _write_model(root / "target", config, step_weights.stored(target | draft))
+    _write_model(root / "draft", config, step_weights.stored(draft))
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:

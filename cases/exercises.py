@@ -117,6 +117,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=EAGLE3, checkpoint="eagle3-tiny"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", prefix_cache=False),),
+    "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", prefix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),

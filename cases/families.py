@@ -113,13 +113,14 @@ _DP = Family(
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
-    why="multi-layer MTP: three layers, each proposing one token",
+    why="multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
     scenarios=tuple(
         one
         for boot, only in (
             (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
             (LAYERED["layers-pages"], FEW),
             (LAYERED["layers-cache"], ("shared-prefix",)),
+            (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
         )
         for one in shapes(
             checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only

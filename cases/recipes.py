@@ -102,6 +102,24 @@ class MtpRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepRecipe(MtpRecipe):
+    """A Step-3.5 style target with MTP layers that read each other's output (see cases.step_weights).
+
+    norm_spread: how far the weights of head norms lie from their mean, relative to it. head_gain: how far an MTP
+    layer's head lies from the target's.
+    """
+
+    target_architecture: ClassVar[str] = "Step3p5ForCausalLM"
+    target_type: ClassVar[str] = "step3p5"
+
+    layers: int = 45
+    upper_gain: float = 0.015  # forty-four upper layers disagree as much as the two of the other pairs
+    hidden_gain: float = 0.07  # a layer hears what the layers before it did not agree about, too
+    norm_spread: float = 0.1
+    head_gain: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRecipe(Recipe):
     """A pair whose next token depends on the position alone (see cases.table_weights).
 

@@ -23,6 +23,8 @@ from torch.nn.functional import embedding, linear, silu
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
 #: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
 QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
+#: The same norms, and a gate a head (see reference.step).
+STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
 
 
@@ -172,9 +174,11 @@ class Layer:
         self.k = take(f"{prefix}self_attn.k_proj.weight", narrow, width)
         self.v = take(f"{prefix}self_attn.v_proj.weight", narrow, width)
         self.o = take(f"{prefix}self_attn.o_proj.weight", c.hidden, wide)
-        normed = c.architecture == QWEN3_ARCHITECTURE
+        gated = c.architecture == STEP_ARCHITECTURE
+        normed = gated or c.architecture == QWEN3_ARCHITECTURE
         self.q_norm = take(f"{prefix}self_attn.q_norm.weight", c.head_dim) if normed else None
         self.k_norm = take(f"{prefix}self_attn.k_norm.weight", c.head_dim) if normed else None
+        self.head_gate = take(f"{prefix}self_attn.g_proj.weight", c.heads, width) if gated else None
         self.post_norm = take(f"{prefix}{post_norm}.weight", c.hidden)
         self.gate = take(f"{prefix}mlp.gate_proj.weight", c.intermediate, c.hidden)
         self.up = take(f"{prefix}mlp.up_proj.weight", c.intermediate, c.hidden)
@@ -203,7 +207,10 @@ class Layer:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
         scores = torch.einsum("ihd,jhd->hij", q, k) * c.head_dim**-0.5
         weight = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-        return linear(torch.einsum("hij,jhd->ihd", weight, v).reshape(rows, -1), self.o)
+        mixed = torch.einsum("hij,jhd->ihd", weight, v)
+        if self.head_gate is not None:
+            mixed = mixed * linear(x, self.head_gate).sigmoid()[:, :, None]
+        return linear(mixed.reshape(rows, -1), self.o)
 
 
 class Target:
@@ -233,12 +240,19 @@ class Target:
 
         positions int64 [T] defaults to 0..T-1, mask bool [T,T] to causal.
         """
+        states = self.layer_outputs(tokens, positions, mask)
+        return [*states[:-1], rms_norm(states[-1], self.norm, self.config.eps)]
+
+    def layer_outputs(
+        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
+    ) -> list[Tensor]:
+        """As hidden_states, the last one before the final norm."""
         positions = torch.arange(len(tokens)) if positions is None else positions
         mask = causal(len(tokens)) if mask is None else mask
         states = [embedding(tokens, self.embed)]
         for layer in self.layers:
             states.append(layer.forward(states[-1], positions, mask))
-        return [*states[:-1], rms_norm(states[-1], self.norm, self.config.eps)]
+        return states
 
     def forward(self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         """The last hidden state after the final norm, [T,h]: what EAGLE hands to its draft head."""

@@ -63,18 +63,28 @@ def read_config(path: Path) -> Config:
 class MtpLayer:
     """One depth: two norms, a projection that joins them, a decoder layer, and a norm before the shared head."""
 
-    def __init__(self, weights: Weights, prefix: str, config: Config, target: Target) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: Config,
+        target: Target,
+        *,
+        post_norm: str = "pre_mlp_layernorm",
+        final: str = "final_layernorm",
+    ) -> None:
+        """post_norm, final: what the layer's second norm and the one before the head are called."""
         h = config.hidden
-        self.target, self.eps = target, config.eps
+        self.target, self.embed, self.eps = target, target.embed, config.eps
         self.token_norm = weights.take(f"{prefix}enorm.weight", h)
         self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
         self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = Layer(weights, prefix, config, post_norm="pre_mlp_layernorm")
-        self.final_norm = weights.take(f"{prefix}final_layernorm.weight", h)
+        self.layer = Layer(weights, prefix, config, post_norm=post_norm)
+        self.final_norm = weights.take(f"{prefix}{final}.weight", h)
 
     def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
         """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h], before the final norm."""
-        token = rms_norm(embedding(tokens, self.target.embed), self.token_norm, self.eps)
+        token = rms_norm(embedding(tokens, self.embed), self.token_norm, self.eps)
         state = rms_norm(hidden, self.state_norm, self.eps)
         return self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, mask)
 

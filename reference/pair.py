@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from harness.contract.types import SpecConfig
-from reference import mtp
+from reference import mtp, step
 from reference.chain import Sight
 from reference.heads import load_head
 from reference.model import Head, Target, read_json
@@ -28,7 +28,11 @@ def load_pair(
 
     held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
     """
-    if read_json(Path(target) / "config.json").get("architectures") == [mtp.ARCHITECTURE]:
+    found = read_json(Path(target) / "config.json").get("architectures")
+    if found == [step.ARCHITECTURE]:
+        chained = step.load_target(target, dtype, held=held)
+        return chained, step.load_head(draft, chained, dtype, held=held)
+    if found == [mtp.ARCHITECTURE]:
         model = mtp.load_target(target, dtype, held=held)
         return model, MtpHead.load(draft, model, dtype, held=held)
     model = Target.load(target, dtype, held=held)

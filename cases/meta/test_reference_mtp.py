@@ -178,7 +178,7 @@ def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pai
 
 
 def test_chained_layers_read_what_the_layer_before_said(session):
-    """No release drives such a pair here; the reading is the paper's own (DeepSeek-V3, 2.2)."""
+    """Pairs that are made for it, and HF's word on them: test_reference_step."""
     text = [*PROMPT, *session.generate(PROMPT, 4)]
     hidden = session.target.forward(torch.tensor(text))
     windows = [mtp.Window(start=0, stop=len(PROMPT), known=len(text))]

@@ -42,6 +42,7 @@ NEEDS = {
     "tree": "a tree draft (t > 1)",
     "eagle3": "an EAGLE-3 head with three features and a vocabulary of its own",
     "layers": "an MTP draft with three layers",
+    "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
     "stop": "stop ids that occur in the text",

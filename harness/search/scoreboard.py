@@ -19,9 +19,11 @@ SCHEMA = 1
 
 #: Why there is nothing to drive for a need.
 UNDRIVABLE: dict[str, str] = {}
+_LAYERS = ("0.5.17", "on 0.5.13 and before a multi-layer MTP draft does not run without CUDA graphs")
 #: Need -> the first release on which it can be asked, and why not before.
 SINCE = {
-    "layers": ("0.5.17", "on 0.5.13 and before a multi-layer MTP draft does not run without CUDA graphs"),
+    "layers": _LAYERS,
+    "chained": _LAYERS,
     "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
     "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
     "paged-tree": ("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),

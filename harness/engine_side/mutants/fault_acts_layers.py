@@ -36,6 +36,22 @@ def deep_state_of_previous_row(scene: Scene, values: Values) -> Values:
 
 
 @act
+def state_of_target_again(scene: Scene, values: Values) -> Values:
+    """Every layer reads what the first one read, as if none read the output of the one before."""
+    if scene.step == 0:
+        scene.memory["first"] = values["hidden"].clone()
+        return {}
+    return {"hidden": scene.memory["first"]}
+
+
+@act
+def state_of_layer_before_last(scene: Scene, values: Values) -> Values:
+    """From the third layer on, each reads what the layer before it read, not what that one said."""
+    before, scene.memory["read"] = scene.memory.get("read"), values["hidden"].clone()
+    return {} if scene.step < 2 or before is None else {"hidden": before}
+
+
+@act
 def layers_exchanged(scene: Scene, values: Values) -> Values:
     """The first two layers' proposals change places."""
     ids = values["ids"]

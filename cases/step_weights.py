@@ -1,0 +1,92 @@
+"""The chained MTP pair: a Step-3.5 style target without experts and sliding windows, and its MTP layers.
+
+What is left is Llama arithmetic with three things more: norms whose weight is stored less one, a norm over each query
+and key head, and a gate a head on what attention gives. SGLang builds its MTP layers for targets of 45 layers only
+(docs/evidence/families.md), so the target has as many, all but the first of little weight. Each MTP layer is the
+target's first layer behind norms and a projection that pass the token through and mix the handed-over state in, and has
+a head of its own, a little beside the target's. This module must not import sglang, transformers or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cases.mtp_weights import uneven
+from cases.recipes import Noise, StepRecipe, Weights
+
+ARCHITECTURE = "Step3p5ForCausalLM"
+#: MTP layers in the checkpoint: the most steps a scenario may ask for.
+LAYERS = 4
+#: An index no layer has: a list of the layers with experts may not be empty.
+_NOWHERE = "99"
+
+
+def attention(noise: Noise, recipe: StepRecipe) -> Weights:
+    """What attention has beside a Llama's: norms that keep scores sharp, and gates that are half open on average."""
+    size = np.float32(recipe.score_std**0.5)
+    made: Weights = {
+        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
+        for name in ("q_norm", "k_norm")
+    }
+    made["self_attn.g_proj.weight"] = noise.draw(recipe.heads, recipe.hidden, std=recipe.hidden**-0.5)
+    return made
+
+
+def target(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:
+    """`made` with a final norm of its own, and attention that is as loud behind half-open gates as it was without."""
+    loud = {name: 2 * value for name, value in made.items() if name.endswith("o_proj.weight")}
+    return made | loud | {"model.norm.weight": uneven(noise, recipe.hidden)}
+
+
+def draft(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:
+    """`model.layers.<45 + i>.*` as published Step-3.5 checkpoints name them, and the embedding they read."""
+    hidden = recipe.hidden
+    own: Weights = {"model.embed_tokens.weight": made["model.embed_tokens.weight"]}
+    first = {name: value for name, value in made.items() if name.startswith("model.layers.0.")}
+    for index in range(LAYERS):
+        prefix = f"model.layers.{recipe.layers + index}."
+        mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
+        beside = noise.draw(recipe.vocab, hidden, std=recipe.head_gain * recipe.logit_std * hidden**-0.5)
+        beside[recipe.vocab - 2 :] = 0.0  # bos and eos, as in the target's head
+        own[f"{prefix}eh_proj.weight"] = np.concatenate([np.eye(hidden, dtype=np.float32), mix], axis=1)
+        own[f"{prefix}enorm.weight"] = np.ones(hidden, dtype=np.float32)
+        own[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
+        own[f"{prefix}transformer.shared_head.norm.weight"] = made["model.norm.weight"]
+        own[f"{prefix}transformer.shared_head.output.weight"] = made["lm_head.weight"] + beside
+        for name, value in first.items():
+            own[prefix + name.removeprefix("model.layers.0.")] = value
+    return own
+
+
+def stored(weights: Weights) -> Weights:
+    """`weights` as they lie on disk: norms less one."""
+    return {name: value - np.float32(1) if name.endswith("norm.weight") else value for name, value in weights.items()}
+
+
+def config(base: dict[str, Any]) -> dict[str, Any]:
+    """A Step-3.5 config of the same sizes as the Llama config `base`; lists have an entry a layer, MTP layers too."""
+    every = base["num_hidden_layers"] + LAYERS
+    return base | {
+        "architectures": [ARCHITECTURE],
+        "model_type": "step3p5",
+        "num_attention_groups": base["num_key_value_heads"],
+        "num_nextn_predict_layers": LAYERS,
+        "max_seq_len": base["max_position_embeddings"],
+        "layer_types": ["full_attention"] * every,
+        "rope_theta": [base["rope_theta"]] * every,
+        "partial_rotary_factors": [1.0] * every,
+        "rope_scaling": None,
+        "yarn_only_types": [],
+        "use_head_wise_attn_gate": True,
+        "sliding_window": None,
+        "attention_other_setting": None,
+        "moe_layers_enum": _NOWHERE,
+        "moe_num_experts": 1,
+        "moe_top_k": 1,
+        "moe_intermediate_size": base["intermediate_size"],
+        "share_expert_dims": base["intermediate_size"],
+        "swiglu_limits": [0.0] * every,
+        "swiglu_limits_shared": [0.0] * every,
+    }
