@@ -60,14 +60,14 @@ class Yarn:
         )
 
     def frequencies(self, width: int, theta: float) -> Tensor:
-        """float64 [width/2]: radians a position for each pair; between the two borders a linear blend."""
-        plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float64) / width)
+        """float32 [width/2]: radians a position for each pair; between the two borders a linear blend."""
+        plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
         def pair(rotations: float) -> float:
             return width * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = max(math.floor(pair(self.fast)), 0), min(math.ceil(pair(self.slow)), width - 1)
-        stretched = ((torch.arange(width // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
         return plain / self.factor * stretched + plain * (1 - stretched)
 
     @property
