@@ -47,7 +47,7 @@ test:
 
 # The first brings what all releases share, the others follow side by side.
 $(ENGINES): engine-%: $(BASE)
-	@$(VENV)/bin/python -m harness.envs $*
+	@$(VENV)/bin/python -m harness.engines.envs $*
 $(filter-out $(firstword $(ENGINES)),$(ENGINES)): | $(firstword $(ENGINES))
 
 # The HTML page is looked at in a real browser. Where apt can bring one it must be there, elsewhere those tests say what

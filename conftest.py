@@ -1,3 +1,3 @@
-"""Loads the pytest plugin; everything it offers is in harness/plugin.py."""
+"""Loads the pytest plugin; everything it offers is in harness/suite/plugin.py."""
 
-pytest_plugins = ["harness.plugin"]
+pytest_plugins = ["harness.suite.plugin"]

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cases import checkpoints
-from harness import envs
-from harness.engine import Engine
-from harness.launch import build_launch
-from harness.oracle import Oracle
-from harness.types import Scenario
+from harness.contract.types import Scenario
+from harness.driving.oracle import Oracle
+from harness.engines import envs
+from harness.engines.engine import Engine
+from harness.engines.launch import build_launch
 
 
 def machine() -> str:

@@ -13,10 +13,10 @@ import time
 
 from benchmarks._bench import booted, machine
 from cases.fixed import DRAIN, request, submit
-from harness.drive import drive
-from harness.engine import Engine
-from harness.envs import NEWEST
-from harness.types import EngineConfig, Scenario
+from harness.contract.types import EngineConfig, Scenario
+from harness.driving.drive import drive
+from harness.engines.engine import Engine
+from harness.engines.envs import NEWEST
 
 LIMIT = 1.5  # what the project promises
 

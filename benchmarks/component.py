@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import argparse
 
-from harness import component, envs
+from harness.engines import component, envs
 
 
 def main() -> None:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from benchmarks._bench import booted, machine, oracle
 from cases.fixed import default_scenarios
+from harness.archive.store import RunWriter
 from harness.checks.judge import judge
-from harness.drive import drive
-from harness.engine import Engine
-from harness.envs import NEWEST
-from harness.oracle import Oracle
-from harness.store import RunWriter
-from harness.types import Scenario
+from harness.contract.types import Scenario
+from harness.driving.drive import drive
+from harness.driving.oracle import Oracle
+from harness.engines.engine import Engine
+from harness.engines.envs import NEWEST
 
 LIMIT = 1.25  # what the project promises
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_jobs import COMBINATIONS
-from harness import envs
+from harness.engines import envs
 
 #: Releases built for the torch that GPU machines without a network have, oldest first; the main one of the evidence.
 RELEASES, MAIN = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17"), "0.5.13"
@@ -29,7 +29,7 @@ CASES = ("pr25015", "pr26329")
 REVERTS = {"pr25015": "25015", "pr26329": "26329"}
 FIRST_REVERT = "0.5.13"
 #: `eaglecheck` with time for a first prefill that compiles kernels of flashinfer.
-PATIENT = "from harness import cli, engine; engine.TURN_SECONDS = 500.0; cli.app()"
+PATIENT = "from harness import cli; from harness.engines import engine; engine.TURN_SECONDS = 500.0; cli.app()"
 #: Mutants that change floats only, or positions and masks that only floats show on a GPU.
 FLOAT_MUTANTS = (
     "hidden-neighbour,hidden-neighbour-extend,hidden-previous-round,hidden-zeroed,hidden-zeroed-prompt,"

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import envs
-from harness.cli.pairs import checkpoint_pairs
-from harness.engine import Launch
-from harness.group import end_group
-from harness.launch import build_launch
-from harness.types import Scenario
+from harness.contract.types import Scenario
+from harness.driving.pairs import checkpoint_pairs
+from harness.engines import envs
+from harness.engines.engine import Launch
+from harness.engines.group import end_group
+from harness.engines.launch import build_launch
 
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 from cases import checkpoints
 from cases.fixed import default_scenarios
 from cases.recipes import Recipe
-from harness.drive import drive
-from harness.engine import Engine
-from harness.launch import ProbeLevel
-from harness.paired_engine import PairedEngine
-from harness.trace import Trace
-from harness.types import Scenario
+from harness.contract.trace import Trace
+from harness.contract.types import Scenario
+from harness.driving.drive import drive
+from harness.engines.engine import Engine
+from harness.engines.launch import ProbeLevel
+from harness.engines.paired_engine import PairedEngine
 
 if TYPE_CHECKING:
     from benchmarks.gpu_jobs import Timed

@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.gpu import Done, Job, card, perform
 from cases.families import FAMILIES
-from harness import envs
+from harness.engines import envs
 
 #: The main one first: it has to be through if the time is short.
 RELEASES = ("0.5.13", "0.5.17", "0.5.12.post1", "0.5.11")

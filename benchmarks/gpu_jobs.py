@@ -22,14 +22,15 @@ from benchmarks.gpu_cost import cost, line_of, scenarios_for
 from benchmarks.gpu_numbers import Numbers
 from cases.hunt import Hunt, as_json, greedy_text
 from cases.strategies import BOOTS, Boot, programs
-from harness import envs, leases
-from harness.engine import EngineError
-from harness.faults import FAULTS
-from harness.live import LiveEngines
-from harness.mutants import Campaign
-from harness.scoreboard import document
-from harness.trace import Trace
-from harness.types import Scenario, SpecConfig
+from harness.both_sides import leases
+from harness.both_sides.faults import FAULTS
+from harness.contract.trace import Trace
+from harness.contract.types import Scenario, SpecConfig
+from harness.driving.live import LiveEngines
+from harness.engines import envs
+from harness.engines.engine import EngineError
+from harness.search.mutants import Campaign
+from harness.search.scoreboard import document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

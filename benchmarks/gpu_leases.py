@@ -20,9 +20,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from harness import envs, gpus, leases
+from harness.both_sides import gpus, leases
 from harness.cli.programs import choose_scenarios
-from harness.live import LiveEngines
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 FOREIGN = "import torch, time; x = torch.zeros(2**28, device='cuda'); print('there', flush=True); time.sleep(600)"
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from harness.align import Aligned, align
-from harness.trace import Trace
+from harness.contract.align import Aligned, align
+from harness.contract.trace import Trace
 
 Ratios = npt.NDArray[np.float64]
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from cases.laws import FALSE_ALARM, Tally
 from cases.sampling import DRAFTS, law_scenarios
-from harness import envs
-from harness.live import LiveEngines
-from harness.types import EngineConfig
+from harness.contract.types import EngineConfig
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 
 def main() -> int:

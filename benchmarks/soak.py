@@ -23,10 +23,10 @@ from cases.families import FAMILIES
 from cases.hunt import Hunt, as_json, drawn
 from cases.known import known_as
 from cases.situations import ELSEWHERE
-from harness import envs
-from harness.deviations import checked
-from harness.live import LiveEngines
-from harness.types import Scenario
+from harness.contract.deviations import checked
+from harness.contract.types import Scenario
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 #: Scenarios of one boot configuration before the next one's turn: a boot costs as much as about thirty of them.
 BLOCK = 100

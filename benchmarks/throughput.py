@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks._bench import machine
 from cases.hunt import greedy_text
 from cases.strategies import BOOTS, programs
-from harness import envs
-from harness.live import LiveEngines
-from harness.store import RunWriter
-from harness.types import Scenario
+from harness.archive.store import RunWriter
+from harness.contract.types import Scenario
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 #: What the project promises: two workers on two cores; judging against driving.
 SPEED_UP, JUDGED_SHARE = 1.7, 0.25

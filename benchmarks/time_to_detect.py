@@ -18,8 +18,8 @@ from benchmarks._bench import machine
 from cases import catalogue
 from cases.hunt import greedy_text
 from cases.strategies import BOOTS, programs
-from harness import envs
-from harness.live import LiveEngines
+from harness.driving.live import LiveEngines
+from harness.engines import envs
 
 #: What the project promises: the median over the seeds.
 PROMISE = 5

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from packaging.version import Version
 
 from cases.fixed import CHECKPOINT
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +23,7 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
-    #: known deviations of SGLang (harness.deviations) without which it fails on every release
+    #: known deviations of SGLang (harness.contract.deviations) without which it fails on every release
     assumes: tuple[str, ...] = ()
 
     def works_on(self, release: str) -> bool:

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from harness.types import SCENARIO_SCHEMA, Scenario
-from harness.validation import explain
-from harness.words import meant
+from harness.contract.types import SCENARIO_SCHEMA, Scenario
+from harness.contract.validation import explain
+from harness.contract.words import meant
 
 CORPUS = Path(__file__).with_name("corpus")
 EXAMPLE = f"working examples:  {Path(__file__).with_name('scenarios')}/*.json"
@@ -30,7 +30,7 @@ class Case(BaseModel):
     bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
     bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
     to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
-    (harness.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices: where this
+    (harness.contract.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices: where this
     very scenario was seen to show it; another one may accept other tokens, or act on an abort a turn later.
     """
 

@@ -14,9 +14,9 @@ from packaging.version import Version
 from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
-from harness.cli.adapt import Wanted, adapted, impossible
-from harness.deviations import DEVIATIONS
-from harness.types import Scenario
+from harness.contract.deviations import DEVIATIONS
+from harness.contract.types import Scenario
+from harness.driving.adapt import Wanted, adapted, impossible
 
 Kind = Literal["case", "fixed", "generated"]
 
@@ -42,7 +42,7 @@ class Cell:
     draw: Draw | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
     foretold: tuple[str, ...] = ()
-    #: ids of deviations (harness.deviations) of the case or of the family's boots, each used where it can show
+    #: ids of deviations (harness.contract.deviations) of the case or of the family's boots, each used where it can show
     assumes: tuple[str, ...] = ()
     #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
     refused: int = 0

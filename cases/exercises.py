@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.fixed import CHECKPOINT, DRAIN, request, submit, tick
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHAIN = SpecConfig(k=3, t=1, n=4)
 EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)

@@ -15,7 +15,7 @@ from cases.fixed_ranks import rank_shapes
 from cases.situations_handoff import NAMES as HANDOFFS
 from cases.situations_handoff import RANKED as OF_RANKS
 from cases.situations_ranks import NAMES as RANKS
-from harness.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies

@@ -10,7 +10,7 @@ from typing import Any
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 def transfer(what: str, *rids: str) -> Op:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cases.fixed import DRAIN, abort, request, submit, tick
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
 TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from cases.hunt import Hunt
 from harness.checks.describe import describe
-from harness.shrink import Budget, Step
-from harness.types import Scenario
+from harness.contract.types import Scenario
+from harness.search.shrink import Budget, Step
 
 #: What making one finding small may cost in a test; `eaglecheck replay` can go on from there.
 SHRINKING = Budget(seconds=45.0, restarts=2, tries=120)

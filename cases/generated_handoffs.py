@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cases.boots import Boot
 from cases.fixed import DRAIN, tokens
-from harness.types import Op, RequestSpec, Scenario
+from harness.contract.types import Op, RequestSpec, Scenario
 
 #: Requests of one program, so that a pool of 160 tokens holds them: retraction is a program of its own.
 MOST, LONGEST_PROMPT, MOST_NEW = 4, 18, 10

@@ -17,12 +17,12 @@ from cases.boots import Boot
 from cases.generated_handoffs import generate
 from cases.situations import ReachTable
 from cases.strategies import Greedy, programs
-from harness import envs
 from harness.checks.findings import Finding
-from harness.live import LiveEngines, ScenarioOutcome
-from harness.shrink import Budget, Shrunk, Step, shrink
-from harness.tally import FindingTally, roots, tally
-from harness.types import Outcome, Scenario
+from harness.contract.types import Outcome, Scenario
+from harness.driving.live import LiveEngines, ScenarioOutcome
+from harness.engines import envs
+from harness.search.shrink import Budget, Shrunk, Step, shrink
+from harness.search.tally import FindingTally, roots, tally
 
 
 def greedy_text(boot: Boot) -> Greedy:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from cases.catalogue import CaseError
-from harness.validation import explain
+from harness.contract.validation import explain
 
 FILE = Path(__file__).with_name("known.toml")
 

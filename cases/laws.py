@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cases.table_weights import SYMBOLS, TABLE, law
-from harness.trace import Trace
-from harness.types import Phase, Scenario
+from harness.contract.trace import Trace
+from harness.contract.types import Phase, Scenario
 
 #: How often a whole run may cry wolf: once in ten thousand runs of a right engine.
 FALSE_ALARM = 1e-4

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.fixed import CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.checks.findings import settle
-from harness.tolerance import Budget, budget_for, choice_margin, is_tie, judge_rows
-from harness.trace import Rows, Trace
-from harness.types import Divergence, Kind, Outcome, Phase, Policy
+from harness.contract.tolerance import Budget, budget_for, choice_margin, is_tie, judge_rows
+from harness.contract.trace import Rows, Trace
+from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy
 
 LASTING = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: Fewer rows in common than this say nothing.

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from cases.related import RelationResult, compare
 from cases.strategies import Boot, Kit, scenarios, shortest_life
 from cases.timeline import inserted
-from harness.batches import leading_rounds, parts_of
-from harness.trace import Trace
-from harness.types import Op, Scenario
+from harness.contract.batches import leading_rounds, parts_of
+from harness.contract.trace import Trace
+from harness.contract.types import Op, Scenario
 
 Change = Callable[[st.DrawFn, Scenario], Scenario]
 TookPlace = Callable[[Scenario, Trace, Trace], bool]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.table_weights import token_of
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHECKPOINT = "table-tiny"
 #: Fewer than the table is long with a whole round more, so that no request visits a cell twice (see cases.laws).

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.batches import Part, leading_rounds, parts_of
-from harness.trace import RequestEnd, RoundRecord, Trace
-from harness.types import Scenario
+from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.trace import RequestEnd, RoundRecord, Trace
+from harness.contract.types import Scenario
 
 #: Where a situation happened: a whole batch, one request's part of it, or a moment that ran no rows (None).
 Place = RoundRecord | Part | None

@@ -14,9 +14,9 @@ import numpy as np
 from cases import situations_decode, situations_handoff, situations_leaving, situations_prefill, situations_ranks
 from cases.situation_words import SITUATIONS, Place, Situation
 from cases.situations_decode import LONGEST_ACCEPT
-from harness.batches import Part
-from harness.trace import Trace
-from harness.types import Scenario, Verdict
+from harness.contract.batches import Part
+from harness.contract.trace import Trace
+from harness.contract.types import Scenario, Verdict
 
 __all__ = ["SITUATIONS", "Reach", "ReachTable", "Situation", "count", "reach_of"]
 

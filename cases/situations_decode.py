@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.situation_words import Place, finished, last_output, neighbours, situation, verifies, verify_parts
-from harness.batches import leading_rounds
-from harness.trace import Trace
-from harness.types import Scenario
+from harness.contract.batches import leading_rounds
+from harness.contract.trace import Trace
+from harness.contract.types import Scenario
 
 #: k is at most 16, so an accept length is at most 17.
 LONGEST_ACCEPT = 17

@@ -12,9 +12,9 @@ from itertools import pairwise
 from typing import Any
 
 from cases.situation_words import Place, chunks_of, situation
-from harness.batches import parts_of
-from harness.trace import Event, RoundRecord, Trace
-from harness.types import Scenario
+from harness.contract.batches import parts_of
+from harness.contract.trace import Event, RoundRecord, Trace
+from harness.contract.types import Scenario
 
 NAMES = (
     "handed_over",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.situation_words import Place, aborted, last_output, parts_of_request, situation
-from harness.batches import Part, leading_rounds, parts_of
-from harness.trace import RequestEnd, Trace
-from harness.types import Scenario
+from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.trace import RequestEnd, Trace
+from harness.contract.types import Scenario
 
-#: The context window that engines are started with; see `harness.launch.build_launch`.
+#: The context window that engines are started with; see `harness.engines.launch.build_launch`.
 CONTEXT = 512
 
 

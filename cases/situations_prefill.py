@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cases.situation_words import Place, chunks_of, neighbours, parts_of_request, situation
-from harness.batches import Part, leading_rounds, parts_of
-from harness.trace import RoundRecord, Trace
-from harness.types import Scenario
+from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.trace import RoundRecord, Trace
+from harness.contract.types import Scenario
 
 
 @situation("a prefill chunk that does not end its prompt")

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from cases.situation_words import Place, finished, situation
-from harness.batches import leading_rounds
-from harness.trace import RoundRecord, Trace
-from harness.types import Scenario
+from harness.contract.batches import leading_rounds
+from harness.contract.trace import RoundRecord, Trace
+from harness.contract.types import Scenario
 
 NAMES = (
     "idle_rank",

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from cases.boots import BOOTS, TREES, Boot
 from cases.fixed import VOCAB, tokens
 from cases.timeline import Timeline
-from harness.types import RequestSpec, Scenario
+from harness.contract.types import RequestSpec, Scenario
 
 __all__ = ["BOOTS", "TREES", "Boot", "Kit", "collect", "programs", "scenarios", "shortest_life"]
 
@@ -28,7 +28,7 @@ Greedy = Callable[[tuple[int, ...], int], tuple[int, ...]]
 LONGEST_PROMPT = 100
 MOST_NEW = 24
 MOST_REQUESTS = 5
-#: Engines are started with this context window; see `harness.launch`.
+#: Engines are started with this context window; see `harness.engines.launch`.
 CONTEXT = 512
 #: Leads whose requests may be on any rank: they promise nothing.
 ROAMING = ("free", "company")

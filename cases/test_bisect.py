@@ -13,10 +13,10 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from cases import catalogue, histories
-from harness import envs, published
 from harness.bisect.search import Tried, search
 from harness.bisect.subjects import Failure, Run, call, why
 from harness.cli.main import app
+from harness.engines import envs, published
 
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
 CASE = catalogue.load("pr25015")

@@ -14,9 +14,9 @@ import pytest
 
 from cases.processes import survivors, tree
 from cases.programs import DEFAULT
-from harness.engine import BOOT_SECONDS
-from harness.trace import INT_COLUMNS
-from harness.types import Kind, Outcome
+from harness.contract.trace import INT_COLUMNS
+from harness.contract.types import Kind, Outcome
+from harness.engines.engine import BOOT_SECONDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
@@ -59,7 +59,7 @@ def test_stopped_engine_is_a_hang_finding_and_is_ended(engines, drive_scenario, 
 
     def on_turn(tick, state):
         if tick == TURN:
-            monkeypatch.setattr("harness.engine.TURN_SECONDS", 2.0)  # not before: the first turns are slow ones
+            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 2.0)  # not before: the first turns are slow ones
         stop(tick, state)
 
     hung = drive_scenario(SCENARIO, on_turn=on_turn)

@@ -7,9 +7,9 @@ from packaging.version import Version
 
 from cases.catalogue import read_scenario
 from harness.checks.judge import judge
-from harness.cli.adapt import impossible
-from harness.cli.pairs import checkpoint_pairs
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.driving.adapt import impossible
+from harness.driving.pairs import checkpoint_pairs
 
 FOLDER = Path(__file__).parent / "scenarios"
 SPECIMEN = read_scenario(FOLDER / "tree-slot-cache.json")
@@ -31,7 +31,7 @@ def test_family_scenario_passes(drive_scenario, release, family_scenario, reques
 
 @pytest.mark.engine(boot=SPECIMEN.boot_key())
 def test_beams_attend_their_slots_and_assuming_it_explains_everything(drive_scenario, release):
-    from harness.oracle import Oracle
+    from harness.driving.oracle import Oracle
 
     outcome = drive_scenario(SPECIMEN, engine=release)
     assert outcome.verdict.outcome is Outcome.FAIL

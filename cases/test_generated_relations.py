@@ -5,7 +5,7 @@ import pytest
 from cases.profiles import PROFILES, seed_of
 from cases.relations import RELATIONS, pairs
 from cases.strategies import BOOTS, collect
-from harness.types import Kind, Outcome
+from harness.contract.types import Kind, Outcome
 
 BOOT = BOOTS["plain"]
 

@@ -7,11 +7,11 @@ from cases.boots import PD_BOOTS
 from cases.exercises import EXERCISES
 from cases.families import FAMILIES
 from cases.generated_handoffs import LEADS, generate
-from harness import component
-from harness.faults import FAULTS
-from harness.mutants import Campaign
-from harness.scoreboard import Fate
-from harness.types import Outcome
+from harness.both_sides.faults import FAULTS
+from harness.contract.types import Outcome
+from harness.engines import component
+from harness.search.mutants import Campaign
+from harness.search.scoreboard import Fate
 
 BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}

@@ -8,8 +8,8 @@ import pytest
 from cases.meta.pretended_card import H100, PretendedCards, app, used
 from cases.processes import survivors, tree
 from cases.programs import DEFAULT
-from harness import lease_files, leases
-from harness.gpus import CardError
+from harness.both_sides import lease_files, leases
+from harness.both_sides.gpus import CardError
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 TURN = 5

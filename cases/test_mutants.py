@@ -3,12 +3,12 @@
 import pytest
 
 from cases.exercises import EXERCISES
+from harness.both_sides.faults import FAULTS
 from harness.checks import CHECKS
-from harness.deviations import IDLE_CRASH
-from harness.faults import FAULTS
-from harness.mutants import Campaign, with_fault
-from harness.scoreboard import EXCUSED, Fate
-from harness.types import Kind
+from harness.contract.deviations import IDLE_CRASH
+from harness.contract.types import Kind
+from harness.search.mutants import Campaign, with_fault
+from harness.search.scoreboard import EXCUSED, Fate
 
 #: Few that together show every check that one rank can exercise, none of which ends the engine.
 SPREAD = (

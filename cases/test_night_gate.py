@@ -14,14 +14,14 @@ from typer.testing import CliRunner
 from cases.cells import Cell
 from cases.meta import nights
 from cases.programs import DEFAULT
+from harness.archive.store import read_specimen
+from harness.both_sides.faults import FAULTS
 from harness.cli.main import app
-from harness.faults import FAULTS
-from harness.mutants import with_fault
+from harness.contract.types import Kind, Outcome
 from harness.night import store
 from harness.night.judge import Status, judge
 from harness.night.run import Driver
-from harness.store import read_specimen
-from harness.types import Kind, Outcome
+from harness.search.mutants import with_fault
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
@@ -104,7 +104,7 @@ def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_en
 )
 def test_an_engine_that_is_killed_or_hangs_makes_a_night_red(engines, release, tmp_path, monkeypatch, number, kind):
     if number == signal.SIGSTOP:
-        monkeypatch.setattr("harness.engine.TURN_SECONDS", 2.0)
+        monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 2.0)
     _, night = drive_night(Lent(engines, number), tmp_path, fixed(release, SCENARIO), repeats=0)
     found = judge(night, past=[], known=[], today=nights.TODAY)
     assert found.outcome is Outcome.FAIL

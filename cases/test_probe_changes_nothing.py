@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from cases.programs import CHUNKED_BATCH, DEFAULT
-from harness.trace import INT_COLUMNS
-from harness.types import Outcome
+from harness.contract.trace import INT_COLUMNS
+from harness.contract.types import Outcome
 
 WATCHED = [DEFAULT[name] for name in ("single", "shared-chunk-budget", "shared-prefix")]
 BOOT = WATCHED[0].boot_key()

@@ -9,7 +9,7 @@ from packaging.version import Version
 from cases.boots import DP_BOOTS
 from cases.families import FAMILIES
 from cases.processes import survivors, tree
-from harness.types import Kind, Outcome
+from harness.contract.types import Kind, Outcome
 
 FAMILY = {scenario.name: scenario for scenario in FAMILIES["dp"].scenarios}
 BOOT = FAMILY["uneven-batches"].boot_key()
@@ -57,7 +57,7 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
 
     def stop(tick, _state):
         if tick == STUCK:
-            monkeypatch.setattr("harness.engine.TURN_SECONDS", 3.0)  # not before: the first turns are slow ones
+            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 3.0)  # not before: the first turns are slow ones
             os.kill(stuck["pid"], signal.SIGSTOP)
 
     outcome = engines(scenario, engine=release, fresh=True, on_turn=stop)

@@ -3,7 +3,7 @@
 import pytest
 
 from cases.programs import CHUNKED_BATCH, DEFAULT
-from harness.trace_io import write_trace
+from harness.archive.trace_io import write_trace
 
 REPEATS = 20
 

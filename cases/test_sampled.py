@@ -7,7 +7,7 @@ import pytest
 from cases.catalogue import read_scenario
 from cases.laws import Tally
 from cases.sampling import DRAFTS, law_scenarios
-from harness.types import Phase
+from harness.contract.types import Phase
 
 FOLDER = Path(__file__).parent / "scenarios"
 AMONG_GREEDY = {name: read_scenario(FOLDER / f"sampled-{name}.json") for name in ("chain", "tree")}

@@ -9,7 +9,7 @@ import pytest
 
 from cases.fixed import DRAIN, request, submit
 from cases.programs import program
-from harness.types import Kind, Outcome, Phase
+from harness.contract.types import Kind, Outcome, Phase
 
 RELEASE = "0.5.12.post1"
 SCENARIO = program("v1-worker", [request("a", 9, seed=5, new=16)], [submit("a"), DRAIN], overlap=False)

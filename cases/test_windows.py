@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from cases import catalogue
-from harness import component
-from harness.types import Kind, Outcome, Phase
+from harness.contract.types import Kind, Outcome, Phase
+from harness.engines import component
 
 CASES = {name: catalogue.load(name) for name in ("pr25015", "pr26329")}
 POSITION_CASE, CHUNK_CASE = CASES["pr25015"], CASES["pr26329"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.types import Op, RequestSpec
+from harness.contract.types import Op, RequestSpec
 
 
 @dataclass(slots=True, kw_only=True)

@@ -12,8 +12,8 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
 
-from harness.trace import RoundRecord, Trace
-from harness.types import Phase, SpecConfig
+from harness.contract.trace import RoundRecord, Trace
+from harness.contract.types import Phase, SpecConfig
 from reference.chain import Forced
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from harness.trace import Event, RequestEnd, RoundRecord, Trace
-from harness.types import Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, read_depths, reads
 from reference.mtp_cache import Owner, Read, Step, held_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from harness.types import SpecConfig
+from harness.contract.types import SpecConfig
 from reference import mla, mtp
 from reference.chain import Sight
 from reference.heads import load_head

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.types import RequestSpec, SpecConfig
+from harness.contract.types import RequestSpec, SpecConfig
 from reference.chain import Forced, draft
 from reference.extend import rotate
 from reference.model import Head, causal

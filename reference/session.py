@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from harness.trace import Event, RequestEnd, RoundRecord, Trace
-from harness.types import Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
 from reference.engine_view import EngineView, Turn
 from reference.model import Head, Target

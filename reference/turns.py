@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harness.trace import TOP_LOGITS, RowBuilder, Rows
-from harness.types import Phase, SpecConfig
+from harness.contract.trace import TOP_LOGITS, RowBuilder, Rows
+from harness.contract.types import Phase, SpecConfig
 from reference.chain import Chain, Forced, Proposals, Sight, Trunk, best, draft
 from reference.extend import rotate
 from reference.model import Head, Target, causal

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.words import counted
+from harness.contract.words import counted
 from reports.prose import heading, say
 
 STYLES = {"bad": "bold red", "good": "bold green", "unknown": "bold yellow"}

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from harness.align import Ints
-from harness.tolerance import Budget, judge_rows
-from harness.trace import Rows, Trace
+from harness.contract.align import Ints
+from harness.contract.tolerance import Budget, judge_rows
+from harness.contract.trace import Rows, Trace
 
 Wide = npt.NDArray[np.float64]
 

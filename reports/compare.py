@@ -14,8 +14,8 @@ from enum import StrEnum
 
 import pandas as pd
 
-from harness.progress import ScenarioResult
-from harness.types import Outcome, Scenario
+from harness.contract.types import Outcome, Scenario
+from harness.driving.progress import ScenarioResult
 from reports.columns import join
 from reports.reading import Report
 

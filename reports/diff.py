@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.console import Console
 
-from harness.types import Outcome
-from harness.words import counted
+from harness.contract.types import Outcome
+from harness.contract.words import counted
 from reports.compare import Change, Comparison
 from reports.live import STYLE
 from reports.prose import heading, say, say_list

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
-from harness.progress import ScenarioResult
-from harness.types import Kind
-from harness.words import counted
+from harness.contract.types import Kind
+from harness.contract.words import counted
+from harness.driving.progress import ScenarioResult
 from reports.prose import say
 
 #: Kinds that are about the engine's life and books, not about what was drafted or verified.

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.batches import leading_rounds
+from harness.archive.store import StoredScenario
+from harness.archive.trace_io import plain
 from harness.checks.findings import group
-from harness.store import StoredScenario
-from harness.trace import RoundRecord
-from harness.trace_io import plain
-from harness.types import Divergence, Outcome
+from harness.contract.batches import leading_rounds
+from harness.contract.trace import RoundRecord
+from harness.contract.types import Divergence, Outcome
 from reports.columns import FRAMES, empty, frame, join
 from reports.positions import position_frame
 from reports.source import Source, open_source

@@ -16,8 +16,8 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
-from harness.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Turned
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.driving.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Turned
 from reports.prose import say, say_list
 
 #: How long an output without a terminal may be silent.

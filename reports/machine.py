@@ -8,9 +8,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from harness.bundle import Manifest
-from harness.doctor import Finding
-from harness.envs import EngineEnv
+from harness.engines.envs import EngineEnv
+from harness.machines.bundle import Manifest
+from harness.machines.doctor import Finding
 from reports.prose import say
 
 MIB = 2**20
@@ -78,4 +78,4 @@ def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:
     what = f"SGLang {releases}" if releases else "a part to be unpacked after the releases it was packed for"
     say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, {what}")
     say(console, f"for Python {manifest.python}, torch {manifest.torch}, glibc {manifest.glibc}, {manifest.cuda_arch}")
-    say(console, f"there, in a copy of this folder:  python3 -m harness.unpack {path.name}")
+    say(console, f"there, in a copy of this folder:  python3 -m harness.machines.unpack {path.name}")

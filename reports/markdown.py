@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterable, Sequence
 
 from harness.checks.describe import describe
-from harness.progress import ScenarioResult
-from harness.types import Outcome
-from harness.words import counted
+from harness.contract.types import Outcome
+from harness.contract.words import counted
+from harness.driving.progress import ScenarioResult
 from reports.findings import facts, roots_of
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.types import Outcome
-from harness.words import counted
+from harness.contract.types import Outcome
+from harness.contract.words import counted
 from reports.live import STYLE
 from reports.prose import heading, say
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
-from harness.words import counted
+from harness.contract.words import counted
+from harness.search.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
 from reports.live import PULSE_SECONDS, STYLE
 from reports.prose import heading, say
 

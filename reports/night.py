@@ -12,10 +12,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from harness.contract.types import Outcome
+from harness.contract.words import brief, counted
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, Night
-from harness.types import Outcome
-from harness.words import brief, counted
 from reports.live import STYLE
 from reports.prose import heading, say
 

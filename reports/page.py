@@ -18,8 +18,8 @@ from markupsafe import Markup
 from cases.situations import reach_of
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
-from harness.progress import ScenarioResult
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.driving.progress import ScenarioResult
 from reports.findings import facts, roots_of
 from reports.frames import Frames
 from reports.histogram import histograms

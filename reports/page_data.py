@@ -14,8 +14,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from harness.checks.describe import describe
-from harness.progress import ScenarioResult
-from harness.types import Divergence
+from harness.contract.types import Divergence
+from harness.driving.progress import ScenarioResult
 from reports.findings import facts
 from reports.frames import Frames
 from reports.positions import PHASES

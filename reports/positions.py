@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.align import Ints, align
-from harness.store import StoredScenario
-from harness.tolerance import Budget, budget_for
-from harness.trace import Rows, Trace
-from harness.types import Phase
+from harness.archive.store import StoredScenario
+from harness.contract.align import Ints, align
+from harness.contract.tolerance import Budget, budget_for
+from harness.contract.trace import Rows, Trace
+from harness.contract.types import Phase
 from reports.budgets import margins, measure_logits, measure_states
 from reports.columns import frame
 

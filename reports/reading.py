@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.archive.store import StoredScenario
 from harness.checks.findings import group, kinds
-from harness.progress import Cost, RunResult, ScenarioResult
-from harness.store import StoredScenario
-from harness.texts import text_identical
-from harness.types import Outcome, Verdict
+from harness.contract.texts import text_identical
+from harness.contract.types import Outcome, Verdict
+from harness.driving.progress import Cost, RunResult, ScenarioResult
 from reports.frames import Frames, case_frames
 from reports.source import Source, open_source, short
 

@@ -7,8 +7,8 @@ from typing import Literal
 
 from rich.console import Console
 
-from harness.progress import RunResult
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.driving.progress import RunResult
 from reports.findings import render_findings
 from reports.prose import say
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.checks.findings import Finding
-from harness.progress import ScenarioResult
-from harness.words import counted
+from harness.contract.words import counted
+from harness.driving.progress import ScenarioResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

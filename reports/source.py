@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.merge import merge
-from harness.records import RunManifest, ScenarioVerdict
-from harness.run_folders import MANIFEST, SCENARIO
-from harness.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.trace_io import trace_files
-from harness.types import Outcome, Verdict
-from harness.words import counted
+from harness.archive.records import RunManifest, ScenarioVerdict
+from harness.archive.run_folders import MANIFEST, SCENARIO
+from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.trace_io import trace_files
+from harness.contract.merge import merge
+from harness.contract.types import Outcome, Verdict
+from harness.contract.words import counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cases.situations import reach_of
-from harness.deviations import ASSUMED, told_in
-from harness.progress import RunResult
-from harness.types import Outcome
-from harness.words import counted
+from harness.contract.deviations import ASSUMED, told_in
+from harness.contract.types import Outcome
+from harness.contract.words import counted
+from harness.driving.progress import RunResult
 from reports.findings import render_findings
 from reports.live import STYLE, LiveLine
 from reports.matrix import render_matrix

@@ -9,10 +9,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from harness.contract.words import counted
 from harness.night.judge import Trend, trends
 from harness.night.rates import Spread
 from harness.night.records import CellResult, Night
-from harness.words import counted
 
 #: The newest nights that a chart shows, and the charts that a page shows; moved values come first.
 MOST_NIGHTS, MOST_CHARTS = 60, 60

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.documents import OutputError, write_text
+from harness.cli.documents import OutputError, write_text
 from reports.columns import FRAMES, arrow_schema, frame, join
 from reports.frames import trend_row
 from reports.markdown import render_markdown

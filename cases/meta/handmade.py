@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 VOCAB = 61
 WIDTH = 8

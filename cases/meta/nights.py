@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.known import Entry
+from harness.contract.types import Outcome
 from harness.night.judge import judge
 from harness.night.records import CellResult, Judged, Night, NightPlan, Seen
-from harness.types import Outcome
 
 TODAY = datetime.date(2026, 11, 28)
 AHEAD = "POSITION:positions:DRAFT:one-ahead"

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from cases.meta import handmade, results
+from harness.archive.store import RunWriter, write_specimen
 from harness.checks import judge
-from harness.merge import merge
-from harness.store import RunWriter, write_specimen
-from harness.trace import Event, RoundRecord, Trace
-from harness.types import Divergence, Key, Kind, Outcome, Phase, Policy, Scenario, Verdict
+from harness.contract.merge import merge
+from harness.contract.trace import Event, RoundRecord, Trace
+from harness.contract.types import Divergence, Key, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
 MANIFEST = {
     "engine": {"release": "0.5.23", "device": "cpu", "revert": None},

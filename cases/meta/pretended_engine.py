@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import closure, envs
+from harness.engines import closure, envs
 
 #: Bodies of the pretended interpreter. $3 is the control socket.
 ENDS = "echo 'Traceback (most recent call last):'\necho \"ModuleNotFoundError: No module named 'sglang'\"\nexit 1"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness import closure
+from harness.engines import closure
 
 SOURCE = b"# sglang"
 

@@ -9,14 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.engine import Launch
-from harness.leases import Request
+from harness.both_sides.leases import Request
+from harness.engines.engine import Launch
 
 VERSION = "0.0.pretended"
 
 PACKAGE = """
 import os, socket, subprocess, sys
-from eaglecheck_engine import wire
+from eaglecheck_engine.both_sides import wire
 __version__ = "0.0.pretended"
 
 class Engine:

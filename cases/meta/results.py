@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from cases.meta import handmade
+from harness.archive.store import RunWriter, write_specimen
 from harness.checks import group, judge
-from harness.progress import Cost, RunResult, ScenarioResult
-from harness.runner import merge
-from harness.store import RunWriter, write_specimen
-from harness.trace import RowBuilder, Trace
-from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
-from harness.types import Key as RowKey
+from harness.contract.trace import RowBuilder, Trace
+from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
+from harness.contract.types import Key as RowKey
+from harness.driving.progress import Cost, RunResult, ScenarioResult
+from harness.driving.runner import merge
 
 RUN = Path("runs/20261128-0036-dbc5")
 ID = "0123456789ab"  # a new field of Scenario changes every id, and no text that is kept here

@@ -3,10 +3,10 @@
 import pytest
 
 from cases.fixed import default_scenarios
-from harness.cli.adapt import Wanted, adapted, check_possible
-from harness.cli.outcome import UsageError
-from harness.launch import GRAPH_SIZES, build_launch, dtype_on
-from harness.types import EngineConfig, SpecConfig
+from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.usage import UsageError
+from harness.driving.adapt import Wanted, adapted, check_possible
+from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
 TREE = SpecConfig(k=2, t=2, n=5)
 SCENARIO = default_scenarios()[0]
@@ -14,7 +14,7 @@ SCENARIO = default_scenarios()[0]
 
 @pytest.fixture
 def launched(tmp_path):
-    from harness.envs import EngineEnv
+    from harness.engines.envs import EngineEnv
 
     def launch(version="0.5.13", device="cuda", spec=None, **engine):
         env = EngineEnv(version=version, python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
@@ -101,7 +101,7 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
 def test_probe_levels(given, level, tmp_path):
-    from harness.envs import EngineEnv
+    from harness.engines.envs import EngineEnv
 
     env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
     launch = build_launch(

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cases.meta import handmade
-from harness.align import align, key_identities, unpaired
-from harness.trace import RowBuilder
-from harness.types import Kind
+from harness.contract.align import align, key_identities, unpaired
+from harness.contract.trace import RowBuilder
+from harness.contract.types import Kind
 
 KEYS = st.tuples(
     st.integers(0, 1), st.sampled_from(["r0", "r1"]), st.integers(0, 1), st.integers(0, 3), st.sampled_from("AB")

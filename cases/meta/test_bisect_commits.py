@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 from cases import catalogue
 from cases.histories import History
 from cases.meta import pretended_engine
-from harness import envs
 from harness.bisect.fitting import Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import Repository
 from harness.bisect.subjects import Failure, Run, Subject
 from harness.bisect.verdicts import Cache
 from harness.cli.bisect_runs import Setting
 from harness.cli.main import app
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import envs
 
 CASE = catalogue.load("pr25015")
 RELEASES = ("0.5.12.post1", "0.5.13")
@@ -240,9 +240,9 @@ def test_a_step_that_is_killed_or_fails_stops_the_search_and_is_no_verdict(home,
         broken = tmp_path / "broken"
         broken.mkdir()
         (broken / "sitecustomize.py").write_text(
-            "import harness.runner\n"
+            "import harness.driving.runner\n"
             "def run(*_, **__): raise RuntimeError('broken on purpose')\n"
-            "harness.runner.run = run\n"
+            "harness.driving.runner.run = run\n"
         )
         monkeypatch.setenv("PYTHONPATH", str(broken))
     notes(history, 3)

@@ -14,7 +14,7 @@ from harness.bisect.search import EndUnknown, NoChange, Tried, search
 from harness.bisect.subjects import Failure, Run
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
-from harness.types import Outcome
+from harness.contract.types import Outcome
 
 FAILURE = Failure(kinds=("POSITION",))
 PASSES = Run(outcome=Outcome.PASS)

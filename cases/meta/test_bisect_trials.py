@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from cases.meta import pretended_engine
-from harness import closure, published
 from harness.bisect import changes, verdicts
 from harness.bisect.repeats import RISK, Rate
 from harness.bisect.subjects import Failure, Run, call, why
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import closure, published
 
 SIGNATURE = "POSITION:positions:DRAFT:one-ahead"
 PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=3.0)

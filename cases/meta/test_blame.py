@@ -2,9 +2,9 @@
 
 from types import ModuleType
 
-from harness.blame import watcher
-from harness.loopback import NotServed
-from harness.recorder import Recorder
+from harness.engine_side.host.blame import watcher
+from harness.engine_side.probes.recorder import Recorder
+from harness.engine_side.stand_ins.loopback import NotServed
 
 
 def raised(act):

@@ -10,10 +10,10 @@ from packaging.version import Version
 
 from cases import catalogue
 from cases.catalogue import CaseError
-from harness import deviations
 from harness.cli import prepare, programs
-from harness.envs import SUPPORTED
-from harness.types import Kind, Scenario
+from harness.contract import deviations
+from harness.contract.types import Kind, Scenario
+from harness.engines.envs import SUPPORTED
 
 NAMES = catalogue.names()
 

@@ -1,6 +1,6 @@
 """Planned against reported tests."""
 
-from harness.census import Census
+from harness.suite.census import Census
 
 
 def _census(planned, reported):

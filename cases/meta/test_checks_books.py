@@ -7,8 +7,8 @@ import pytest
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
 from harness.checks import judge
-from harness.trace import Event, RoundRecord
-from harness.types import Kind, Outcome
+from harness.contract.trace import Event, RoundRecord
+from harness.contract.types import Kind, Outcome
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ import pytest
 from cases.fixed import DRAIN, request, submit
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.trace import Event, RoundRecord, RowBuilder, Trace
-from harness.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.trace import Event, RoundRecord, RowBuilder, Trace
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
 
 GIVEN = Scenario(
     name="handed",

@@ -7,7 +7,7 @@ import pytest
 from cases.meta import handmade
 from cases.meta.judged import roots, with_round
 from harness.checks import judge
-from harness.types import Kind, Outcome
+from harness.contract.types import Kind, Outcome
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.trace import Event
-from harness.types import Kind, Outcome, Policy
+from harness.contract.trace import Event
+from harness.contract.types import Kind, Outcome, Policy
 
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
 CHECK_OF = {"DRAFT": "chain", "DRAFT_PREFILL": "extend", "EXTEND": "extend", "PREFILL": "verify", "VERIFY": "verify"}

@@ -8,8 +8,8 @@ import torch
 
 from cases.checkpoints import make
 from harness.checks.judge import judge
-from harness.oracle import Oracle
-from harness.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from harness.driving.oracle import Oracle
 from reference.pair import load_pair, session_of
 
 torch.set_num_threads(1)

@@ -9,7 +9,7 @@ import torch
 from cases.checkpoints import make
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
 from reference.pair import load_pair, session_of
 
 torch.set_num_threads(1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from cases.meta.test_recorded_gpu import folder_of
+from harness.archive.store import read_case
 from harness.checks.evidence import gather
 from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
-from harness.store import read_case
 
 CELLS = [("pr25015", "0.5.13", "graphs", False), ("pr25015", "0.5.17", "eager", False)]
 

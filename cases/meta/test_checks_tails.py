@@ -7,9 +7,9 @@ import torch
 import harness.checks.judge  # noqa: F401  registers the checks
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS
-from harness.tail_probe import holes, wrong_copies
-from harness.trace import Event, RowBuilder, Trace
-from harness.types import Op, RequestSpec, Scenario
+from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.types import Op, RequestSpec, Scenario
+from harness.engine_side.probes.tail_probe import holes, wrong_copies
 
 #: Two requests, pages of four, two branches: 6 tokens are one page and two more, 8 are two pages and nothing.
 ROWS = torch.arange(2 * 24).view(2, 24) + 100

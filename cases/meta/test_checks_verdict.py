@@ -9,8 +9,8 @@ from harness.checks import CHECKS, Check, CheckResult, describe, group, judge
 from harness.checks import registry as registry_module
 from harness.checks.findings import settle
 from harness.checks.registry import register, run_check
-from harness.trace import Event
-from harness.types import Divergence, Key, Kind, Outcome, Policy
+from harness.contract.trace import Event
+from harness.contract.types import Divergence, Key, Kind, Outcome, Policy
 
 PROTECTS = "a sentence long enough to say what it protects"
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
-from harness import envs
-from harness.cli import pairs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, _attempt
-from harness.engine import Engine
+from harness.driving import pairs
+from harness.engines import envs
+from harness.engines.engine import Engine
 
 
 @pytest.fixture(scope="module")

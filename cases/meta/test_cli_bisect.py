@@ -15,11 +15,11 @@ import pytest
 from cases import catalogue
 from cases.meta import pretended_engine, results
 from cases.meta.test_cli_bad_input import call
-from harness import envs
 from harness.bisect.subjects import Failure, Run, Subject
 from harness.bisect.verdicts import Cache
 from harness.cli.bisect_runs import Setting
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import envs
 
 CASE = catalogue.load("pr25015")
 DOCS = Path(__file__).parents[2] / "docs" / "bisect.md"
@@ -202,7 +202,7 @@ def test_a_scenario_file_is_searched_for_what_the_bad_end_shows_first(place):
 
 def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(place, monkeypatch):
     (place.parent / "home" / "published.json").unlink()
-    monkeypatch.setattr("harness.published._ask_pip", lambda: ((), "no route to host"))
+    monkeypatch.setattr("harness.engines.published._ask_pip", lambda: ((), "no route to host"))
     shutil.rmtree(place.parent / "home" / "engines" / "0.5.14")
     know(CASE.scenario, {"0.5.11"}, known=[name for name in RELEASES if name != "0.5.14"])
     done = call(*PLAIN)

@@ -20,9 +20,9 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
-from harness import closure, engine, envs
-from harness.store import RunReader
-from harness.types import Outcome
+from harness.archive.store import RunReader
+from harness.contract.types import Outcome
+from harness.engines import closure, engine, envs
 from reports import live
 
 
@@ -198,9 +198,10 @@ def _check_stopped(process, number, work, *, judged):
 STARTS = """
 import os, pathlib, sys
 from cases.meta import pretended_engine
-from harness import envs, runner
+from harness.engines import envs
+from harness.driving import runner
 from harness.cli.main import app
-from harness.engine import Engine
+from harness.engines.engine import Engine
 
 def spawn(*_):
     print("slow:", sorted({"torch", "transformers", "pandas", "sglang"} & set(sys.modules)), flush=True)

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
-from harness import envs
+from harness.archive.store import RunReader, RunWriter
 from harness.cli.main import app
-from harness.store import RunReader, RunWriter
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines import envs
 
 
 @pytest.fixture

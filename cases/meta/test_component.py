@@ -4,8 +4,8 @@ import json
 import sys
 from types import SimpleNamespace
 
-from harness import component
-from harness.component import ComponentAnswer
+from harness.engines import component
+from harness.engines.component import ComponentAnswer
 
 ANSWERS = {
     "two requests": {"outcome": "built", "what": "EagleDraftInput", "shapes": {}},

@@ -6,11 +6,11 @@ import pytest
 
 from cases.cells import Cell
 from cases.families import FAMILIES
-from harness import compat, compat_mtp
-from harness.cpu_ops import CpuOps
-from harness.deviations import in_vain, notes
-from harness.hooks import ImportHooks
-from harness.types import SpecConfig
+from harness.both_sides import compat, compat_mtp
+from harness.contract.deviations import in_vain, notes
+from harness.contract.types import SpecConfig
+from harness.engine_side.hooks import ImportHooks
+from harness.engine_side.stand_ins.cpu_ops import CpuOps
 
 LAYERS = SpecConfig(algorithm="MTP", k=3, n=4)
 ASSUMED = {"assumed": ["F-011"]}

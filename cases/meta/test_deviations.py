@@ -10,9 +10,9 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
-from harness.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
-from harness.oracle import Oracle
-from harness.types import Kind, Outcome, SpecConfig
+from harness.contract.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
+from harness.contract.types import Kind, Outcome, SpecConfig
+from harness.driving.oracle import Oracle
 from reference.heads import load_head
 from reference.model import Target
 from reference.session import ReferenceSession

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from harness.dock import BLOCK_BYTES, Dock
-from harness.packed import read
-from harness.recorder import Recorder
-from harness.rounds import Unpacker, summary_of
-from harness.snapshot import copied, outputs_of
+from harness.both_sides.packed import read
+from harness.driving.rounds import Unpacker, summary_of
+from harness.engine_side.probes.dock import BLOCK_BYTES, Dock
+from harness.engine_side.probes.recorder import Recorder
+from harness.engine_side.probes.snapshot import copied, outputs_of
 
 
 def dock():

@@ -16,8 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness import closure, doctor, envs
 from harness.cli.main import app
+from harness.engines import closure, envs
+from harness.machines import doctor
 
 usage = namedtuple("usage", "total used free")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip
-from harness import cards, closure, doctor, doctor_gpu, envs, fit, prebuild
-from harness.envs import EngineEnv
+from harness.engines import closure, envs
+from harness.engines.envs import EngineEnv
+from harness.machines import cards, doctor, doctor_gpu, fit, prebuild
 
 #: As one H100 answered the question that `cards.ask` puts (driver 580.159.04).
 H100 = "NVIDIA H100 80GB HBM3, GPU-ca7fb467-45f2-2bba-e902-2b44098be98e, 81559, 81079, 9.0, 580.159.04"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness import closure, envs, published
+from harness.engines import closure, envs, published
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import quiet
-from harness import closure
+from harness.engines import closure
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_every_dependency_is_pinned() -> None:
 
 def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> None:
     program = (
-        "from harness import closure\n"
+        "from harness.engines import closure\n"
         "with closure.installing('x', print) as lock:\n"
         "    closure.run(['sh', '-c', 'echo \"  Downloading pip-is-running (99 MB)\"; sleep 2'], lock=lock,"
         " progress=lambda line: print(line, flush=True))\n"

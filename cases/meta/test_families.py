@@ -5,8 +5,8 @@ import pytest
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.situations import SITUATIONS
-from harness.cli.outcome import UsageError
 from harness.cli.programs import check_scenarios, choose_scenarios
+from harness.contract.usage import UsageError
 
 EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.fault_acts import ACTS, Scene, Share
-from harness.fault_acts_tree import _line
-from harness.fault_wraps import ACTS as KNOWN
+from harness.engine_side.mutants.fault_acts import ACTS, Scene, Share
+from harness.engine_side.mutants.fault_acts_tree import _line
+from harness.engine_side.mutants.fault_wraps import ACTS as KNOWN
 
 # Two requests: "a" with rows 0..2, "b" with rows 3..4 (half read), both after a retraction of "b".
 SHARES = [Share("a", 0, 3, 10, True, 0), Share("b", 3, 2, 20, False, 1)]

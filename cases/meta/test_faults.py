@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 
 from cases.exercises import EXERCISES
-from harness import faults
+from harness.both_sides import faults
+from harness.both_sides.faults import FAULTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
-from harness.fault_acts_idle import IDLE_ACTS
-from harness.fault_sites import FORWARD_ACTS
-from harness.fault_wraps import ACTS
-from harness.faults import FAULTS, NEEDS, SITES, TEXTS
-from harness.mutants import by_engine, with_fault
-from harness.scoreboard import EXCUSED, UNDRIVABLE
-from harness.types import Kind, Phase
+from harness.contract.types import Kind, Phase
+from harness.engine_side.mutants.fault_acts_idle import IDLE_ACTS
+from harness.engine_side.mutants.fault_sites import FORWARD_ACTS
+from harness.engine_side.mutants.fault_wraps import ACTS
+from harness.search.mutants import by_engine, with_fault
+from harness.search.scoreboard import EXCUSED, UNDRIVABLE
 
 FAMILIES = {
     "eagle3",

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from harness import fault_wraps
-from harness.fault_wraps import Armed, FaultBroken, Faults
-from harness.faults import FAULTS
-from harness.hooks import Ledger
+from harness.both_sides.faults import FAULTS
+from harness.engine_side.hooks import Ledger
+from harness.engine_side.mutants import fault_wraps
+from harness.engine_side.mutants.fault_wraps import Armed, FaultBroken, Faults
 
 
 def module():

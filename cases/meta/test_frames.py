@@ -12,9 +12,9 @@ import pytest
 
 from cases.catalogue import CORPUS
 from cases.meta import handmade, page_runs, results
+from harness.archive.store import RunReader, read_case
 from harness.checks import judge
-from harness.store import RunReader, read_case
-from harness.types import Kind, Phase
+from harness.contract.types import Kind, Phase
 from reports.columns import ARROW, FRAMES, documentation, empty, frame
 from reports.frames import accept_lengths, case_frames, read_frames, read_trends
 from reports.reading import read_report
@@ -101,8 +101,8 @@ def _without(trace, row):
 
 
 def _stored(scenario, engine, reference, found, verdict):
-    from harness.records import ScenarioVerdict
-    from harness.store import StoredScenario
+    from harness.archive.records import ScenarioVerdict
+    from harness.archive.store import StoredScenario
 
     return StoredScenario(
         folder=Path("x"),
@@ -154,7 +154,7 @@ def test_errors_and_limits_are_those_the_checks_judged_by(folder):
 
 
 def _verdict(found):
-    from harness.types import Outcome, Verdict
+    from harness.contract.types import Outcome, Verdict
 
     return Verdict(outcome=Outcome.FAIL if found else Outcome.PASS)
 

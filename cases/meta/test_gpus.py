@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
-from harness import gpus
-from harness.gpus import App, Card, CardError
+from harness.both_sides import gpus
+from harness.both_sides.gpus import App, Card, CardError
 
 
 def test_cards_come_by_index_with_the_memory_that_processes_can_have(machine):

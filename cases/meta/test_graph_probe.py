@@ -9,15 +9,15 @@ import pytest
 import torch
 
 from benchmarks.gpu import FLOAT_MUTANTS
-from harness.compat import lookup
-from harness.fault_graphs import Captured, inside_graphs
-from harness.faults import FAULTS
-from harness.graph_probe import Book, GraphProbe
-from harness.packed import read
-from harness.probe import Probe
-from harness.recorder import Recorder
-from harness.rounds import Unpacker, best_first, without_padding
-from harness.snapshot import copied, outputs_of
+from harness.both_sides.compat import lookup
+from harness.both_sides.faults import FAULTS
+from harness.both_sides.packed import read
+from harness.driving.rounds import Unpacker, best_first, without_padding
+from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
+from harness.engine_side.probes.graph_probe import Book, GraphProbe
+from harness.engine_side.probes.probe import Probe
+from harness.engine_side.probes.recorder import Recorder
+from harness.engine_side.probes.snapshot import copied, outputs_of
 
 WIDTH, VOCAB, STEPS = 3, 20, 3
 

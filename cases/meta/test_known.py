@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from cases.known import all_known, known_as, read
-from harness.envs import SUPPORTED
-from harness.types import Kind, Phase
+from harness.contract.types import Kind, Phase
+from harness.engines.envs import SUPPORTED
 
 FINDINGS = Path(__file__).parents[2] / "docs" / "findings.md"
 STOP, ROWS = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_out-off"

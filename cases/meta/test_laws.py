@@ -10,8 +10,8 @@ import torch
 from cases import checkpoints
 from cases.laws import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, law, token_of
-from harness.trace import RowBuilder, Trace
-from harness.types import Op, RequestSpec, Scenario
+from harness.contract.trace import RowBuilder, Trace
+from harness.contract.types import Op, RequestSpec, Scenario
 from reference.pair import load_pair
 from reference.turns import Reading
 from reference.verify import Coins, draw, sampled_walk

@@ -15,9 +15,9 @@ import pytest
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
 from cases.processes import survivors, tree
-from harness import lease_files, leases
-from harness.engine import Engine, EngineError, NoLease
-from harness.gpus import CardError
+from harness.both_sides import lease_files, leases
+from harness.both_sides.gpus import CardError
+from harness.engines.engine import Engine, EngineError, NoLease
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -121,8 +121,8 @@ CONTROL = """
 import sys, time
 from pathlib import Path
 from cases.meta import pretended_sglang
-from harness import leases
-from harness.engine import Engine
+from harness.both_sides import leases
+from harness.engines.engine import Engine
 engine = Engine(launch=pretended_sglang.launch(Path(sys.argv[1]), leases.request(39)), log=Path(sys.argv[2]))
 engine.boot()
 print(engine.process.pid, flush=True)

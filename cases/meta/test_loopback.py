@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.loopback import RULE_BOOK, Room, RuleError, Rules, Want, read_items, write_items
-from harness.loopback_classes import make_classes
+from harness.engine_side.stand_ins.loopback import RULE_BOOK, Room, RuleError, Rules, Want, read_items, write_items
+from harness.engine_side.stand_ins.loopback_classes import make_classes
 
 POLL = SimpleNamespace(Failed=0, Bootstrapping=1, WaitingForInput=2, Transferring=3, Success=4)
 CONN = SimpleNamespace(

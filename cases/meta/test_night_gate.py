@@ -31,12 +31,12 @@ from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
-from harness import envs
-from harness.census import INCOMPLETE
+from harness.archive.store import StoreError
 from harness.cli import nightly
+from harness.engines import envs
 from harness.night import store
 from harness.night.rates import interval
-from harness.store import StoreError
+from harness.suite.census import INCOMPLETE
 
 ROOT = Path(__file__).resolve().parents[2]
 NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases", "pr25015,pr26329", "--seed", "5")
@@ -286,7 +286,7 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_what_cannot_be_is_refused_before_anything_slow(work, name, snapshot, monkeypatch):
-    monkeypatch.setattr("harness.engine.Engine.boot", lambda *_, **__: pytest.fail("an engine was booted"))
+    monkeypatch.setattr("harness.engines.engine.Engine.boot", lambda *_, **__: pytest.fail("an engine was booted"))
     monkeypatch.setattr("cases.catalogue.names", lambda: ["pr25015", "pr26329"])
     (work / "empty").mkdir()
     (work / "file").touch()

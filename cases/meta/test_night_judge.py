@@ -9,9 +9,9 @@ import random
 import pytest
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
+from harness.contract.types import Outcome
 from harness.night import rates
 from harness.night.judge import GONE, Status, judge, scenarios_until_gone
-from harness.types import Outcome
 
 
 def judged(one, *past, known=(), today=TODAY):

@@ -10,12 +10,12 @@ from cases import cells
 from cases.boots import BOOTS
 from cases.meta import results
 from cases.meta.nights import AHEAD
+from harness.archive.store import WriteError, read_specimen
 from harness.checks import group, judge
-from harness.engine import EngineError
-from harness.live import ScenarioOutcome
+from harness.contract.types import Outcome
+from harness.driving.live import ScenarioOutcome
+from harness.engines.engine import EngineError
 from harness.night.run import Driver, accept_lengths
-from harness.store import WriteError, read_specimen
-from harness.types import Outcome
 
 
 class ByHand:

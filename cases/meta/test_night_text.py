@@ -11,9 +11,9 @@ import pytest
 from rich.console import Console
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
+from harness.contract.types import Outcome
 from harness.night.document import document, junit
 from harness.night.judge import judge
-from harness.types import Outcome
 from reports.ci import ANNOTATIONS, BUDGET, summary, workflow_commands
 from reports.night import render_cell, render_night
 

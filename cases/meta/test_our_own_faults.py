@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness import wire
-from harness.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
+from harness.both_sides import wire
+from harness.engines.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
 
 HOST = Path(__file__).parents[2] / "harness" / "engine_host.py"
 DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'", "trace": "Traceback …"}

@@ -11,9 +11,10 @@ import pytest
 from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import REQUIRES, PretendedIndex
 from cases.meta.test_cli_bad_input import call
-from harness import bundle, closure, pack, prebuild, slimming
-from harness.bundle import Manifest
-from harness.closure import EnvError
+from harness.engines import closure
+from harness.engines.closure import EnvError
+from harness.machines import bundle, pack, prebuild, slimming
+from harness.machines.bundle import Manifest
 
 TORCH = "2.11.0+cu130"
 
@@ -124,7 +125,9 @@ def test_a_part_holds_once_what_several_releases_leave_out(index, tmp_path):
         pytest.param(
             ["torch==2.14.1", *REQUIRES[1:]], "wants torch==2.14.1; it cannot be packed for torch 2.11.0", id="torch"
         ),
-        pytest.param([*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/slimming.py", id="unknown"),
+        pytest.param(
+            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.py", id="unknown"
+        ),
         pytest.param(["torch==2.11.0", "numpy"], "does not say which sglang-kernel, transformers", id="no-pins"),
     ],
 )
@@ -209,4 +212,4 @@ def test_the_command_prints_what_it_came_to(index, tmp_path, monkeypatch):
     lines = done.stdout.splitlines()
     assert any(line.split()[:2] == ["sglang-kernel-0.4.3", "4"] for line in lines), done.stdout
     assert lines[-3].startswith("sglang.bundle: ")
-    assert lines[-1].endswith("python3 -m harness.unpack sglang.bundle")
+    assert lines[-1].endswith("python3 -m harness.machines.unpack sglang.bundle")

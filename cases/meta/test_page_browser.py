@@ -7,7 +7,7 @@ import re
 import pytest
 
 from cases.meta import browser, handmade, nights, page_runs, results
-from harness.types import Kind, Phase
+from harness.contract.types import Kind, Phase
 from reports.page import Beside, render_page
 from reports.reading import read_report
 from reports.trends import trends_of

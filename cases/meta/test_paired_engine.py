@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.assemble import Assembler
-from harness.engine import EngineCrashed, EngineError, Launch
-from harness.paired_engine import PairedEngine
+from harness.driving.assemble import Assembler
+from harness.engines.engine import EngineCrashed, EngineError, Launch
+from harness.engines.paired_engine import PairedEngine
 
 
 class Side:

@@ -13,8 +13,8 @@ import pytest
 from cases.cells import Box, plan
 from cases.families import FAMILIES, SOME
 from cases.processes import survivors
-from harness.census import INCOMPLETE, Census
 from harness.cli.programs import choose_scenarios
+from harness.suite.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BOOT = f"""
 import sys
 from pathlib import Path
-import harness.engine
+import harness.engines.engine
 from cases.processes import tree
-from harness.engine import Launch
-harness.engine._HOST = Path({str(HOST)!r})
+from harness.engines.engine import Launch
+harness.engines.engine._HOST = Path({str(HOST)!r})
 
 def boot(engines, mark="one"):
     launch = Launch(python=Path(sys.executable), pythonpath=(), boot={{"mark": mark}})
@@ -46,7 +46,7 @@ def session(tmp_path):
         (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = engine\naddopts = --dist=worksteal -ra\n")
         plugins = [
             "-p",
-            "harness.plugin",
+            "harness.suite.plugin",
             *(f"-pno:{name}" for name in ("cacheprovider", "hypothesispytest", "syrupy")),
         ]
         command = [sys.executable, "-m", "pytest", *plugins, *options]
@@ -69,7 +69,7 @@ def _processes(folder):
 FAILING = """
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.live import ScenarioOutcome
+from harness.driving.live import ScenarioOutcome
 def test_one(engines):
     scenario = handmade.scenario()
     trace, reference = handmade.build(scenario)
@@ -245,7 +245,7 @@ def test_session_that_lost_a_report_fails_although_every_reported_test_passed(se
 import pytest
 @pytest.fixture(autouse=True)
 def lost(request):
-    from harness.plugin import CENSUS
+    from harness.suite.plugin import CENSUS
     request.config.stash[CENSUS].plan(["test_inner.py::test_one", "test_inner.py::test_gone"])
 def test_one(): pass
 """

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness import plugin_algorithm
-from harness.plugin_algorithm import PluginError, register
+from harness.both_sides import plugin_algorithm
+from harness.both_sides.plugin_algorithm import PluginError, register
 
 REGISTRY = "sglang.srt.speculative.spec_registry"
 WORKER = ("types", "SimpleNamespace")

@@ -11,7 +11,7 @@ import pytest
 from cases.meta import pretended_sglang
 from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, app, used
 from cases.meta.test_plugin import session  # noqa: F401
-from harness import lease_files
+from harness.both_sides import lease_files
 
 #: An inner test asks for an engine by its boot configuration; who booted what is written down.
 INNER = """

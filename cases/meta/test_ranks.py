@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from harness import ranks, wire
+from harness.both_sides import wire
+from harness.engines import ranks
 
 
 @pytest.fixture

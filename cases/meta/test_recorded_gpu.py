@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.catalogue import CORPUS
+from harness.archive.store import read_case
 from harness.cli.main import app
-from harness.store import read_case
-from harness.types import Scenario
+from harness.contract.types import Scenario
 
 RECORDED = CORPUS.parent / "recorded" / "gpu"
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17")

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from harness.assemble import Assembler
-from harness.gate import _together
-from harness.packed import read
-from harness.recorder import MOST_UNDERWAY, Recorder
-from harness.rounds import Unpacker
-from harness.snapshot import Shipment, copied
+from harness.both_sides.packed import read
+from harness.driving.assemble import Assembler
+from harness.driving.rounds import Unpacker
+from harness.engine_side.host.gate import _together
+from harness.engine_side.probes.recorder import MOST_UNDERWAY, Recorder
+from harness.engine_side.probes.snapshot import Shipment, copied
 
 
 class Slow:

@@ -7,7 +7,7 @@ import torch
 
 from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
-from harness.types import RequestSpec, SpecConfig
+from harness.contract.types import RequestSpec, SpecConfig
 from reference.chain import Forced, draft
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession

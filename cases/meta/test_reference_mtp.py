@@ -19,7 +19,7 @@ from cases.mtp_weights import LAYERS
 from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
 from reference import mtp
 from reference.model import CheckpointError
 from reference.pair import load_pair, session_of

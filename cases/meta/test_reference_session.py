@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cases.checkpoints import make
-from harness.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
-from harness.types import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
+from harness.contract.types import Op, RequestSpec, Scenario, SpecConfig
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession
 

@@ -8,8 +8,8 @@ from cases.meta import handmade
 from cases.related import LEAST_ROWS, compare
 from cases.relations import RELATIONS, pairs
 from cases.strategies import BOOTS, collect
-from harness.trace import Event, RowBuilder, Trace
-from harness.types import EngineConfig, Kind, Outcome, Policy
+from harness.contract.trace import Event, RowBuilder, Trace
+from harness.contract.types import EngineConfig, Kind, Outcome, Policy
 
 GIVEN = handmade.scenario()
 CHUNKED = GIVEN.model_copy(update={"engine": EngineConfig(chunk=5)})

@@ -11,7 +11,7 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.pretended_card import app, used
 from cases.meta.test_cli_bad_input import call
-from harness import envs
+from harness.engines import envs
 
 #: An interpreter that runs the real engine host; a lease is taken before it looks for SGLang.
 HOST = f'exec {sys.executable} "$@"'

@@ -10,7 +10,7 @@ import pytest
 
 from cases.catalogue import read_scenario
 from cases.situations import SITUATIONS
-from harness.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "scenarios.md").read_text()

@@ -4,10 +4,10 @@ import pytest
 from pydantic import ValidationError
 
 from cases.fixed import DRAIN, request, submit
-from harness.cli.adapt import impossible
-from harness.envs import EngineEnv
-from harness.launch import build_launch
-from harness.types import EngineConfig, Op, Scenario, SpecConfig
+from harness.contract.types import EngineConfig, Op, Scenario, SpecConfig
+from harness.driving.adapt import impossible
+from harness.engines.envs import EngineEnv
+from harness.engines.launch import build_launch
 
 
 def made(*script, **engine):

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from harness import mutants
+from harness.both_sides.faults import FAULTS
 from harness.checks import CHECKS
-from harness.engine import EngineError
-from harness.faults import FAULTS
-from harness.mutants import Campaign, judged
-from harness.scoreboard import EXCUSED, Fate, Score, Scoreboard, document
-from harness.trace import Event
-from harness.types import Outcome
+from harness.contract.trace import Event
+from harness.contract.types import Outcome
+from harness.engines.engine import EngineError
+from harness.search import mutants
+from harness.search.mutants import Campaign, judged
+from harness.search.scoreboard import EXCUSED, Fate, Score, Scoreboard, document
 from reports.mutants import MutantLine, render_scoreboard
 
 LATE = FAULTS["draft-position-late"]

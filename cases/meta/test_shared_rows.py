@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.deviations import told_in
-from harness.oracle import Oracle
-from harness.store import read_case
-from harness.types import Outcome
+from harness.contract.deviations import told_in
+from harness.contract.types import Outcome
+from harness.driving.oracle import Oracle
 from reference.mtp import Window
 from reference.mtp_cache import Owner, Step, held_rows
 

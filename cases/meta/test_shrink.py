@@ -8,10 +8,10 @@ import pytest
 from cases.meta import handmade
 from cases.strategies import BOOTS, programs
 from harness.checks import group, judge
-from harness.shrink import Budget, shrink
-from harness.smaller import simpler_boots, smaller, tidy
-from harness.tally import roots, size, tally
-from harness.types import Kind, Op, Scenario
+from harness.contract.types import Kind, Op, Scenario
+from harness.search.shrink import Budget, shrink
+from harness.search.smaller import simpler_boots, smaller, tidy
+from harness.search.tally import roots, size, tally
 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
 OTHER = "POSITION:positions:DRAFT:one-ahead"

@@ -9,8 +9,8 @@ from cases.situations import SITUATIONS, ReachTable, count
 from cases.situations_handoff import NAMES as HANDOFFS
 from cases.situations_ranks import MANY
 from cases.situations_ranks import NAMES as RANKS
-from harness.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
-from harness.types import Op, Outcome, Verdict
+from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.types import Op, Outcome, Verdict
 
 
 def prefill(tick, *parts, dp_rank=0):

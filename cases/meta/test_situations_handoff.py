@@ -8,7 +8,7 @@ from cases.meta import handmade
 from cases.meta.test_situations import decode, end, prefill, record, trace
 from cases.situations import SITUATIONS
 from cases.situations_handoff import NAMES, RANKED
-from harness.trace import Event
+from harness.contract.trace import Event
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 RANKS = {"dp": 2, "tp": 2}

@@ -6,7 +6,7 @@ from cases.meta import handmade
 from cases.meta.test_situations import decode, end, prefill, record, trace
 from cases.situations import SITUATIONS
 from cases.situations_ranks import MANY, NAMES
-from harness.trace import Event
+from harness.contract.trace import Event
 
 #: Requests r0 and r2 are on rank 0, r1 on rank 1 (the predicates read ranks off the batches alone).
 GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp=2)

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from cases.meta import handmade
-from harness import store
-from harness.checks import group, judge
-from harness.store import (
+from harness.archive import store
+from harness.archive.store import (
     RunReader,
     RunWriter,
     StoreError,
@@ -23,7 +22,8 @@ from harness.store import (
     read_specimen,
     write_specimen,
 )
-from harness.types import Kind, Outcome, Verdict
+from harness.checks import group, judge
+from harness.contract.types import Kind, Outcome, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_run_that_is_still_written_says_so_and_one_whose_writers_are_gone_does_n
 WRITES = """
 import sys, time
 from pathlib import Path
-from harness.store import RunWriter
+from harness.archive.store import RunWriter
 writer = RunWriter.create(Path(sys.argv[1]), manifest={})
 print(writer.folder, flush=True)
 time.sleep(600)

@@ -14,7 +14,7 @@ from cases.leads import LEADS, possible
 from cases.situations import ELSEWHERE, SITUATIONS
 from cases.strategies import BOOTS, CONTEXT, TREES, collect, programs, scenarios, shortest_life
 from cases.timeline import Timeline, inserted
-from harness.types import Op, RequestSpec, Scenario
+from harness.contract.types import Op, RequestSpec, Scenario
 
 ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values()]
 

@@ -10,11 +10,11 @@ from rich.console import Console
 
 from cases.meta import results
 from harness.checks.describe import WHAT
-from harness.doctor import Finding
-from harness.documents import cell_document
-from harness.envs import EngineEnv
-from harness.progress import Booted, Cost, Judged, Preparing, Started, Turned
-from harness.types import Kind
+from harness.cli.documents import cell_document
+from harness.contract.types import Kind
+from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
+from harness.engines.envs import EngineEnv
+from harness.machines.doctor import Finding
 from reports.findings import render_first
 from reports.live import LiveLine
 from reports.machine import render_doctor, render_engines

@@ -5,8 +5,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness import tolerance
-from harness.tolerance import BUDGETS, budget_for, choice_margin, is_tie, judge_rows, tie_limit, too_many_ties
+from harness.contract import tolerance
+from harness.contract.tolerance import (
+    BUDGETS,
+    budget_for,
+    choice_margin,
+    is_tie,
+    judge_rows,
+    tie_limit,
+    too_many_ties,
+)
 
 F32 = budget_for("float32")
 

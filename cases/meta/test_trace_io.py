@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.meta import handmade
-from harness.trace import INT_COLUMNS, TRACE_SCHEMA, Event, RowBuilder, Trace
-from harness.trace_io import TraceError, arrow_schema, plain, read_trace, trace_files, write_trace
+from harness.archive.trace_io import TraceError, arrow_schema, plain, read_trace, trace_files, write_trace
+from harness.contract.trace import INT_COLUMNS, TRACE_SCHEMA, Event, RowBuilder, Trace
 
 INTS = st.integers(-(2**62), 2**62)
 FLOATS = st.floats(width=32)
@@ -60,7 +60,7 @@ def test_reading_leaves_no_thread_behind(stored):
     """A thread of Arrow's that lets go of Python's bytes while Python ends kills the process, 1 time in some 50."""
     folder, _, _ = stored
     code = (
-        "import os, sys, pathlib, harness.trace_io as t\n"
+        "import os, sys, pathlib, harness.archive.trace_io as t\n"
         "before = len(os.listdir('/proc/self/task'))\n"
         "assert len(t.read_trace(pathlib.Path(sys.argv[1]), sys.argv[2]).rows)\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"

@@ -16,10 +16,11 @@ from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
-from harness import bundle, cards, closure, doctor, envs, fit, kernels, pack, prebuild, slimming, unpack
-from harness.bundle import BundleError
-from harness.cards import Card
-from harness.closure import EnvError
+from harness.engines import closure, envs
+from harness.engines.closure import EnvError
+from harness.machines import bundle, cards, doctor, fit, kernels, pack, prebuild, slimming, unpack
+from harness.machines.bundle import BundleError
+from harness.machines.cards import Card
 
 H100 = Card(name="NVIDIA H100", uuid="GPU-1", memory=81559, free=81079, capability="9.0", driver="580.159.04")
 VERSIONS = ("0.5.12.post1", "0.5.13")
@@ -81,8 +82,8 @@ def test_what_was_unpacked_can_be_imported(made, home):
 
 
 def test_its_settings_reach_the_engines_process(made, home, tmp_path):
-    from harness.launch import build_launch
-    from harness.types import EngineConfig, SpecConfig
+    from harness.contract.types import EngineConfig, SpecConfig
+    from harness.engines.launch import build_launch
 
     unpack.unpack(made["engines"], progress=quiet)
     launch = build_launch(
@@ -337,7 +338,7 @@ def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):
 
 def test_it_starts_with_the_standard_library_alone():
     """On the machine it is for, nothing of ours is installed yet."""
-    code = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r}); import harness.unpack as u; u.main(['/no/such'])"
+    code = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r}); import harness.machines.unpack as u; u.main(['/no/such'])"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.stderr.splitlines() == [
         "eaglecheck: cannot read /no/such: No such file or directory",

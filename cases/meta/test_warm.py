@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import quiet
-from harness import envs, warm
-from harness.closure import EnvError
-from harness.envs import EngineEnv
+from harness.engines import envs
+from harness.engines.closure import EnvError
+from harness.engines.envs import EngineEnv
+from harness.machines import warm
 
 ANSWER = {
     "release": "0.5.13",

@@ -8,7 +8,7 @@ import pytest
 
 from cases.meta import results
 from cases.meta.test_terminal import printed
-from harness.words import brief, counted, meant
+from harness.contract.words import brief, counted, meant
 from reports.terminal import render_run
 
 

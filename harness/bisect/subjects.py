@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.bisect.search import Call
-from harness.types import Outcome, Scenario
+from harness.contract.types import Outcome, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.bisect.repository import PYTHON, GitError, Repository, run_git
-from harness.closure import home
+from harness.engines.closure import home
 
 OWNER = "owner"
 

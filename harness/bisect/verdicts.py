@@ -18,8 +18,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.bisect.subjects import Run
-from harness.closure import home
-from harness.types import Outcome
+from harness.contract.types import Outcome
+from harness.engines.closure import home
 
 #: Of the file format.
 VERSION = 1

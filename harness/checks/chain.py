@@ -10,7 +10,7 @@ from harness.checks.compare import compare_choices, compare_integers, pairs_of
 from harness.checks.evidence import Evidence
 from harness.checks.numeric import compare_floats
 from harness.checks.registry import CheckResult, register
-from harness.types import Kind, Phase
+from harness.contract.types import Kind, Phase
 
 #: Every kind the column-by-column comparison can raise.
 ROW_KINDS = (Kind.TOKEN, Kind.POSITION, Kind.PARENT, Kind.EXTEND_INPUT, Kind.NUMERIC, Kind.SHAPE)

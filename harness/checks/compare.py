@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.align import Ints
-from harness.batches import Share
 from harness.checks import selection
 from harness.checks.evidence import Evidence
 from harness.checks.positions import offset_hint
 from harness.checks.registry import CheckResult, Tie
-from harness.tolerance import Budget, budget_for, choice_margin, tie_limit
-from harness.trace import Rows
-from harness.types import Divergence, Kind, Phase, Policy
+from harness.contract.align import Ints
+from harness.contract.batches import Share
+from harness.contract.tolerance import Budget, budget_for, choice_margin, tie_limit
+from harness.contract.trace import Rows
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 ROTATED = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 TARGET = (Phase.PREFILL, Phase.VERIFY)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from cases.situations import SITUATIONS, count
 from harness.checks.evidence import Evidence
-from harness.types import Phase
+from harness.contract.types import Phase
 
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from harness.checks.findings import Finding
-from harness.types import Divergence, Kind, Phase, Policy, Scenario
+from harness.contract.types import Divergence, Kind, Phase, Policy, Scenario
 
 SUBJECT: dict[str, str] = {
     Phase.PREFILL: "target prefill",

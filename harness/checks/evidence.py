@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.align import Aligned, Ints, align
-from harness.batches import Part, Share, parts_of
-from harness.tolerance import Wide
-from harness.trace import Rows, Trace
-from harness.types import Divergence, Kind, Phase, Scenario
+from harness.contract.align import Aligned, Ints, align
+from harness.contract.batches import Part, Share, parts_of
+from harness.contract.tolerance import Wide
+from harness.contract.trace import Rows, Trace
+from harness.contract.types import Divergence, Kind, Phase, Scenario
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from harness.checks.chain import ROW_KINDS, compare_phases
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Phase
+from harness.contract.types import Phase
 
 
 @register(

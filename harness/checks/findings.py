@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from harness.types import Divergence, Kind, Phase, Policy
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
 TARGET_PHASES = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.batches import Part, Share
 from harness.checks.chain import ROW_KINDS
 from harness.checks.compare import Pairs, compare_choices, pairs_of
 from harness.checks.evidence import Evidence
 from harness.checks.numeric import compare_floats
 from harness.checks.registry import CheckResult, register
-from harness.trace import RoundRecord
-from harness.types import Divergence, Key, Kind, Phase, Policy
+from harness.contract.batches import Part, Share
+from harness.contract.trace import RoundRecord
+from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
 
 @register(

@@ -7,11 +7,11 @@ what the previous draft forward proposed, and the verify reads exactly those pro
 
 from __future__ import annotations
 
-from harness.batches import Share
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.checks.rotation import last_choices, rotated_rows
-from harness.types import Kind, Phase
+from harness.contract.batches import Share
+from harness.contract.types import Kind, Phase
 
 
 @register(

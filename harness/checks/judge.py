@@ -5,9 +5,6 @@ This module must not compare rows. Importing it imports every family, which regi
 
 from __future__ import annotations
 
-from harness import deviations
-from harness.align import unpaired
-from harness.batches import Part, Share
 from harness.checks import (
     chain,
     extend,
@@ -31,9 +28,12 @@ from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, Tie, register, run_check
 from harness.checks.rounds import ends_here
 from harness.checks.verify import truncated
-from harness.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
-from harness.trace import Event, Trace
-from harness.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
+from harness.contract import deviations
+from harness.contract.align import unpaired
+from harness.contract.batches import Part, Share
+from harness.contract.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
+from harness.contract.trace import Event, Trace
+from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 
 FAMILIES = (
     positions,

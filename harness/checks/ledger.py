@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.trace import Event
-from harness.types import Divergence, Key, Kind, Phase
+from harness.contract.trace import Event
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)

@@ -14,9 +14,9 @@ import numpy as np
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.tolerance import budget_for, tie_limit
-from harness.trace import RequestEnd
-from harness.types import Divergence, Key, Kind, Phase, Policy, RequestSpec
+from harness.contract.tolerance import budget_for, tie_limit
+from harness.contract.trace import RequestEnd
+from harness.contract.types import Divergence, Key, Kind, Phase, Policy, RequestSpec
 
 
 @register(

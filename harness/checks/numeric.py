@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from harness.align import Ints
 from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
-from harness.tolerance import Floats, RowErrors, judge_rows
-from harness.trace import Rows
-from harness.types import Divergence, Kind, Policy
+from harness.contract.align import Ints
+from harness.contract.tolerance import Floats, RowErrors, judge_rows
+from harness.contract.trace import Rows
+from harness.contract.types import Divergence, Kind, Policy
 
 Bools = npt.NDArray[np.bool_]
 Singles = npt.NDArray[np.float32]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Divergence, Kind, Phase
+from harness.contract.types import Divergence, Kind, Phase
 
 #: Phases whose row j sits at start + j.
 RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)

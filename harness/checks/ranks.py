@@ -10,8 +10,8 @@ from typing import Any
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.trace import Event
-from harness.types import Divergence, Key, Kind
+from harness.contract.trace import Event
+from harness.contract.types import Divergence, Key, Kind
 
 #: (tick, phase, step): one forward that all ranks enter together.
 Moment = tuple[int, str, int]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from harness.checks.evidence import Evidence
-from harness.types import Divergence, Key, Kind
+from harness.contract.types import Divergence, Key, Kind
 
 #: What verdicts count. A check may add only to these.
 COMPARED = (

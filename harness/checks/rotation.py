@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.batches import Part, Share
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult
-from harness.deviations import GUESSED_TAIL, assumed_in
-from harness.types import Kind, Phase
+from harness.contract.batches import Part, Share
+from harness.contract.deviations import GUESSED_TAIL, assumed_in
+from harness.contract.types import Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.batches import Part
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Divergence, Key, Kind, Phase
+from harness.contract.batches import Part
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 Place = tuple[int, int]  # (step, slot)
 

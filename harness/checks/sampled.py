@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from harness.batches import Share
 from harness.checks.coverage import sampler_replaced
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
-from harness.trace import Trace
-from harness.types import Kind, Phase, Policy
+from harness.contract.batches import Share
+from harness.contract.trace import Trace
+from harness.contract.types import Kind, Phase, Policy
 
 #: A coin this near to the end of a share may fall on either side of it: the softmax of two float32 programs differs by
 #: a few 1e-7 of a probability; in half precision a logit is off by up to a few 1e-2.

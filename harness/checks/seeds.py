@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.trace import RequestEnd
-from harness.types import Kind, Phase, RequestSpec
+from harness.contract.trace import RequestEnd
+from harness.contract.types import Kind, Phase, RequestSpec
 
 #: What must be equal for two requests to be one and the same draw.
 Draw = tuple[tuple[int, ...], float, int]

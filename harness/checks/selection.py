@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.batches import Share
 from harness.checks.evidence import Evidence
-from harness.types import Phase
+from harness.contract.batches import Share
+from harness.contract.types import Phase
 
 NEVER = float("inf")
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.batches import Share
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Divergence, Kind, Phase
+from harness.contract.batches import Share
+from harness.contract.types import Divergence, Kind, Phase
 
 #: Rows of these phases write KV that the request keeps.
 KEPT = (Phase.PREFILL, Phase.PREBUILT, Phase.EXTEND)

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from harness.batches import Part
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Kind, Phase
+from harness.contract.batches import Part
+from harness.contract.types import Kind, Phase
 
 NARROW = ("float16", "bfloat16")
 

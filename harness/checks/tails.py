@@ -1,6 +1,6 @@
 """Copies of a prefix's last page: a branch of a paged tree that is read page by page must begin with it.
 
-Needs no reference: the probe compared the engine's own cache with itself (see `harness.tail_probe`). This module must
+Needs no reference: the probe compared the engine's own cache with itself (see `harness.engine_side.probes.tail_probe`). This module must
 not judge what is not in an event 'tails'.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Divergence, Key, Kind, Phase
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 
 @register(

@@ -6,11 +6,11 @@ separate comparison holds against the reference (a tie there is followed, not re
 
 from __future__ import annotations
 
-from harness.batches import Share
 from harness.checks.chain import ROW_KINDS, compare_phases
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.types import Kind, Phase
+from harness.contract.batches import Share
+from harness.contract.types import Kind, Phase
 
 
 @register(

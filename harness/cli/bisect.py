@@ -17,12 +17,13 @@ from harness.bisect.trees import workshop
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
-from harness.cli.adapt import NOTHING, Wanted
 from harness.cli.bisect_runs import Setting
+from harness.cli.documents import check_target, write_json
 from harness.cli.engine_options import engine_options
-from harness.cli.outcome import Exit, UsageError, guarded
-from harness.documents import check_target, write_json
-from harness.words import counted
+from harness.cli.outcome import Exit, guarded
+from harness.contract.usage import UsageError
+from harness.contract.words import counted
+from harness.driving.adapt import NOTHING, Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
 

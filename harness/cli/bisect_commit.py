@@ -12,7 +12,6 @@ from typing import Any
 
 from rich.console import Console
 
-from harness import envs
 from harness.bisect.fitting import FitError, Needs, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import PYTHON, Repository
 from harness.bisect.search import Tried
@@ -20,8 +19,9 @@ from harness.bisect.trees import Workshop, link_compiled, unlink_compiled
 from harness.bisect.trials import Trials
 from harness.cli.bisect_releases import package
 from harness.cli.bisect_runs import Setting, one_run
-from harness.published import published
-from harness.releases import drivable
+from harness.engines import envs
+from harness.engines.published import published
+from harness.engines.releases import drivable
 from reports.live import LiveLine
 from reports.prose import say
 

@@ -9,14 +9,14 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
-from harness import envs
 from harness.bisect.changes import Changed, changed_files
 from harness.bisect.search import Direction, Tried
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
-from harness.cli.outcome import UsageError
-from harness.published import published, span
-from harness.releases import UnknownReleaseError
+from harness.contract.usage import UsageError
+from harness.engines import envs
+from harness.engines.published import published, span
+from harness.engines.releases import UnknownReleaseError
 from reports.live import LiveLine
 from reports.prose import say
 

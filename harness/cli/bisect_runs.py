@@ -16,19 +16,19 @@ from typing import Any
 from rich.console import Console
 
 from cases import catalogue
-from harness import closure, envs
+from harness.archive.store import MANIFEST, read_specimen
 from harness.bisect.subjects import Failure, Run, Subject
 from harness.bisect.verdicts import checks_version, folder_digest
 from harness.cli import prepare
-from harness.cli.adapt import Wanted, adapted
-from harness.cli.outcome import UsageError, unknown
-from harness.cli.pairs import own_pair
 from harness.cli.programs import check_scenarios
-from harness.deviations import assumed_in
-from harness.progress import RunResult
-from harness.runner import run
-from harness.store import MANIFEST, read_specimen
-from harness.types import Outcome
+from harness.contract.deviations import assumed_in
+from harness.contract.types import Outcome
+from harness.contract.usage import UsageError, unknown
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.pairs import own_pair
+from harness.driving.progress import RunResult
+from harness.driving.runner import run
+from harness.engines import closure, envs
 from reports.live import LiveLine
 from reports.prose import say
 from reports.terminal import unjudged

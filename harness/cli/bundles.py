@@ -9,10 +9,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import envs
-from harness.bundle import BundleError
-from harness.cli.outcome import Exit, UsageError, guarded, unknown
-from harness.slimming import PARTS
+from harness.cli.outcome import Exit, guarded
+from harness.contract.usage import UsageError, unknown
+from harness.engines import envs
+from harness.machines.bundle import BundleError
+from harness.machines.slimming import PARTS
 from reports.prose import say
 
 
@@ -30,7 +31,7 @@ def pack(
     ] = True,
 ) -> Exit:
     """Put releases into one small file for a machine without a network that has torch and a Hopper card."""
-    from harness.pack import pack as write_bundle
+    from harness.machines.pack import pack as write_bundle
     from reports.machine import render_bundle
 
     console = Console()
@@ -60,8 +61,8 @@ def unpack(
     ] = None,
 ) -> Exit:
     """Install the releases of a bundle on this machine, without a network."""
-    from harness import kernels
-    from harness.unpack import unpack as install_bundle
+    from harness.machines import kernels
+    from harness.machines.unpack import unpack as install_bundle
 
     console = Console()
 
@@ -73,7 +74,7 @@ def unpack(
     except BundleError as error:
         raise UsageError(str(error)) from error
     if warm:
-        from harness.warm import warm as boot_once
+        from harness.machines.warm import warm as boot_once
 
         boot_once(found, progress=tell)
     if keep_kernels:

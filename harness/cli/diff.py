@@ -9,8 +9,8 @@ import typer
 from rich.console import Console
 
 from harness.cli import options
+from harness.cli.documents import check_target, write_json
 from harness.cli.outcome import Exit, guarded
-from harness.documents import check_target, write_json
 
 
 @guarded

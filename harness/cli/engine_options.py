@@ -1,6 +1,6 @@
 """The options that say how an engine runs, for every command that starts engines: five of them, one meaning.
 
-It must not check their values (see `harness.cli.adapt`).
+It must not check their values (see `harness.driving.adapt`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from harness.cli import options
-from harness.cli.adapt import Wanted
+from harness.driving.adapt import Wanted
 
 R = TypeVar("R")
 

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness import envs
 from harness.cli import bundles
 from harness.cli.outcome import Exit, guarded
+from harness.engines import envs
 from reports.prose import say
 
 engines = typer.Typer(
@@ -48,7 +48,7 @@ def list_() -> Exit:
 @guarded
 def doctor() -> Exit:
     """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
-    from harness.doctor import diagnose, first_run_installs
+    from harness.machines.doctor import diagnose, first_run_installs
     from reports.machine import render_doctor
 
     found = diagnose()

@@ -12,7 +12,8 @@ import typer
 from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
-from harness.cli.outcome import Exit, UsageError, full_output_told, guarded
+from harness.cli.outcome import Exit, full_output_told, guarded
+from harness.contract.usage import UsageError
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")

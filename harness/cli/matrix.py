@@ -9,15 +9,16 @@ import typer
 from rich.console import Console
 
 from cases import catalogue
-from harness import envs
 from harness.cli import options, prepare
-from harness.cli.adapt import NOTHING, Wanted
+from harness.cli.documents import cell_document, check_target, matrix_document, write_json
 from harness.cli.engine_options import engine_options
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
-from harness.documents import cell_document, check_target, matrix_document, write_json
-from harness.runner import Plan, run
-from harness.types import Outcome, Verdict
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.types import Outcome, Verdict
+from harness.contract.usage import UsageError
+from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.runner import Plan, run
+from harness.engines import envs
 from reports.findings import render_first
 from reports.prose import heading, say
 from reports.terminal import LiveLine, render_matrix

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.both_sides.faults import FAULTS, Fault
 from harness.cli import options, prepare
-from harness.cli.adapt import Wanted, adapted
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded, unknown
-from harness.deviations import IDLE_CRASH
-from harness.documents import check_target, write_json
-from harness.faults import FAULTS, Fault
-from harness.scoreboard import document
+from harness.cli.documents import check_target, write_json
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.deviations import IDLE_CRASH
+from harness.contract.usage import UsageError, unknown
+from harness.driving.adapt import Wanted, adapted
+from harness.search.scoreboard import document
 from reports.mutants import MutantLine, render_scoreboard
 from reports.prose import say
 
@@ -34,8 +35,8 @@ def command(
     Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
     engine does not pass without a mutant.
     """
-    from harness.live import LiveEngines
-    from harness.mutants import Campaign
+    from harness.driving.live import LiveEngines
+    from harness.search.mutants import Campaign
 
     console = Console(stderr=json == "-")
     check_target(json)

@@ -13,17 +13,18 @@ import typer
 from rich.console import Console
 
 from cases import known
+from harness.archive.store import WriteError
 from harness.cli import options
+from harness.cli.documents import check_target
 from harness.cli.nightly import check_store, conclude
-from harness.cli.outcome import Exit, UsageError, guarded
-from harness.documents import check_target
+from harness.cli.outcome import Exit, guarded
+from harness.contract.usage import UsageError
 from harness.night import store
 from harness.night.document import junit
 from harness.night.judge import Judgement
 from harness.night.merge import merge
 from harness.night.records import Night
 from harness.night.store import Kept
-from harness.store import WriteError
 from reports.ci import BUDGET, summary, workflow_commands
 
 

@@ -18,18 +18,20 @@ from rich.console import Console
 from cases import catalogue, known
 from cases.cells import Box, Cell, plan
 from cases.families import FAMILIES
-from harness import envs, gpus
+from harness.both_sides import gpus
 from harness.cli import prepare
-from harness.cli.adapt import Wanted
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, unknown
-from harness.documents import write_json
-from harness.live import LiveEngines
+from harness.cli.documents import write_json
+from harness.cli.outcome import BY_OUTCOME, Exit
+from harness.contract.usage import UsageError, unknown
+from harness.contract.words import counted
+from harness.driving.adapt import Wanted
+from harness.driving.live import LiveEngines
+from harness.driving.runner import git_state, own_version
+from harness.engines import envs
 from harness.night import document, store
 from harness.night.judge import Judgement, judge
 from harness.night.records import Judged, Night, NightPlan
 from harness.night.run import Driver
-from harness.runner import git_state, own_version
-from harness.words import counted
 from reports.night import render_cell, render_night
 from reports.prose import say
 

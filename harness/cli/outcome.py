@@ -6,7 +6,6 @@ It must not hide an error: what is not foreseen is our own fault and exits 4 wit
 from __future__ import annotations
 
 import contextlib
-import difflib
 import errno
 import functools
 import os
@@ -14,15 +13,15 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import Any
 
 import typer
 from rich.console import Console
 
-from harness.types import Outcome
-from harness.words import meant
+from harness.contract.types import Outcome
+from harness.contract.usage import UsageError
 
 
 class Exit(IntEnum):
@@ -40,24 +39,6 @@ BY_OUTCOME = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.DIVERGENCE, Outcome.UN
 
 #: No room where output goes, which may be standard output itself.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-
-
-class UsageError(Exception):
-    """Something the caller asked for cannot be; the text names it, what is allowed and what to type."""
-
-
-#: More names than this are not listed; the nearest are.
-LISTED = 20
-
-
-def unknown(what: str, name: str, allowed: Iterable[str]) -> str:
-    """The text for a name that is none of the allowed ones, with the nearest."""
-    names = list(allowed)
-    hint = meant(name, names)
-    if len(names) <= LISTED:
-        return f"unknown {what} {name!r}{hint}\n  allowed: {', '.join(names)}"
-    nearest = difflib.get_close_matches(name, names, n=5, cutoff=0.0)
-    return f"unknown {what} {name!r}{hint}\n  allowed, the nearest first: {', '.join(nearest)}, …"
 
 
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
@@ -139,12 +120,12 @@ def _foreseen(error: Exception) -> Exit | None:
     """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
-    from harness.closure import EnvError, HomeError
-    from harness.documents import OutputError
-    from harness.drive import ScriptError
-    from harness.envs import UnknownReleaseError
-    from harness.store import StoreError, WriteError
-    from harness.trace_io import TraceError
+    from harness.archive.store import StoreError, WriteError
+    from harness.archive.trace_io import TraceError
+    from harness.cli.documents import OutputError
+    from harness.driving.drive import ScriptError
+    from harness.engines.closure import EnvError, HomeError
+    from harness.engines.envs import UnknownReleaseError
 
     if isinstance(error, WriteError):
         return Exit.UNKNOWN

@@ -13,15 +13,17 @@ from pathlib import Path
 
 from packaging.version import Version
 
-from harness import deviations, envs, leases
-from harness.cli.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
-from harness.cli.outcome import UsageError, unknown
-from harness.cli.pairs import checkpoint_pairs, load_now, own_pair
+from harness.archive.run_folders import default_root
+from harness.both_sides import leases
 from harness.cli.programs import check_scenarios, choose_scenarios
-from harness.launch import CpuAttention
-from harness.run_folders import default_root
-from harness.runner import Plan
-from harness.types import Scenario
+from harness.contract import deviations
+from harness.contract.types import Scenario
+from harness.contract.usage import UsageError, unknown
+from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
+from harness.driving.pairs import checkpoint_pairs, load_now, own_pair
+from harness.driving.runner import Plan
+from harness.engines import envs
+from harness.engines.launch import CpuAttention
 
 __all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
 

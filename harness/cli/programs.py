@@ -15,11 +15,11 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
 from cases.situations import SITUATIONS
-from harness.cli.outcome import UsageError, unknown
-from harness.cli.pairs import OwnPair
-from harness.faults import FAULTS
-from harness.launch import BACKENDS, CONTEXT_LENGTH
-from harness.types import RequestSpec, Scenario
+from harness.both_sides.faults import FAULTS
+from harness.contract.types import RequestSpec, Scenario
+from harness.contract.usage import UsageError, unknown
+from harness.driving.pairs import OwnPair
+from harness.engines.launch import BACKENDS, CONTEXT_LENGTH
 
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
 CONTEXT_SPARE = 2

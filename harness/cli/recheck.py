@@ -10,19 +10,20 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.archive.records import ScenarioVerdict
+from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
-from harness.cli.outcome import BY_OUTCOME, Exit, UsageError, guarded
-from harness.deviations import assumed_in
-from harness.documents import check_target, run_document, write_json
-from harness.progress import Cost, RunResult, ScenarioResult
-from harness.records import ScenarioVerdict
-from harness.runner import merge
-from harness.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.trace import Trace
-from harness.types import Outcome, Verdict
-from harness.words import counted
+from harness.cli.documents import check_target, run_document, write_json
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.deviations import assumed_in
+from harness.contract.trace import Trace
+from harness.contract.types import Outcome, Verdict
+from harness.contract.usage import UsageError
+from harness.contract.words import counted
+from harness.driving.progress import Cost, RunResult, ScenarioResult
+from harness.driving.runner import merge
 from reports.terminal import render_run
 
 
@@ -149,7 +150,7 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 
 
 def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
-    from harness.texts import text_identical
+    from harness.contract.texts import text_identical
 
     reference = _reference(stored, run.engine.get("pair")) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
@@ -176,7 +177,7 @@ def _specimen(stored: StoredScenario) -> Path | None:
 
 
 def _reference(stored: StoredScenario, pair: list[str] | None) -> Trace:
-    from harness.oracle import Oracle
+    from harness.driving.oracle import Oracle
 
     target, draft = map(Path, pair) if pair else (None, None)
     device = str(stored.engine.header.get("device", "cpu"))

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.archive.store import EVENTS, MANIFEST, read_specimen
 from harness.cli import options, prepare
-from harness.cli.outcome import Exit, UsageError, guarded
-from harness.deviations import assumed_in
-from harness.runner import run
-from harness.store import EVENTS, MANIFEST, read_specimen
+from harness.cli.outcome import Exit, guarded
+from harness.contract.deviations import assumed_in
+from harness.contract.usage import UsageError
+from harness.driving.runner import run
 from reports.prose import say
 from reports.replay import answer, render_replay
 from reports.terminal import LiveLine

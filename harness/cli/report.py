@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.cli.outcome import Exit, UsageError, guarded
-from harness.documents import check_target
+from harness.cli.documents import check_target
+from harness.cli.outcome import Exit, guarded
+from harness.contract.usage import UsageError
 from harness.night import store
 from reports.prose import say
 

@@ -9,13 +9,13 @@ import typer
 from rich.console import Console
 
 from cases import catalogue
-from harness import component
 from harness.cli import options, prepare
-from harness.cli.adapt import NOTHING, Wanted
+from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.engine_options import engine_options
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.documents import check_target, run_document, write_json
-from harness.runner import run
+from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.runner import run
+from harness.engines import component
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 

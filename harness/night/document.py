@@ -9,9 +9,9 @@ import re
 import xml.etree.ElementTree as ET
 from typing import Any
 
+from harness.contract.types import Outcome
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult
-from harness.types import Outcome
 
 NIGHT_SCHEMA = 1
 #: What XML 1.0 cannot hold, not even escaped.

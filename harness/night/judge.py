@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cases.known import Entry
+from harness.contract.types import Outcome
+from harness.contract.words import brief
 from harness.night.rates import Spread, interval, spread
 from harness.night.records import CellResult, Night, Seen, signatures
-from harness.types import Outcome
-from harness.words import brief
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.archive.store import SPECIMENS, StoreError
+from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan
 from harness.night.store import Kept, begin, disk, finish, new_id, nights
-from harness.store import SPECIMENS, StoreError
-from harness.words import counted
 
 #: What shards of one night have in common.
 SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "eaglecheck", "git_head")

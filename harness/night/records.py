@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.types import Outcome
+from harness.contract.types import Outcome
 
 SCHEMA: Literal[1] = 1
 Count = Annotated[int, Field(ge=0)]

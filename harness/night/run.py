@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases.cells import Cell
+from harness.archive.store import WriteError
 from harness.checks.describe import describe
-from harness.cli.adapt import Wanted, adapted
-from harness.deviations import ASSUMED
-from harness.engine import EngineError
-from harness.live import LiveEngines, ScenarioOutcome
+from harness.contract.deviations import ASSUMED
+from harness.contract.trace import Trace
+from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
+from harness.driving.adapt import Wanted, adapted
+from harness.driving.live import LiveEngines, ScenarioOutcome
+from harness.engines.engine import EngineError
 from harness.night.records import CellResult, Seen
 from harness.night.store import FULL, disk
-from harness.store import WriteError
-from harness.tally import roots, size
-from harness.trace import Trace
-from harness.types import Kind, Outcome, Phase, Scenario, Verdict
+from harness.search.tally import roots, size
 
 #: Reasons that say what was not looked at, without making a verdict unknown.
 NOT_A_CAUSE = ("not exercised", ASSUMED)

@@ -18,9 +18,9 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from harness.archive.store import StoreError, WriteError
+from harness.contract.validation import explain
 from harness.night.records import SCHEMA, Night, NightPlan
-from harness.store import StoreError, WriteError
-from harness.validation import explain
 
 #: What a system says when a disk takes no more.
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,1 @@
+"""What is kept on the disk, and read again. It must not judge."""

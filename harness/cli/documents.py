@@ -1,0 +1,199 @@
+"""The JSON that gates read: `run --json`, `recheck --json` and `matrix --json`. Stable; described in docs/json.md.
+
+It must not compute anything new: every value comes from a result.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from cases.situations import reach_of
+from harness.archive.store import WriteError
+from harness.archive.trace_io import plain
+from harness.checks.findings import Finding
+from harness.contract.deviations import told_in
+from harness.contract.types import Divergence
+from harness.driving.progress import RunResult, ScenarioResult
+
+RUN_SCHEMA = 1
+MATRIX_SCHEMA = 1
+
+
+class OutputError(Exception):
+    """The JSON file cannot be written where it was asked for."""
+
+
+def divergence_document(found: Divergence) -> dict[str, Any]:
+    """One divergence by its place and values."""
+    return {
+        "kind": str(found.kind),
+        "check": found.check,
+        "rid": found.key.rid,
+        "dp_rank": found.key.dp_rank,
+        "epoch": found.key.epoch,
+        "committed_len": found.key.committed,
+        "round": found.round,
+        "phase": str(found.key.phase),
+        "step": found.key.step,
+        "slot": found.key.slot,
+        "expected": plain(found.expected),
+        "observed": plain(found.observed),
+        "policy": str(found.policy),
+        "margin": plain(found.margin),
+        "hint": found.hint,
+    }
+
+
+def finding_document(finding: Finding, *, scenario: str) -> dict[str, Any]:
+    """One finding: a signature, how often, whose consequence, and its first divergence."""
+    return {
+        "signature": finding.signature,
+        "kind": str(finding.first.kind),
+        "scenario": scenario,
+        "count": finding.count,
+        "rids": list(finding.rids),
+        "consequence_of": finding.consequence_of,
+        "first": divergence_document(finding.first),
+    }
+
+
+def scenario_document(result: ScenarioResult) -> dict[str, Any]:
+    """One scenario of a run."""
+    return {
+        "name": result.scenario.name,
+        "id": result.scenario.id,
+        "verdict": str(result.verdict.outcome),
+        "reasons": list(result.verdict.reasons),
+        "kinds": list(result.verdict.root_kinds),
+        "text_identical": result.text_identical,
+        "rounds": result.rounds,
+        "draft_steps": result.draft_steps,
+        "coverage": dict(result.verdict.coverage),
+        "compared": dict(result.verdict.compared),
+        "ties": result.verdict.ties,
+        "folder": str(result.folder),
+        "specimen": None if result.specimen is None else str(result.specimen),
+    }
+
+
+def situations_document(result: RunResult) -> dict[str, dict[str, int]]:
+    """situation -> scenarios that asked for it, how many of them reached it, and how much was seen in all."""
+    return {
+        line.name: {
+            "asked": line.generated,
+            "reached": line.reached,
+            "scenarios": line.seen,
+            "times": line.times,
+            "positions": line.positions,
+        }
+        for line in reach_of((one.scenario, one.verdict) for one in result.results)
+    }
+
+
+def run_document(result: RunResult) -> dict[str, Any]:
+    """The whole run."""
+    return {
+        "schema": RUN_SCHEMA,
+        "engine": result.engine,
+        "device": result.device,
+        "revert": result.revert,
+        "worker": result.header.get("worker"),
+        "overlap": result.header.get("overlap"),
+        "replaced": result.header.get("replaced", []),
+        "assumed": told_in(result.verdict.reasons),
+        "verdict": str(result.verdict.outcome),
+        "reasons": list(result.verdict.reasons),
+        "findings": [
+            finding_document(finding, scenario=one.scenario.name) for one in result.results for finding in one.findings
+        ],
+        "coverage": dict(result.verdict.coverage),
+        "situations": situations_document(result),
+        "compared": dict(result.verdict.compared),
+        "ties": result.verdict.ties,
+        "scenarios": [scenario_document(one) for one in result.results],
+        "cost": dataclasses.asdict(result.cost),
+        "run": str(result.folder),
+    }
+
+
+def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected: str) -> dict[str, Any]:
+    """One cell of the matrix: one case on one engine, with or without a fix reverted."""
+    first = next((found for found in one.divergences if found.first), None)
+    return {
+        "engine": result.engine,
+        "device": result.device,
+        "case": case,
+        "revert": result.revert,
+        "verdict": str(one.verdict.outcome),
+        "reasons": list(one.verdict.reasons),
+        "expected": expected,
+        "kinds": list(one.verdict.root_kinds),
+        "first": None if first is None else first_document(first),
+        "text_identical": one.text_identical,
+        "run": str(result.folder),
+    }
+
+
+def first_document(found: Divergence) -> dict[str, Any]:
+    """The first wrong place, in the words of the matrix."""
+    whole = divergence_document(found)
+    names = ("kind", "rid", "dp_rank", "committed_len", "round", "phase", "step", "slot", "expected", "observed")
+    return {name: whole[name] for name in names}
+
+
+def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"schema": MATRIX_SCHEMA, "cells": cells}
+
+
+#: What goes into a file, by the option that names the file.
+CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown", "junit": "JUnit XML", "summary": "summary"}
+
+
+def check_target(target: str | None, *, what: str = "json") -> None:
+    """OutputError if `write_text` could not write there: asked before an engine is booted. what: the option."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    if path.is_dir():
+        raise _cannot(path, "it is a folder", what)
+    if not path.parent.is_dir():
+        raise _cannot(path, f"there is no folder {path.parent}", what)
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it now could block or be seen
+    part = path.with_name(f"{path.name}.part")
+    try:  # asking for permission is not enough: root may always, and some file systems still refuse
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise _cannot(path, error.strerror or "it may not be written", what) from error
+
+
+def write_json(document: dict[str, Any], target: str | None) -> None:
+    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
+    if target is not None:
+        write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", target)
+
+
+def write_text(text: str, target: str, *, what: str = "json") -> None:
+    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
+            return
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise WriteError(str(_cannot(path, str(error.strerror), what))) from error
+
+
+def _cannot(path: Path, why: str, what: str) -> OutputError:
+    return OutputError(f"cannot write the {CONTENT[what]} to {path}: {why}\n  name another file:  --{what} FILE")

@@ -1,0 +1,1 @@
+"""Records and words that every room shares. Needs no other room."""

@@ -1,0 +1,50 @@
+"""A trace's batches as each request saw them.
+
+Shared by the checks and by `cases/situations`. This module must not judge.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.contract.trace import RoundRecord, Trace
+
+#: (dp_rank, rid, epoch, committed): one request's share of one batch.
+Share = tuple[int, str, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One request's part in one batch: the entry of a RoundRecord that belongs to it."""
+
+    record: RoundRecord
+    rid: str
+    epoch: int
+    start: int
+    length: int
+    final: bool
+
+    @property
+    def share(self) -> Share:
+        """The key of the rows this part left."""
+        return (self.record.dp_rank, self.rid, self.epoch, self.start)
+
+
+def leading_rounds(trace: Trace) -> list[RoundRecord]:
+    """The batches as the first tensor-parallel rank of each DP rank saw them, in order of time."""
+    leaders: dict[int, int] = {}
+    for record in trace.rounds:
+        leaders[record.dp_rank] = min(record.tp_rank, leaders.get(record.dp_rank, record.tp_rank))
+    kept = [record for record in trace.rounds if record.tp_rank == leaders[record.dp_rank]]
+    return sorted(kept, key=lambda record: (record.tick, record.dp_rank, record.index))
+
+
+def parts_of(trace: Trace) -> dict[tuple[str, int], list[Part]]:
+    """(rid, epoch) -> its parts in order of time."""
+    parts: dict[tuple[str, int], list[Part]] = {}
+    for record in leading_rounds(trace):
+        columns = zip(record.rids, record.epochs, record.starts, record.lens, record.final, strict=True)
+        for rid, epoch, start, length, final in columns:
+            part = Part(record=record, rid=rid, epoch=epoch, start=start, length=length, final=final)
+            parts.setdefault((rid, epoch), []).append(part)
+    return parts

@@ -1,0 +1,219 @@
+"""The history of a scenario: per-slot rows, rounds, request events and side tensors, for either side.
+
+A trace is the only thing checkers may read. This module must not judge and must not import torch.
+Rows are held as a struct of arrays: one NumPy column a field, ragged columns as lists of arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from harness.contract.types import Key
+
+TRACE_SCHEMA = 1
+
+#: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
+TOP_LOGITS = 16
+
+#: Integer columns: name -> meaning. -1 is "does not apply", never "zero".
+INT_COLUMNS: dict[str, str] = {
+    "dp_rank": "data-parallel rank",
+    "epoch": "how many times the request had restarted from prefill (retraction)",
+    "round": "index of the scheduler batch within the scenario, per rank",
+    "tick": "loop turn within the scenario",
+    "committed": "tokens of the request whose target KV existed before this round (chunk start for prefill)",
+    "step": "draft forward index within the round; 0 elsewhere",
+    "slot": "row within the request's share of this forward; tree node index for VERIFY; j-th committed for ACCEPT",
+    "input_id": "token id fed in (for ACCEPT: token committed)",
+    "position": "position id fed in",
+    "cache_slot": "KV slot written (for ACCEPT: slot that holds the token fed at that position afterwards)",
+    "parent": "VERIFY: parent node (-1 root); ACCEPT: node whose target choice was committed",
+    "hidden_in": "row in tensors['hidden_in.<PHASE>'] or -1",
+    "hidden_out": "row in tensors['hidden_out.<PHASE>'] or -1",
+}
+STRING_COLUMNS: dict[str, str] = {"rid": "request id", "phase": "a Phase"}
+FLOAT_COLUMNS: dict[str, str] = {"lse": "log-sum-exp of the row's logits, NaN if the row has none"}
+#: Ragged columns: one array a row, empty if it does not apply.
+LIST_COLUMNS: dict[str, type] = {
+    "top_ids": np.int64,  # token ids of the largest logits, best first
+    "top_logits": np.float32,  # their logits
+    "chosen_ids": np.int64,  # what the side *chose* from this row: t proposals, or the target's argmax (VERIFY)
+    "chosen_probs": np.float32,  # the scores it attached to them
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """Struct of arrays, all columns the same length R.
+
+    ints: name -> int64 [R]; strings: name -> object [R]; floats: name -> float32 [R];
+    lists: name -> list of R arrays.
+    """
+
+    ints: dict[str, np.ndarray]
+    strings: dict[str, np.ndarray]
+    floats: dict[str, np.ndarray]
+    lists: dict[str, list[np.ndarray]]
+
+    def __len__(self) -> int:
+        return len(self.strings["rid"])
+
+    def key(self, index: int) -> Key:
+        """The alignment key of row `index`."""
+        return Key(
+            dp_rank=int(self.ints["dp_rank"][index]),
+            rid=str(self.strings["rid"][index]),
+            epoch=int(self.ints["epoch"][index]),
+            committed=int(self.ints["committed"][index]),
+            phase=str(self.strings["phase"][index]),
+            step=int(self.ints["step"][index]),
+            slot=int(self.ints["slot"][index]),
+        )
+
+
+@dataclass(slots=True)
+class RowBuilder:
+    """Collects rows one by one; `build` freezes them into `Rows`."""
+
+    columns: dict[str, list[Any]] = field(
+        default_factory=lambda: {name: [] for name in (*INT_COLUMNS, *STRING_COLUMNS, *FLOAT_COLUMNS, *LIST_COLUMNS)}
+    )
+
+    def add(
+        self,
+        *,
+        rid: str,
+        phase: str,
+        slot: int,
+        committed: int,
+        round: int,
+        tick: int = -1,
+        dp_rank: int = 0,
+        epoch: int = 0,
+        step: int = 0,
+        input_id: int = -1,
+        position: int = -1,
+        cache_slot: int = -1,
+        parent: int = -1,
+        hidden_in: int = -1,
+        hidden_out: int = -1,
+        lse: float = float("nan"),
+        top_ids: Any = (),
+        top_logits: Any = (),
+        chosen_ids: Any = (),
+        chosen_probs: Any = (),
+    ) -> None:
+        values = locals()
+        for name, column in self.columns.items():
+            column.append(values[name])
+
+    def extend(self, count: int, **columns: Sequence[Any]) -> None:
+        """`count` rows at once: a value a row for each column named, the others as `add` leaves them."""
+        for name, column in self.columns.items():
+            column.extend(columns[name] if name in columns else [_ABSENT[name]] * count)
+
+    def build(self) -> Rows:
+        c = self.columns
+        return Rows(
+            ints={name: np.asarray(c[name], dtype=np.int64) for name in INT_COLUMNS},
+            strings={name: np.asarray(c[name], dtype=object) for name in STRING_COLUMNS},
+            floats={name: np.asarray(c[name], dtype=np.float32) for name in FLOAT_COLUMNS},
+            lists={name: _arrays(c[name], dtype) for name, dtype in LIST_COLUMNS.items()},
+        )
+
+
+#: What a row says of a column that does not apply to it.
+_ABSENT: dict[str, Any] = {
+    **dict.fromkeys(INT_COLUMNS, -1),
+    **dict.fromkeys(("dp_rank", "epoch", "step"), 0),
+    **dict.fromkeys(FLOAT_COLUMNS, float("nan")),
+    **dict.fromkeys(LIST_COLUMNS, ()),
+}
+
+
+def _arrays(values: Sequence[Any], dtype: Any) -> list[np.ndarray]:
+    """Each value as an array of its own; most are one already, or nothing at all."""
+    nothing = np.empty(0, dtype=dtype)
+    return [
+        (value if isinstance(value, np.ndarray) and value.dtype == dtype else np.asarray(value, dtype=dtype))
+        if len(value)
+        else nothing
+        for value in values
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """One scheduler batch on one rank.
+
+    mode: PREFILL, DECODE, IDLE or PREBUILT. rids, starts and lens have one entry a request: for PREFILL the
+    chunk [start, start+len) and `final[i]` says whether the prompt ends with it; for DECODE start is the committed
+    length before the round and len is the accept length (0 if the request took no part in a verify).
+    forwards counts the model forwards entered, by phase. graphs names the phases that a CUDA graph ran, with the batch
+    size it was captured for; the others ran eagerly. side: 'prefill' or 'decode' where these are two engines, with a
+    number for each batch of either; PREBUILT: what was handed over, start its committed length, len 0.
+    """
+
+    index: int
+    tick: int
+    dp_rank: int
+    tp_rank: int
+    mode: str
+    rids: tuple[str, ...]
+    epochs: tuple[int, ...]
+    starts: tuple[int, ...]
+    lens: tuple[int, ...]
+    final: tuple[bool, ...]
+    forwards: dict[str, int]
+    graphs: dict[str, int] = field(default_factory=dict)
+    side: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestEnd:
+    """How a request left the engine: finish reason and everything it generated.
+
+    Reasons: 'length', 'stop', 'abort', and 'error' where SGLang answered with one (its text: event 'request_error').
+    """
+
+    rid: str
+    tick: int
+    reason: str
+    output_ids: tuple[int, ...]
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Anything else worth remembering, in order: submit, abort, retract, pool levels, crash, hang, tick state.
+
+    pool events: data = {'free': int, 'total': int, 'when': 'start' | 'end', 'evictable': int}
+    crash events: data = {'site': 'module:function:line', 'error': str, 'phase': str, 'round': int}
+    """
+
+    name: str
+    tick: int
+    dp_rank: int = 0
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Everything one side says about one scenario.
+
+    side: 'engine' or 'reference'. header: the probe handshake (release, torch, device, backend, hooks found and
+    missing, operations replaced). tensors: 'hidden_in.<PHASE>' / 'hidden_out.<PHASE>' -> float32 [rows, h].
+    """
+
+    side: str
+    scenario_id: str
+    header: dict[str, Any]
+    rows: Rows
+    rounds: tuple[RoundRecord, ...] = ()
+    ends: tuple[RequestEnd, ...] = ()
+    events: tuple[Event, ...] = ()
+    tensors: dict[str, np.ndarray] = field(default_factory=dict)

@@ -1,0 +1,108 @@
+"""The engine options of a command line put into scenarios, and the combinations that no engine can run.
+
+An option changes the scenario, so that what is stored says what ran. It must not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from packaging.version import Version
+
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.usage import UsageError, unknown
+from harness.engines.launch import BACKENDS, DTYPES
+
+DEVICES = tuple(BACKENDS)
+#: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
+FIRST_V2_ONLY = Version("0.5.13")
+#: The first release with `speculative_use_rejection_sampling`, by reading.
+FIRST_WITH_REJECTION = Version("0.5.14")
+#: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
+LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
+#: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
+FIRST_ASKING_PLUGINS = Version("0.5.13")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What --dtype, --backend, --graphs, --overlap and --page ask for; None leaves it to the scenario."""
+
+    dtype: str | None = None
+    backend: str | None = None
+    graphs: bool | None = None
+    overlap: bool | None = None
+    page: int | None = None
+
+    def changes(self) -> dict[str, Any]:
+        """Those that were named, as fields of EngineConfig."""
+        named = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap", "page")}
+        return {name: value for name, value in named.items() if value is not None}
+
+
+NOTHING = Wanted()
+
+
+def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> list[Scenario]:
+    """The scenarios with what is wanted, in order; UsageError for a value that the device does not have."""
+    _check_values(wanted, device)
+    changes = wanted.changes()
+    if not changes:
+        return list(scenarios)
+    return [_adapted(scenario, changes) for scenario in scenarios]
+
+
+def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
+    engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+    return scenario.model_copy(update={"engine": engine})
+
+
+def _check_values(wanted: Wanted, device: str) -> None:
+    for option, value, allowed in (("dtype", wanted.dtype, DTYPES), ("backend", wanted.backend, BACKENDS)):
+        if value is not None and value not in allowed[device]:
+            raise UsageError(unknown(f"--{option} on {device}:", value, allowed[device]))
+    if wanted.graphs and device == "cpu":
+        raise UsageError("--graphs: CUDA graphs need a GPU\n  allowed on cpu: --no-graphs, or add  --device cuda")
+    if wanted.page is not None and wanted.page < 1:
+        raise UsageError(f"--page {wanted.page}: a page holds tokens\n  allowed: 1 or more")
+
+
+def check_possible(scenarios: Sequence[Scenario], *, version: str) -> None:
+    """UsageError for the first scenario that this release refuses, or would run otherwise than asked."""
+    for scenario in scenarios:
+        why = impossible(scenario.spec, scenario.engine, version=version)
+        if why:
+            raise UsageError(f"scenario {scenario.name!r}: {why}")
+
+
+def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str) -> str:
+    """Why SGLang `version` does not run this, with what to do instead; empty if it does."""
+    old = Version(version) < FIRST_V2_ONLY
+    if old and spec.t > 1 and engine.overlap:
+        return (
+            f"spec.t is {spec.t} with engine.overlap on, and SGLang {version} runs trees without overlap only\n"
+            f"  allowed: --no-overlap, spec.t 1, or a release from {FIRST_V2_ONLY} on"
+        )
+    if old and spec.t > 1 and engine.page > 1 and engine.backend != "flashinfer":
+        return (
+            f"spec.t is {spec.t} with engine.page {engine.page} on {engine.backend}, which SGLang {version} refuses\n"
+            f"  allowed: --page 1, --backend flashinfer, or a release from {FIRST_V2_ONLY} on"
+        )
+    if engine.rejection and Version(version) < FIRST_WITH_REJECTION:
+        return (
+            f"engine.rejection is on, and SGLang {version} cannot draw its drafts\n"
+            f"  allowed: engine.rejection false, or a release from {FIRST_WITH_REJECTION} on"
+        )
+    if engine.decode_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
+        return (
+            f"engine.decode_cache is on, which SGLang {version} refuses beside speculation\n"
+            "  allowed: engine.decode_cache false, or a newer release such as 0.5.23"
+        )
+    if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
+        return (
+            f"spec.plugin is {spec.plugin!r}, and SGLang {version} asks no plugin's algorithm for a draft input\n"
+            f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
+        )
+    return ""

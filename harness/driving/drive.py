@@ -1,0 +1,273 @@
+"""Performs one scenario's script on a booted engine, turn by turn, and returns the engine's Trace.
+
+It must not judge, and must return what was seen up to a crash or a hang, with an event that says so.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from harness.both_sides.faults import FAULTS
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.contract.types import Op, RequestSpec, Scenario
+from harness.contract.words import meant
+from harness.driving.assemble import Assembler
+from harness.driving.rounds import Unpacker
+from harness.engines.engine import Engine, EngineCrashed, EngineHung, Messages
+from harness.engines.paired_engine import PairedEngine
+
+#: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
+SPARE_TURNS = 64
+
+#: What the gate calls SGLang's own pause and continue messages.
+PAUSE, RESUME = "PauseGenerationReqInput", "ContinueGenerationReqInput"
+
+OnTurn = Callable[[int, dict[str, Any]], None]
+#: side ("" where there is only one), dp_rank, tp_rank
+Place = tuple[str, int, int]
+
+
+class ScriptError(ValueError):
+    """The script asks for something this harness cannot do."""
+
+
+@dataclass(slots=True)
+class _Run:
+    engine: Engine | PairedEngine
+    scenario: Scenario
+    on_turn: OnTurn
+    assembler: Assembler = field(default_factory=Assembler)
+    tick: int = 0
+    announced: list[str] = field(default_factory=list)
+    submitted: dict[str, None] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+    #: requests that go through SGLang's own `fake` backend
+    faked: set[str] = field(default_factory=set)
+    idle: bool = False
+    #: what the last turn brought and was not read yet, with the rank it is of
+    unread: list[tuple[Callable[[], Messages], Place]] = field(default_factory=list)
+    #: the scenario's tick of each turn a side counted
+    ticks: dict[tuple[str, int], int] = field(default_factory=dict)
+    unpackers: dict[Place, Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
+
+    def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
+        self.assembler.events.append(Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data))
+
+    def perform(self, op: Op) -> None:
+        action = getattr(self, f"_do_{op.kind}", None)
+        if action is None:
+            raise ScriptError(
+                f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
+                "allowed: submit, tick, abort, retract, pause, resume, flush, transfer, fault, drain"
+            )
+        action(op)
+
+    def _do_submit(self, op: Op) -> None:
+        for rid in op.rids:
+            request = self.scenario.request(rid)
+            accepted = self.engine.submit(
+                rid=rid,
+                prompt=list(request.prompt),
+                sampling=sampling_of(request),
+                priority=request.priority,
+                dp_rank=request.dp_rank,
+                side=op.name or "",
+                **({"fake": True} if rid in self.faked else {}),
+            )
+            self.submitted[rid] = None
+            if accepted:
+                self.announced.append(_to(op.name, rid))
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, **data)
+
+    def _do_abort(self, op: Op) -> None:
+        for rid in op.rids:
+            self.engine.abort(rid, side=op.name or "")
+            self.announced.append(_to(op.name, f"abort:{rid}"))
+            data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
+            self.note("abort", **data)
+
+    def _do_retract(self, op: Op) -> None:
+        self.engine.pause(mode="retract")
+        self.engine.resume()
+        # Both are read in one turn: retracted, then going on.
+        self.announced += [self._for_decode(PAUSE), self._for_decode(RESUME)]
+        self.note("retract", reason="script")
+
+    def _do_pause(self, op: Op) -> None:
+        self.engine.pause(mode="in_place")
+        self.announced.append(self._for_decode(PAUSE))
+        self.note("pause")
+
+    def _do_resume(self, op: Op) -> None:
+        self.engine.resume()
+        self.announced.append(self._for_decode(RESUME))
+        self.note("resume")
+
+    def _for_decode(self, message: str) -> str:
+        return _to("decode", message) if self.scenario.engine.pd else message
+
+    def _do_transfer(self, op: Op) -> None:
+        assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
+        if op.name == "fake":
+            self.faked |= set(op.rids)
+        else:
+            self.engine.transfer(str(op.name), op.rids)
+        for rid in op.rids:
+            self.note("transfer", rid=rid, what=op.name)
+
+    def _do_flush(self, op: Op) -> None:
+        for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
+            self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
+
+    def _do_fault(self, op: Op) -> None:
+        if op.name not in FAULTS:
+            hint = meant(str(op.name), FAULTS) or f"; allowed: {', '.join(FAULTS)}"
+            raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
+        self.engine.fault(op.name, first=op.count)
+        self.faults.append(op.name)
+
+    def _do_tick(self, op: Op) -> None:
+        for _ in range(op.count):
+            self._turn()
+
+    def _do_drain(self, op: Op) -> None:
+        tokens = sum(len(request.prompt) + request.max_new_tokens for request in self.scenario.requests)
+        limit = self.tick + SPARE_TURNS + tokens
+        while self.announced or not self.idle:
+            if self.tick >= limit:
+                raise EngineHung({"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.tick} turns"})
+            self._turn()
+
+    def _turn(self) -> None:
+        expect, self.announced = self.announced, []
+        turns = self.engine.turn(expect=expect, meanwhile=self.read)
+        for turn in turns:
+            self.ticks[(turn.side, turn.number)] = self.tick
+            self.unread.append((turn.messages, (turn.side, turn.dp_rank, turn.tp_rank)))
+            self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
+        self.idle = all(turn.state["idle"] for turn in turns)
+        self.on_turn(self.tick, turns[-1].state)
+        self.tick += 1
+
+    def read(self) -> None:
+        """Assemble what was brought; a round is of the turn it ran in, however late it comes."""
+        unread, self.unread = self.unread, []
+        for messages, place in unread:
+            side, dp_rank, tp_rank = place
+            for packed, held in messages():
+                tick = self.ticks.get((side, packed.get("turn", -1)), self.tick)
+                for message, arrays in self.unpackers[place].unpack(packed, held):
+                    self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
+
+
+def _to(side: str | None, message: str) -> str:
+    """A message for one side of a pair of engines, or for all there is."""
+    return f"{side}/{message}" if side else message
+
+
+def drive(
+    engine: Engine | PairedEngine,
+    scenario: Scenario,
+    *,
+    record: bool = True,
+    on_turn: OnTurn = lambda _tick, _state: None,
+) -> Trace:
+    """Run the script; a crash or hang ends it early and is an event of the trace ('crash', 'hang').
+
+    Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
+    """
+    run = _Run(engine=engine, scenario=scenario, on_turn=on_turn)
+    header = dict(engine.handshakes[0])
+    try:
+        knobs = scenario.engine
+        answers = engine.begin(chunk=knobs.chunk, running_limit=knobs.running_limit, record=record)
+        for rank, began in zip(engine.handshakes, answers, strict=True):
+            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
+        for op in scenario.script:
+            run.perform(op)
+        _finish(run)
+    except EngineCrashed as error:
+        run.unread.append((partial(list, error.messages), _place_of(error.report)))
+        run.note("crash", **_crash_data(error.report))
+    except EngineHung as error:
+        run.read()
+        run.note("hang", **_hang_data(error.report, run.assembler.rounds))
+    if run.faults:
+        header["faults"] = run.faults
+    run.read()
+    return run.assembler.build(scenario_id=scenario.id, header=header)
+
+
+def _place_of(told: dict[str, Any]) -> Place:
+    """Which rank a handshake or a crash report is of."""
+    return told.get("side", ""), told.get("dp_rank", 0), told.get("tp_rank", 0)
+
+
+def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
+    return {"side": handshake["side"]} if "side" in handshake else {}
+
+
+def _finish(run: _Run) -> None:
+    for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
+        run.unread.append((partial(list, ended["messages"]), _place_of(rank)))
+        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
+        for name, fired in ended["fired"].items():
+            run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)
+    for end in run.engine.collect(list(run.submitted)):
+        if end["reason"] == "error":
+            run.note("request_error", rid=end["rid"], error=end["error"])
+        run.assembler.ends.append(
+            RequestEnd(
+                rid=end["rid"],
+                tick=run.tick,
+                reason=end["reason"],
+                output_ids=tuple(end["output_ids"]),
+                cached_tokens=end["cached_tokens"],
+            )
+        )
+
+
+def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "site": report.get("site", "unknown"),
+        "line": report.get("line", -1),
+        "error": report.get("error", ""),
+        "trace": report.get("trace", ""),
+        "phase": report.get("at_phase", "IDLE"),
+        "round": report.get("at_round", -1),
+        "step": report.get("at_step", 0),
+        "dp_rank_reported": report.get("dp_rank", 0),
+        **_side_of(report),
+    }
+
+
+def _hang_data(report: dict[str, Any], rounds: Sequence[RoundRecord]) -> dict[str, Any]:
+    """As for a crash: where the stuck rank was, and where every other one.
+
+    Of a rank that says nothing any more: the last forward of the last batch that it told.
+    """
+    rank = report.get("dp_rank", 0)
+    told = [record for record in rounds if record.dp_rank == rank and record.forwards]
+    last = {"phase": list(told[-1].forwards)[-1], "round": told[-1].index} if told else {}
+    known = {"phase": report.get("at_phase"), "round": report.get("at_round"), "step": report.get("at_step")}
+    found = {name: value for name, value in known.items() if value is not None}
+    return {**report, **last, **found, "dp_rank_reported": rank}
+
+
+def sampling_of(request: RequestSpec) -> dict[str, Any]:
+    """SGLang sampling parameters of a request; `ignore_eos` because the tiny checkpoints mean nothing by it."""
+    parameters: dict[str, Any] = {
+        "temperature": request.temperature,
+        "max_new_tokens": request.max_new_tokens,
+        "ignore_eos": not request.stop_ids,
+    }
+    if request.stop_ids:
+        parameters["stop_token_ids"] = list(request.stop_ids)
+    if request.seed is not None:
+        parameters["sampling_seed"] = request.seed
+    return parameters

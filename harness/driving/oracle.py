@@ -1,0 +1,129 @@
+"""The reference side of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
+
+The only control module that touches torch, through `reference/`; it must not judge and must not know an engine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from harness.contract.deviations import GUESSED_TAIL, HEADER, REFUSED_STATES, SHARED_ROWS, SLOT_CACHE
+from harness.contract.trace import Event, Trace
+from harness.contract.types import RequestSpec, Scenario, SpecConfig
+from reference.chain import Sight
+from reference.model import Target
+from reference.pair import AnyHead, load_pair, session_of
+from reference.session import Generated, ReferenceSession
+
+#: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in.
+Asked = tuple[SpecConfig, str, str]
+
+
+@dataclass(slots=True)
+class Oracle:
+    """Reference sessions by speculation settings over one checkpoint pair; raises CheckpointError for an unfit pair.
+
+    The truth is computed in float32 from the weights as the engine's dtype holds them. Where that is narrower, the same
+    rows are computed a second time in the engine's dtype: how far those are off is what rounding alone may do.
+    """
+
+    target: Path
+    draft: Path
+    #: ids of harness.contract.deviations to take for granted
+    assumed: tuple[str, ...] = ()
+    _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
+    _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
+    _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
+
+    def load(self, *, held: str = "float32", dtype: str = "float32") -> Oracle:
+        """Read the weights (idempotent); worth doing while an engine boots."""
+        if (held, dtype) not in self._models:
+            torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            rounded, computed = getattr(torch, held), getattr(torch, dtype)
+            self._models[held, dtype] = load_pair(self.target, self.draft, computed, held=rounded)
+        return self
+
+    def answer(self, scenario: Scenario, engine: Trace) -> Trace:
+        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
+        held = str(engine.header.get("dtype") or scenario.engine.dtype)
+        reference = self._session(scenario.spec, held=held).replay(scenario, engine)
+        if held != "float32":
+            own = self._session(scenario.spec, held=held, dtype=held).replay(scenario, engine)
+            reference = with_own(reference, own)
+        outputs = {end.rid: end.output_ids for end in engine.ends}
+        texts = tuple(
+            self._greedy(scenario.spec, request, held=held, claim=outputs.get(request.rid, ()))
+            for request in scenario.requests
+        )
+        header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
+        return dataclasses.replace(reference, events=reference.events + texts, header=header)
+
+    def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
+        asked = (spec, held, dtype)
+        if asked not in self._sessions:
+            target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
+            sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
+            self._sessions[asked] = session_of(
+                target,
+                head,
+                spec,
+                sight=sight,
+                guesses=GUESSED_TAIL.id in self.assumed,
+                refused=REFUSED_STATES.id in self.assumed,
+                shared=SHARED_ROWS.id in self.assumed,
+            )
+        return self._sessions[asked]
+
+    def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
+        """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
+        asked = (request.prompt, request.max_new_tokens, request.stop_ids)
+        key = (held, *asked)
+        if key not in self._texts:
+            session = self._session(spec, held=held)
+            confirmed = session.confirm(request.prompt, claim) if _is_whole(claim, request) else None
+            self._texts[key] = confirmed or session.generate_with_margins(*asked)
+        text = self._texts[key]
+        data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
+        return Event(name="greedy", tick=0, data=data)
+
+
+#: Columns that say which row a row is.
+MEANING = ("rid", "phase", "epoch", "committed", "step", "slot")
+
+
+def with_own(truth: Trace, own: Trace) -> Trace:
+    """`truth` with what a run in the engine's dtype says beside it, if both have the same rows.
+
+    Tensors 'own.<name>' [rows,h] are that run's hidden rows; 'own.logits' [rows of the trace, 1] is the greatest error
+    of its logits among the truth's top ones, NaN where a row has none.
+    """
+    columns = [{**side.rows.ints, **side.rows.strings} for side in (truth, own)]
+    if len(truth.rows) != len(own.rows) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
+        return truth  # the other run chose otherwise somewhere it was not told what to choose
+    beside = {f"own.{name}": tensor for name, tensor in own.tensors.items()}
+    errors = [_logit_error(truth, own, row) for row in range(len(truth.rows))]
+    beside["own.logits"] = np.asarray(errors, dtype=np.float32).reshape(-1, 1)
+    return dataclasses.replace(truth, tensors={**truth.tensors, **beside})
+
+
+def _logit_error(truth: Trace, own: Trace, row: int) -> float:
+    ids, logits = truth.rows.lists["top_ids"][row], truth.rows.lists["top_logits"][row]
+    theirs = dict(zip(own.rows.lists["top_ids"][row].tolist(), own.rows.lists["top_logits"][row].tolist(), strict=True))
+    shared = [
+        abs(theirs[token] - value)
+        for token, value in zip(ids.tolist(), logits.tolist(), strict=True)
+        if token in theirs
+    ]
+    return max(shared, default=float("nan"))
+
+
+def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
+    """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
+    stops = [place for place, token in enumerate(claim) if token in request.stop_ids]
+    whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
+    return bool(claim) and len(claim) == whole

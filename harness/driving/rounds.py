@@ -1,0 +1,345 @@
+"""What a round's bytes mean: turns what a rank shipped into messages about forwards, choices, trees and accepts.
+
+Control side: NumPy only. The engine side copies tensors and says what they are; everything that takes Python a row is
+done here, while the engine runs its next turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from harness.both_sides.packed import Arrays, Field, read
+from harness.contract.trace import TOP_LOGITS
+
+Message = dict[str, Any]
+#: What goes into a forward, one entry a row.
+INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
+
+
+@dataclass(slots=True)
+class _Round:
+    """One shipped round while it is read; accept_lens and extends are known once its verify was."""
+
+    message: Message
+    buffer: np.ndarray
+    layouts: list[Sequence[Field]]
+    rids: list[str]
+    starts: list[int]
+    lens: list[int]
+    accept_lens: list[int] = field(default_factory=list)
+    extends: list[int] = field(default_factory=list)
+    width: int = 0  # nodes of a verified tree
+
+    def read(self, event: Message) -> Arrays:
+        """The arrays of an event, padding included."""
+        return read(self.buffer, [(base, self.layouts[number]) for base, number in event["pieces"]])
+
+    def about(self, requests: Sequence[int]) -> Message:
+        """Which requests a message speaks of, and from where."""
+        return {
+            "round": self.message["index"],
+            "rids": [self.rids[i] for i in requests],
+            "epochs": [self.message["epochs"][i] for i in requests],
+            "committed": [self.starts[i] for i in requests],
+        }
+
+
+@dataclass(slots=True)
+class Unpacker:
+    """Reads the rounds of one rank in order. It must see every one of them: a table of ids is told once."""
+
+    _target_ids: np.ndarray | None = None
+    _layouts: list[Sequence[Field]] = field(default_factory=list)
+
+    def unpack(self, message: Message, arrays: Arrays) -> Iterator[tuple[Message, Arrays]]:
+        """One message of a rank as those that `Assembler.feed` takes; others than 'packed' pass as they are."""
+        if message["ev"] != "packed":
+            yield message, arrays
+            return
+        self._layouts += message["layouts"]
+        starts = message["starts"]
+        current = _Round(message, arrays["bytes"], self._layouts, message["rids"], starts or [], message["lens"])
+        if starts is None:
+            current.starts = current.read(message)["starts"].tolist()
+        for event in message["events"]:
+            yield from getattr(self, f"_{event['what']}")(current, event)
+        yield _whole(current), {}
+
+    def _message(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        yield event["message"], {}
+
+    def _ids(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        self._target_ids = np.asarray(event["ids"], dtype=np.int64)
+        return iter(())
+
+    def _as_target(self, draft_ids: np.ndarray, *, mapped: bool) -> np.ndarray:
+        """Ids of the draft's own vocabulary as the target's; one that is in neither is -1."""
+        table = self._target_ids
+        if not mapped or table is None:
+            return draft_ids
+        known = (draft_ids >= 0) & (draft_ids < len(table))
+        return np.where(known, table[np.where(known, draft_ids, 0)], -1)
+
+    def _forward(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        phase = event["phase"]
+        found = _read_padded(current, event)
+        requests, lens = _shares(current, phase, len(found["input_ids"]))
+        again = _run_again(current, event, len(found["input_ids"]), len(requests))
+        if again:
+            found = {name: _without_front(array, len(requests), again) for name, array in found.items()}
+            yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
+        rows = len(found["input_ids"])
+        keep = kept_rows(lens, rows, len(requests))
+        told = "logits" if "logits" in found else "best"
+        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get(told, ())))
+        hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
+        arrays = {name: found[name][keep] for name in INPUTS if name in found}
+        if logit_rows:
+            top = summary_of(found["logits"][logit_index]) if told == "logits" else _summary(found, logit_index)
+            arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
+            arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
+        if hidden_rows:
+            arrays["hidden_out"] = found["hidden_out"][hidden_index]
+        message = {
+            "ev": "forward",
+            "phase": phase,
+            "step": event["step"],
+            "lens": lens,
+            "hidden_rows": hidden_rows,
+            "logit_rows": logit_rows,
+            **current.about(requests),
+        }
+        yield message, arrays
+
+    def _chosen(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        found, requests = _read_padded(current, event), event["requests"]
+        ids = found["ids"].reshape(len(requests), -1) if event["phase"] == "PREFILL" else found["ids"]
+        probs = found["probs"].reshape(ids.shape) if "probs" in found else np.ones(ids.shape, np.float32)
+        message = {"ev": "chosen", "phase": event["phase"], "step": event["step"], **current.about(requests)}
+        yield message, {"ids": ids, "probs": probs}
+
+    def _proposals(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        found = current.read(event)
+        ids = self._as_target(found["ids"], mapped=event["mapped"])  # SGLang itself maps when the next round begins
+        probs = found["probs"].reshape(ids.shape)
+        width = 1 if event["layered"] else ids.shape[1]  # a column a layer, or all from one forward
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            message = {"ev": "chosen", "phase": event["phase"], "step": step, **current.about(event["requests"])}
+            yield message, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
+
+    def _tree(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        found = current.read(event)
+        parents = parents_of(found["next"].reshape(-1), found["sibling"].reshape(-1), event["width"])
+        yield {"ev": "tree", "round": current.message["index"]}, {"parents": parents}
+
+    def _sampled(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """What the v2 worker's verify gives: lens [b], predict [b·n], index [b, n] of rows in predict."""
+        found = current.read(event)
+        lens = found["lens"].reshape(-1).tolist()
+        rows = found["index"].reshape(len(lens), -1)
+        current.width = event["width"]
+        flat = np.concatenate([rows[i, :length] for i, length in enumerate(lens)])
+        current.extends = list(range(len(lens)))
+        yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
+
+    def _coins(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """What a sampled verify is decided by: one coin a node [b, n], one for the last token [b]."""
+        found = current.read(event)
+        told = {name: event[name] for name in ("rule", "thresholds")}
+        message = {"ev": "coins", "round": current.message["index"], "rids": current.rids, **told}
+        yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
+
+    def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """One row a position whose KV was handed over (and a layer), the last with what drafting goes on from."""
+        found, lens = current.read(event), current.starts
+        bonus = found["bonus"].reshape(-1).tolist()
+        rotated = [token for text, last in zip(event["texts"], bonus, strict=True) for token in (*text, last)]
+        about = current.about(range(len(lens)))
+        ids = found["ids"].reshape(len(lens), -1)
+        ids, probs = self._as_target(ids, mapped=event["mapped"]), found["probs"].reshape(ids.shape)
+        width = 1 if event.get("layered") else ids.shape[1]  # a column a layer, or all from one forward
+        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
+        if "hidden" not in found:
+            rows["hidden_rows"] = []
+        for step, at in enumerate(range(0, ids.shape[1], width)):
+            where = {"phase": "PREBUILT", "step": step, **about}
+            yield (
+                {"ev": "forward", **where, **rows},
+                {
+                    "input_ids": np.asarray(rotated, dtype=np.int64),
+                    "positions": np.full(len(rotated), -1, dtype=np.int64),
+                    "cache_slots": found["slots"].reshape(-1),
+                    **({"hidden_out": found["hidden"]} if "hidden" in found else {}),
+                },
+            )
+            yield {"ev": "chosen", **where}, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}
+        yield {"ev": "handed", "round": about["round"], "rids": current.rids, "prefixes": event["prefixes"]}, {}
+
+    def _unbuilt(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """Requests were handed over, and nobody made a draft input of them."""
+        yield {"ev": "unbuilt", "round": current.message["index"], "rids": current.rids}, {}
+
+    def _verified(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        found = current.read(event)
+        current.extends = event["extends"]
+        nodes, tokens = found["nodes"].reshape(-1), found["tokens"].reshape(-1)
+        yield _accept(current, event["lens"], nodes, tokens, event["width"])
+
+
+def _accept(
+    current: _Round, lens: list[int], nodes: np.ndarray, tokens: np.ndarray, width: int
+) -> tuple[Message, Arrays]:
+    """nodes: rows of all trees [Σ lens]; told as nodes within their own tree."""
+    current.accept_lens = lens
+    owner = np.repeat(np.arange(len(lens)), lens)
+    message = {"ev": "accept", "round": current.message["index"], "lens": lens}
+    return message, {"nodes": nodes - owner * width, "tokens": tokens}
+
+
+def _whole(current: _Round) -> Message:
+    """The round's own message, last."""
+    given = current.message
+    lens = given["lens"]
+    if given["mode"] == "DECODE":
+        lens = current.accept_lens or [0] * len(current.rids)
+    names = ("index", "mode", "rids", "final", "epochs", "forwards", "graphs")
+    return {"ev": "round", "starts": current.starts, "lens": lens, **{name: given[name] for name in names}}
+
+
+def _shares(current: _Round, phase: str, rows: int) -> tuple[list[int], list[int]]:
+    """Which requests of the batch a forward of `rows` rows was for, and how many rows each has."""
+    everyone = list(range(len(current.rids)))
+    if phase in ("PREFILL", "DRAFT_PREFILL"):
+        return everyone, list(current.lens)
+    if phase == "EXTEND":
+        return list(current.extends), [current.accept_lens[i] for i in current.extends]
+    return everyone, [rows // max(1, len(everyone))] * len(everyone)
+
+
+def _run_again(current: _Round, event: Message, rows: int, requests: int) -> int:
+    """How many rows before its committed length each request ran once more in a draft extend, as MTP layers may."""
+    if event["phase"] != "EXTEND" or event.get("packs") or not current.width or rows % max(1, requests):
+        return 0
+    return max(0, rows // max(1, requests) - current.width)
+
+
+def _without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
+    """Blocks of equal width, one a request, each without its first `again` rows; one row a request stays as it is."""
+    width = len(array) // requests
+    if width <= again:
+        return array
+    return array.reshape(requests, width, *array.shape[1:])[:, again:].reshape(-1, *array.shape[1:])
+
+
+def _read_padded(current: _Round, event: Message) -> Arrays:
+    """The arrays of an event; of what a graph did, without the rows it was padded with."""
+    found = current.read(event)
+    batch = event.get("batch", 0)
+    if not batch:
+        return found
+    extends = event["phase"] == "EXTEND"
+    requests = len(current.extends) if extends else len(current.rids)
+    # Only the v1 worker leaves requests out of an extend, and packs the rows of those that take part.
+    packed = sum(current.accept_lens[i] for i in current.extends) if extends and event.get("packs") else 0
+    return {
+        name: without_padding(array, batch=batch, requests=requests, packed=packed) for name, array in found.items()
+    }
+
+
+def _summary(found: Arrays, rows: Sequence[int]) -> Arrays:
+    """What the device worked out of these rows' logits."""
+    return {
+        "top_logits": found["top_logits"][rows],
+        "lse": _log_sum_exp(found)[rows],
+        "top_ids": best_first(found["top_ids"][rows], found["best"][rows]),
+    }
+
+
+def summary_of(logits: np.ndarray) -> Arrays:
+    """Of float32 [r, v]: the 16 greatest, the first of equal ones first, their ids, and the log-sum-exp [r].
+
+    A NaN counts as the greatest, as for SGLang's argmax.
+    """
+    count = min(TOP_LOGITS, logits.shape[1])
+    sure = np.where(np.isnan(logits), np.inf, logits)
+    some = np.argpartition(-sure, count - 1, axis=1)[:, :count] if count < logits.shape[1] else None
+    some = np.broadcast_to(np.arange(count), (len(logits), count)) if some is None else np.sort(some, axis=1)
+    order = np.argsort(-np.take_along_axis(sure, some, axis=1), axis=1, kind="stable")
+    ids = np.take_along_axis(some, order, axis=1)
+    best = sure.argmax(axis=1)  # of many equal ones, the first may be among those that were left out
+    top = np.take_along_axis(logits, ids, axis=1)
+    greatest = sure.max(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore", over="ignore"):
+        lse = np.log(np.exp(logits - greatest).sum(axis=1, dtype=np.float64)) + greatest[:, 0]
+    return {"top_logits": top, "top_ids": best_first(ids, best), "lse": lse.astype(np.float32)}
+
+
+def _log_sum_exp(found: Arrays) -> np.ndarray:
+    """float32 [r]: told, or the logit of any token less its log-probability."""
+    if "lse" in found:
+        return found["lse"].reshape(-1)
+    first = found["top_logits"][:, 0].astype(np.float64)
+    return (first - found["log_prob"].reshape(-1)).astype(np.float32)
+
+
+def best_first(top_ids: np.ndarray, best: np.ndarray) -> np.ndarray:
+    """top_ids [r, 16] with the argmax best [r] in front, where equal logits let another id stand there."""
+    rows = np.flatnonzero(top_ids[:, 0] != best)
+    ordered = top_ids.copy()
+    for row in rows.tolist():
+        others = [token for token in top_ids[row].tolist() if token != best[row]]
+        ordered[row] = [int(best[row]), *others][: top_ids.shape[1]]
+    return ordered
+
+
+def without_padding(array: np.ndarray, *, batch: int, requests: int, packed: int) -> np.ndarray:
+    """The rows of `array` that belong to the `requests` real ones of a graph captured for `batch`.
+
+    packed: how many rows they have where rows of different requests follow each other without gaps (the draft extend of
+    the v1 worker); 0 where each request has a block of its own.
+    """
+    if packed and len(array) > batch:
+        return array[:packed]
+    return array[: requests * (len(array) // batch)]
+
+
+def kept_rows(lens: list[int], rows: int, requests: int) -> np.ndarray:
+    """Row numbers of a forward that belong to accepted tokens: a block of equal width a request, or packed rows."""
+    if sum(lens) == rows:
+        return np.arange(rows)
+    width = rows // requests
+    return np.concatenate([np.arange(i * width, i * width + length) for i, length in enumerate(lens)])
+
+
+def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) -> tuple[list[int], list[int]]:
+    """Which kept rows an output tensor of `produced` rows speaks of, and which of its rows to read for them.
+
+    Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
+    """
+    if produced == 0:
+        return [], []
+    ends = [after - 1 for after in accumulate(lens)]
+    if produced == len(lens) and produced != len(keep):
+        return ends, list(range(produced))
+    if phase == "EXTEND":
+        return ends, ends if produced == len(keep) else keep[ends].tolist()
+    return list(range(len(keep))), keep.tolist()
+
+
+def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:
+    """Child and sibling links [b·n] -> parent of every node [b, n], -1 for the root and for unlinked nodes."""
+    children = next_token.reshape(-1, width)
+    siblings = next_sibling.reshape(-1, width)
+    parents = np.full(children.shape, -1, dtype=np.int64)
+    for b in range(children.shape[0]):
+        for node in range(width):
+            child = children[b, node]
+            while child != -1:
+                parents[b, child] = node
+                child = siblings[b, child]
+    return parents

@@ -1,0 +1,290 @@
+"""Lockstep: holds a scheduler's own event loop where it asks for requests, one turn per command.
+
+Engine side: standard library, NumPy and SGLang's objects only. It must not replace the loop; it decides *when* the loop
+may take its next turn and which of the requests that really arrived over SGLang's sockets are delivered then.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import socket
+import time
+import traceback
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...both_sides import wire
+from ...both_sides.packed import Arrays
+from ..probes.recorder import Recorder, plain_rid
+from ..stand_ins.loopback import RULE_BOOK
+from .blame import watcher
+
+if TYPE_CHECKING:
+    from ..mutants.fault_wraps import Faults
+
+#: Of the format that messages travel in: one that every Python of either side reads. It costs a tenth of JSON, and a
+#: round's messages are written while the scheduler waits.
+MARSHAL = 4
+#: How long a request announced by the control side may take to arrive over SGLang's own sockets.
+ARRIVAL_SECONDS = 30.0
+
+
+class Gate:
+    """Blocks the loop between turns and answers the control side's commands."""
+
+    def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
+        self.scheduler: Any = None
+        #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
+        self.make_faults: Callable[[], Faults] | None = None
+        self._faults: Faults | None = None
+        self._sock = sock
+        self._recorder = recorder
+        self._turn: int | None = None
+        self._arrived: dict[str, deque[Any]] = defaultdict(deque)
+        self._others: list[Any] = []
+        self._running_limit = 0
+
+    def wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A replacement for the method with which the loop asks for requests."""
+
+        def recv_requests(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._next_turn(lambda: original(owner, *args, **kwargs))
+
+        return recv_requests
+
+    def watch_loop(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Report a crash of the event loop with its site before SGLang ends the process."""
+
+        def event_loop(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            except BaseException as error:
+                self._report_crash(error)
+                raise
+
+        return event_loop
+
+    def _next_turn(self, poll: Callable[[], Any]) -> list[Any]:
+        if self._turn is not None:
+            self._report_turn()
+        while True:
+            try:
+                command, _ = wire.receive(self._sock)
+            except wire.WireClosed:
+                os._exit(0)  # the control side is gone: nothing is left to serve
+            if command["op"] == "turn":
+                self._turn = self._recorder.turn = command["turn"]
+                return (
+                    self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
+                )
+            if command["op"] == "poll":
+                wire.send(self._sock, {"op": "polled", "missing": self._poll(command["expect"], poll)})
+                continue
+            wire.send(self._sock, *self._answer(command))
+
+    def _deliver(self, expect: list[str], poll: Callable[[], Any]) -> list[Any]:
+        """Wait until every announced request arrived, then hand them over in the announced order."""
+        deadline = time.monotonic() + ARRIVAL_SECONDS
+        while missing := self._poll(expect, poll):
+            if time.monotonic() > deadline:
+                what = f"announced, but SGLang's tokenizer never passed on: {', '.join(missing)}"
+                wire.send(self._sock, {"op": "error", "what": what})
+                break
+            time.sleep(0.0005)
+        return self._arrivals(expect)
+
+    def _poll(self, expect: list[str], poll: Callable[[], Any]) -> list[str]:
+        """Ask SGLang's sockets once; what of `expect` has not arrived yet.
+
+        Where ranks ask together (DP attention), each call is a collective: the control side makes every rank poll
+        equally often.
+        """
+        wanted = Counter(self._still_sent(expect))
+        for item in poll() or []:
+            name = announced_name(item)
+            if name in wanted:
+                self._arrived[name].append(item)
+            else:
+                self._others.append(item)
+        return [name for name, count in wanted.items() if len(self._arrived[name]) < count]
+
+    def _arrivals(self, expect: list[str]) -> list[Any]:
+        """Everything that arrived unannounced, then `expect` in its order."""
+        others, self._others = self._others, []
+        return others + [self._arrived[name].popleft() for name in expect if self._arrived[name]]
+
+    def _still_sent(self, expect: list[str]) -> list[str]:
+        """Without aborts of requests that are over: SGLang's tokenizer may send those or not; they do nothing."""
+        state = scheduler_state(self.scheduler)
+        alive = {*state["running"], *state["waiting"], *state["moving"], state["chunked"], *expect, *self._in_flight()}
+        return [name for name in expect if not name.startswith("abort:") or name.removeprefix("abort:") in alive]
+
+    def _in_flight(self) -> list[str]:
+        last = self.scheduler.last_batch
+        return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
+
+    def _report_turn(self) -> None:
+        arrays = _together(self._recorder.take())
+        report = {
+            "op": "turned",
+            "turn": self._turn,
+            "last": self._recorder.last,
+            **scheduler_state(self.scheduler),
+        }
+        self._turn = None
+        wire.send(self._sock, report, arrays)
+
+    def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], Arrays]:
+        op = command["op"]
+        try:
+            if op == "begin":
+                return {"op": "began", **self._begin(command)}, {}
+            if op == "flush":
+                return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
+            if op == "fault":
+                return {"op": "armed", **self._arm(command)}, {}
+            if op == "transfer":
+                RULE_BOOK.apply(command["what"], command["rooms"])
+                return {"op": "ruled"}, {}
+            if op == "end":
+                return self._end()
+        except Exception as error:  # reported to the control side, which decides
+            return {"op": "error", "what": f"{op}: {error!r}", "trace": traceback.format_exc(limit=4)}, {}
+        return {"op": "error", "what": f"unknown command {op!r}"}, {}
+
+    def _end(self) -> tuple[dict[str, Any], Arrays]:
+        """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
+        self._recorder.active = False
+        fired = {} if self._faults is None else self._faults.fired()
+        arrays = _together(self._recorder.take(all_of_them=True))
+        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
+
+    def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
+        scheduler = self.scheduler
+        if self._faults is not None:
+            self._faults.disarm()
+        RULE_BOOK.clear()
+        flushed = scheduler.flush_cache()
+        scheduler.chunked_prefill_size = command["chunk"]
+        self._limit_running(command["running_limit"] or scheduler.max_running_requests)
+        self._recorder.begin()
+        self._recorder.active = command["record"]
+        return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+
+    def _limit_running(self, limit: int) -> None:
+        """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""
+        if limit == (self._running_limit or self.scheduler.max_running_requests):
+            return
+        from sglang.srt.managers.io_struct import SetInternalStateReq
+
+        self.scheduler.set_internal_state(SetInternalStateReq(server_args={"pp_max_micro_batch_size": limit}))
+        self._running_limit = limit
+
+    def _arm(self, command: dict[str, Any]) -> dict[str, Any]:
+        if self._faults is None:
+            if self.make_faults is None:
+                raise LookupError("mutants need the probe, and this engine was booted without it")
+            self._faults = self.make_faults()
+        self._faults.arm(command["name"], first=command["first"])
+        return {"name": command["name"]}
+
+    def _report_crash(self, error: BaseException) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        site = next((f for f in reversed(frames) if "/sglang/" in f.filename), frames[-1])
+        where = site.filename.split("/sglang/")[-1]
+        report = {
+            "op": "crashed",
+            "site": f"{where}:{site.name}",
+            "line": site.lineno,
+            "when": time.monotonic(),  # one clock for all processes: which rank fell first
+            "error": f"{type(error).__name__}: {error}",
+            "trace": "".join(traceback.format_exception(error))[-6000:],
+            **{f"at_{key}": value for key, value in self._recorder.last.items()},
+        }
+        if (own := watcher(error)) is not None:  # our fault, and no finding about SGLang
+            report = {"op": "error", "what": f"our {own} failed: {report['error']}", "trace": report["trace"]}
+        try:
+            wire.send(self._sock, report, self._last_words())
+        except (wire.WireClosed, OSError):
+            pass  # the control side is gone; SGLang still logs the traceback
+
+    def _last_words(self) -> Arrays:
+        """Rounds of the turns before the one that crashed, where the device still gives them, and what it said."""
+        said: list[tuple[dict[str, Any], Arrays]] = [(message, {}) for message in self._recorder.last_said]
+        try:
+            return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
+        except RuntimeError:
+            return _together(said)
+
+
+def _together(taken: list[tuple[dict[str, Any], Arrays]]) -> Arrays:
+    """Messages as one more array, since whoever drives us shall read them later, and theirs as 'its number.name'."""
+    if not taken:
+        return {}
+    text = marshal.dumps([message for message, _ in taken], MARSHAL)
+    arrays = {f"{i}.{name}": array for i, (_, held) in enumerate(taken) for name, array in held.items()}
+    return {"messages": np.frombuffer(text, np.uint8), **arrays}
+
+
+def announced_name(item: Any) -> str:
+    """How the control side names a message: its rid for a request, `abort:<rid>` for an abort, else its type."""
+    kind = type(item).__name__
+    rid: Any = getattr(item, "rid", None)
+    if kind == "AbortReq":
+        return f"abort:{plain_rid(rid)}"
+    return plain_rid(rid) if isinstance(rid, str) else kind
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Who is running, waiting or half prefilled; idle if there is nobody."""
+    running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
+    waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
+    chunked = getattr(scheduler, "chunked_req", None)
+    last = scheduler.last_batch
+    # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
+    in_last = last is not None and not last.is_empty()
+    pending = getattr(scheduler, "result_queue", None)
+    moving = in_transit(scheduler)
+    return {
+        "running": running,
+        "waiting": waiting,
+        "moving": moving,
+        "chunked": None if chunked is None else plain_rid(chunked.rid),
+        "idle": not (running or waiting or moving or chunked or in_last or pending),
+    }
+
+
+def in_transit(scheduler: Any) -> list[str]:
+    """Requests in the queues of a hand-over between a prefill and a decode side; none where there are no sides."""
+    queues = [
+        getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "queue", None),
+        getattr(scheduler, "disagg_prefill_inflight_queue", None),
+        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "queue", None),
+        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "retracted_queue", None),
+        getattr(getattr(scheduler, "disagg_decode_transfer_queue", None), "queue", None),
+    ]
+    found = [entry for queue in queues for entry in queue or ()]
+    return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
+
+
+def pool_level(scheduler: Any) -> dict[str, int]:
+    """Token slots of the KV pool: free, held by the prefix cache, and all."""
+    allocator = scheduler.token_to_kv_pool_allocator
+    evictable = scheduler.tree_cache.evictable_size()
+    return {
+        "free": int(allocator.available_size()),
+        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
+        "total": int(scheduler.max_total_num_tokens),
+        **_metadata_rows(scheduler),
+    }
+
+
+def _metadata_rows(scheduler: Any) -> dict[str, int]:
+    """Free rows of the metadata buffers of a hand-over."""
+    rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
+    return {} if rows is None else {"metadata": int(rows.available_size())}

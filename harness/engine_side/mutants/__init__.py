@@ -1,0 +1,1 @@
+"""The faults that are put into a running engine."""

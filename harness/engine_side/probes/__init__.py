@@ -1,0 +1,1 @@
+"""What watches the engine. It must not change what the engine computes."""

@@ -1,0 +1,235 @@
+"""Sees inside CUDA graphs: copies captured with each graph, and shipped with the round after each of its replays.
+
+A replay runs no Python, so what a wrapper records while a graph is captured is a place, not a value. While
+`torch.cuda.CUDAGraph` captures, every model call and every choice puts copies of its tensors aside; just before the
+capture ends they are packed into one buffer, which the graph fills again whenever it is replayed. No class of SGLang's
+graph runners is touched: releases differ in those, and all of them go through torch's own.
+
+Engine side: standard library and torch only. Nothing here may synchronise during a capture, and a warm-up
+(the same Python run outside a capture) must leave no trace.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...both_sides.packed import Field
+from ..hooks import Ledger
+from .snapshot import Copy, copied, inputs_of, outputs_of
+
+if TYPE_CHECKING:
+    from ..mutants.fault_graphs import Captured
+
+Original = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One thing that happens inside a graph: a 'forward' of a model, or what was 'chosen' from the one before.
+
+    is_draft: whose model; batch: requests the graph was captured for, padding included; fields: where its tensors lie
+    in the graph's buffer.
+    """
+
+    what: str
+    is_draft: bool
+    batch: int
+    fields: tuple[Field, ...]
+
+
+@dataclass
+class Book:
+    """What one graph does, in order, and the buffer its copies are in: uint8 [n], filled again by every replay."""
+
+    calls: list[Call] = field(default_factory=list)
+    buffer: torch.Tensor | None = None
+    _parts: list[torch.Tensor] = field(default_factory=list)
+    _size: int = 0
+
+    @property
+    def forwards(self) -> int:
+        """How many forwards it has so far."""
+        return sum(call.what == "forward" for call in self.calls)
+
+    def put(self, what: str, *, is_draft: bool, batch: int, copies: Sequence[Copy | None]) -> None:
+        """Keep copies that were made at this place of the graph, in the order of the calls."""
+        fields = []
+        for copy in copies:
+            if copy is not None:
+                fields += [(name, kind, self._size + start, shape) for name, kind, start, shape in copy.fields]
+                self._parts.append(copy.data)
+                self._size += copy.data.numel()
+        self.calls.append(Call(what, is_draft, batch, tuple(fields)))
+
+    def close(self) -> None:
+        """Pack everything into one buffer; still inside the capture, so the packing is replayed too."""
+        if self._parts:
+            self.buffer = torch.cat(self._parts)
+        self._parts = []
+
+
+#: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph,
+#: since graphs share one memory pool.
+OnReplay = Callable[[Book], None]
+
+
+class GraphProbe:
+    """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
+
+    mutants: those that the graphs shall hold, where an engine is booted for them.
+    """
+
+    def __init__(self, mutants: Captured | None = None) -> None:
+        self.mutants = mutants
+        self.ledger = Ledger()
+        self.on_replay: OnReplay | None = None
+        #: whether a replay is worth telling
+        self.wanted: Callable[[], bool] = lambda: False
+        #: told that a model is about to run outside any capture
+        self.on_eager: Callable[[], None] = lambda: None
+        self._open: Book | None = None
+        self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
+
+    def install(self, *, chooser_module: types.ModuleType, choosers: Sequence[str]) -> None:
+        """Call before any graph is captured and after SGLang edited its own sources (its revert switch).
+
+        choosers: functions of the worker's module that are shown, or return, what was chosen from a draft forward.
+        """
+        cuda = sys.modules["torch.cuda"]
+        self.ledger.wrap(cuda, "CUDAGraph.capture_begin", self._capture_begin)
+        self.ledger.wrap(cuda, "CUDAGraph.capture_end", self._capture_end)
+        self.ledger.wrap(cuda, "CUDAGraph.replay", self._replay)
+        runner = sys.modules["sglang.srt.model_executor.model_runner"]
+        self.ledger.wrap(runner, "ModelRunner.load_model", self._load_model)
+        for name in choosers:
+            if hasattr(chooser_module, name):
+                make = self._shown if name == "select_top_k_tokens" else self._returned
+                self.ledger.wrap(chooser_module, name, make)
+
+    @property
+    def books(self) -> list[Book]:
+        """Every captured graph that something of a model runs in."""
+        return [book for book in self._books.values() if book.calls]
+
+    def sizes(self) -> dict[str, list[int]]:
+        """Captured batch sizes by whose model and how many of its forwards are inside: 'draft x2' -> [1, 2, 4]."""
+        found: dict[str, set[int]] = {}
+        for book in self.books:
+            forwards = [call for call in book.calls if call.what == "forward"]
+            owner = "draft" if forwards[0].is_draft else "target"
+            found.setdefault(f"{owner} x{len(forwards)}", set()).add(forwards[0].batch)
+        return {name: sorted(sizes) for name, sizes in sorted(found.items())}
+
+    # -- torch's graphs ----------------------------------------------------------------------------------------
+
+    def _capture_begin(self, original: Original) -> Original:
+        def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            self._open = Book()
+            return result
+
+        return capture_begin
+
+    def _capture_end(self, original: Original) -> Original:
+        def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            book, self._open = self._open, None
+            if book is not None and book.calls:
+                book.close()
+                self._books[graph] = book
+            return original(graph, *args, **kwargs)
+
+        return capture_end
+
+    def _replay(self, original: Original) -> Original:
+        def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(graph, *args, **kwargs)
+            book = self._books.get(graph)
+            if book is not None and self.on_replay is not None and self.wanted():
+                self.on_replay(book)
+            return result
+
+        return replay
+
+    # -- SGLang's models and choices ---------------------------------------------------------------------------
+
+    def _load_model(self, original: Original) -> Original:
+        def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(runner, *args, **kwargs)
+            runner.model.forward = self._watched(runner.model.forward, runner)
+            if self.mutants is not None:
+                self.mutants.prepare(next(runner.model.parameters()).device)
+            return result
+
+        return load_model
+
+    def _watched(self, original: Original, runner: Any) -> Original:
+        """The bound `forward` of one model, putting copies aside while a graph is captured."""
+
+        @functools.wraps(original)
+        def forward(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            book = self._open
+            if book is None:
+                self.on_eager()
+                if self.mutants is not None:
+                    self.mutants.warm(forward_batch)
+                return original(input_ids, positions, forward_batch, *args, **kwargs)
+            is_draft = bool(runner.is_draft_worker)
+            with self._mutated(book, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
+                before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
+                output = original(ids, places, forward_batch, *args, **kwargs)
+            batch = int(forward_batch.batch_size)
+            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
+            if self.mutants is not None:
+                self.mutants.logits = output.next_token_logits
+            return output
+
+        return forward
+
+    def _mutated(
+        self, book: Book, input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool
+    ) -> AbstractContextManager[tuple[Any, Any]]:
+        """What a captured forward runs with."""
+        if self.mutants is None:
+            return nullcontext((input_ids, positions))
+        return self.mutants.inputs(input_ids, positions, forward_batch, is_draft=is_draft, step=book.forwards)
+
+    def _shown(self, original: Original) -> Original:
+        """A function that is given what the forward before it led to: (step, probabilities, ids, ...)."""
+
+        def select_top_k_tokens(i: int, topk_p: Any, topk_index: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._open is not None and i > 0:
+                if self.mutants is not None:
+                    batch = self._open.calls[-1].batch
+                    topk_p, topk_index = self.mutants.choices(topk_p, topk_index, batch=batch, step=i)
+                self._chosen(topk_p, topk_index)
+            return original(i, topk_p, topk_index, *args, **kwargs)
+
+        return select_top_k_tokens
+
+    def _returned(self, original: Original) -> Original:
+        """A function that returns what the forward before it led to: (probabilities, ids)."""
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if self._open is not None:
+                self._chosen(result[0], result[1])
+            return result
+
+        return choose
+
+    def _chosen(self, probs: torch.Tensor, ids: torch.Tensor) -> None:
+        book = self._open
+        assert book is not None
+        batch = book.calls[-1].batch if book.calls else 0
+        width = ids.shape[-1]
+        found = copied({"ids": ids.reshape(-1, width), "probs": probs.reshape(-1, width)})
+        book.put("chosen", is_draft=True, batch=batch, copies=(found,))

@@ -1,0 +1,431 @@
+"""Hooks on the EAGLE worker and the model runners: turns what SGLang does into recorder calls.
+
+Engine side: standard library, torch and SGLang only. It must not change any value SGLang computes, and must not
+record a name it could not find as if it had been observed: what is missing is listed in the handshake.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...both_sides.compat import Release
+from ..hooks import Ledger
+from .graph_probe import Book, GraphProbe
+from .recorder import Recorder, ints, plain_rid
+from .snapshot import Copy, Tensors, inputs_of, outputs_of
+from .tail_probe import holes, wrong_copies
+
+Original = Callable[..., Any]
+
+
+class Probe:
+    """Installs every hook of one release in one scheduler process."""
+
+    def __init__(self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None) -> None:
+        self.recorder = recorder
+        self.release = release
+        self.graphs = graphs
+        self.ledger = Ledger() if graphs is None else graphs.ledger
+        self._replays = 0
+        #: what goes into the forward in progress, until it was copied, and the copy
+        self._inputs: Tensors | None = None
+        self._before: Copy | None = None
+        #: the worker's table of target ids, as it was found and as int64 [V']
+        self._hot_ids: tuple[Any, np.ndarray] | None = None
+        #: whether the drafting call in progress speaks of ids of the draft's own vocabulary
+        self._mapped = False
+        #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
+        self._prefills = False
+
+    def install(self) -> None:
+        """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
+        release = self.release
+        module = sys.modules[release.worker_module]
+        runner = sys.modules["sglang.srt.model_executor.model_runner"]
+        wrap = self.ledger.wrap
+        self.install_rounds()
+        wrap(module, f"{release.draft}.draft", self._draft)
+        wrap(module, f"{release.draft}.{release.draft_prefill}", self._draft_prefill)
+        wrap(module, f"{release.draft}.{release.draft_extend}", self._draft_extend)
+        wrap(module, "select_top_k_tokens", self._select)
+        if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
+            wrap(module, CHAIN_CHOOSER, self._choose_chain)
+        for owner, name in sampled_walks(release):
+            wrap(owner, name, self._coins)
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if pages is not None and hasattr(pages, TAIL_COPIER):
+            wrap(pages, TAIL_COPIER, self._tails)
+        wrap(runner, "ModelRunner.forward", self._forward)
+        if self.graphs is not None:
+            self.graphs.wanted = lambda: self.recorder.round is not None
+            self.graphs.on_replay = self._replayed
+            self.graphs.on_eager = self._take_inputs
+
+    def install_rounds(self) -> None:
+        """Only what tells which batches ran and what they committed: the token level."""
+        release = self.release
+        module = sys.modules[release.worker_module]
+        self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
+        if release.sample is None:
+            self.ledger.wrap(module, f"{release.worker}.verify", self._verify_v1)
+        else:
+            self.ledger.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+
+    # -- rounds ------------------------------------------------------------------------------------------------
+
+    def _round(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if not recorder.active:
+                return original(worker, batch, *args, **kwargs)
+            recorder.open_round(**read_batch(batch, recorder.copied))
+            self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
+            try:
+                result = original(worker, batch, *args, **kwargs)
+            except BaseException:
+                recorder.drop_round()
+                raise
+            finally:
+                recorder.phase = None
+            recorder.close_round()
+            return result
+
+        return forward_batch_generation
+
+    def _in_phase(self, phase: str, original: Original, after: Callable[..., None]) -> Original:
+        recorder = self.recorder
+
+        def call(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.round is None:
+                return original(worker, batch, *args, **kwargs)
+            recorder.phase, recorder.step = phase, 0
+            self._use_ids(getattr(worker, "hot_token_id", None))
+            try:
+                result = original(worker, batch, *args, **kwargs)
+            finally:
+                recorder.phase = None
+            after(batch, args, result)
+            return result
+
+        return call
+
+    def _use_ids(self, hot_ids: Any) -> None:
+        """The table of the worker that drafts now; read once, since reading it waits for the device."""
+        self._mapped = hot_ids is not None
+        if not self._mapped:
+            return
+        if self._hot_ids is None or self._hot_ids[0] is not hot_ids:
+            self._hot_ids = hot_ids, ints(hot_ids)
+        self.recorder.map_ids(self._hot_ids[1])
+
+    # -- drafting ----------------------------------------------------------------------------------------------
+
+    def _draft(self, original: Original) -> Original:
+        return self._in_phase("DRAFT", original, self._after_draft)
+
+    def _after_draft(self, batch: Any, args: tuple[Any, ...], verify_input: Any) -> None:
+        links = verify_input.retrieve_next_token
+        if links is None or links.numel() == 0:
+            return
+        width = links.shape[-1]
+        copy = self.recorder.copied({"next": links, "sibling": verify_input.retrieve_next_sibling})
+        self.recorder.note("tree", copy, width=width)
+
+    def _draft_prefill(self, original: Original) -> Original:
+        return self._in_phase("DRAFT_PREFILL", original, self._after_draft_prefill)
+
+    def _after_draft_prefill(self, batch: Any, args: tuple[Any, ...], result: Any) -> None:
+        requests = list(range(len(self._rids())))
+        next_token_ids = args[1]
+        if next_token_ids is not None and requests:
+            self._chose("PREFILL", 0, requests, next_token_ids, None)
+        self._proposals("DRAFT_PREFILL", result if result is not None else batch.spec_info, requests)
+
+    def _draft_extend(self, original: Original) -> Original:
+        return self._in_phase("EXTEND", original, self._after_draft_extend)
+
+    def _after_draft_extend(self, batch: Any, args: tuple[Any, ...], result: Any) -> None:
+        if self.release.generation == "v2":
+            draft_input = args[0].next_draft_input
+        else:
+            draft_input = result if result is not None else batch.spec_info
+        current = self.recorder.round
+        assert current is not None
+        self._proposals("EXTEND", draft_input, current.extend_rids)
+
+    def _proposals(self, phase: str, draft_input: Any, requests: list[int]) -> None:
+        if not requests:
+            return
+        copy = self.recorder.copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
+        facts = {"phase": phase, "requests": requests, "mapped": self._mapped, "layered": self.release.layered}
+        self.recorder.note("proposals", copy, **facts)
+
+    def _chose(self, phase: str, step: int, requests: list[int], ids: Any, probs: Any) -> None:
+        copy = self.recorder.copied({"ids": ids, "probs": probs})
+        self.recorder.note("chosen", copy, phase=phase, step=step, requests=requests)
+
+    def _select(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def select_top_k_tokens(i: int, topk_p: Any, topk_index: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.phase == "DRAFT" and recorder.round is not None and i > 0 and topk_index.numel():
+                ids = topk_index.reshape(-1, topk_index.shape[-1])
+                self._chose("DRAFT", i - 1, list(range(len(recorder.round.rids))), ids, topk_p)
+            return original(i, topk_p, topk_index, *args, **kwargs)
+
+        return select_top_k_tokens
+
+    def _choose_chain(self, original: Original) -> Original:
+        """A fused kernel that stands where a chain's `select_top_k_tokens` was: returns (probabilities, ids)."""
+        recorder = self.recorder
+
+        def choose(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            if recorder.phase == "DRAFT" and recorder.round is not None and result[1].numel():
+                ids = result[1].reshape(-1, result[1].shape[-1])
+                self._chose("DRAFT", recorder.step - 1, list(range(len(recorder.round.rids))), ids, result[0])
+            return result
+
+        return choose
+
+    # -- verify ------------------------------------------------------------------------------------------------
+
+    def _sample(self, original: Original) -> Original:
+        def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(verify_input, *args, **kwargs)
+            current = self.recorder.round
+            if current is not None and current.mode == "DECODE":
+                predict, accept_lens, accept_index = result
+                copy = self.recorder.copied({"predict": predict, "lens": accept_lens, "index": accept_index})
+                assert copy is not None
+                current.accepted = copy
+                current.extend_rids = list(range(len(current.rids)))
+                self.recorder.note("sampled", copy, width=int(verify_input.draft_token_num))
+            return result
+
+        return sample
+
+    def _tails(self, original: Original) -> Original:
+        """What branches of a paged tree begin with, once it was copied."""
+        recorder = self.recorder
+
+        def duplicate(
+            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
+            if recorder.round is not None and recorder.round.rids:
+                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
+                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+            return result
+
+        return duplicate
+
+    def _coins(self, original: Original) -> Original:
+        """The random numbers of a sampled verify, before the kernel gets them."""
+        recorder = self.recorder
+
+        def walk(*args: Any, **kwargs: Any) -> Any:
+            if recorder.round is not None:
+                names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
+                recorder.note(
+                    "coins",
+                    recorder.copied({name: kwargs[given] for name, given in names.items()}),
+                    rule=getattr(original, "__name__", type(original).__name__),
+                    thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
+                )
+            return original(*args, **kwargs)
+
+        return walk
+
+    def _verify_v1(self, original: Original) -> Original:
+        def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            spec_info = args[0] if args else batch.spec_info
+            result = original(worker, batch, *args, **kwargs)
+            current = self.recorder.round
+            if current is not None and current.mode == "DECODE":
+                output = result[1]
+                current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
+                current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+                found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
+                copy = self.recorder.copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
+                facts = {"lens": current.accepted, "extends": current.extend_rids}
+                self.recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
+            return result
+
+        return verify
+
+    # -- model forwards ----------------------------------------------------------------------------------------
+
+    def _forward(self, original: Original) -> Original:
+        recorder = self.recorder
+
+        def forward(runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if recorder.round is None:
+                return original(runner, forward_batch, *args, **kwargs)
+            phase = self.phase_of(runner, forward_batch)
+            step = recorder.step if runner.is_draft_worker else 0  # also the layer, where layers draft
+            recorder.last = {"phase": phase, "step": step, "round": recorder.round.index}
+            live = bool(recorder.round.rids)
+            replays, is_draft = self._replays, bool(runner.is_draft_worker)
+            if live:  # an idle rank has no rows
+                self._goes_in(
+                    inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
+                )
+            output = original(runner, forward_batch, *args, **kwargs)
+            if self._replays == replays:  # else a graph ran, and what happened inside it has been told
+                self._entered(phase)
+                if live:
+                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
+                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), **facts)
+            self._inputs = None
+            return output
+
+        return forward
+
+    def _goes_in(self, inputs: Tensors) -> None:
+        """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""
+        self._inputs, self._before = inputs, None
+        if self.graphs is None:
+            self._take_inputs()
+
+    def _take_inputs(self) -> None:
+        if self._inputs is not None:
+            self._before, self._inputs = self.recorder.copied(self._inputs), None
+
+    def _went_in(self) -> Copy | None:
+        self._take_inputs()
+        return self._before
+
+    def _comes_out(self, output: Any) -> Copy | None:
+        """All logits of a small vocabulary: that is one copy where working out what is kept of them is many."""
+        whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
+        return self.recorder.copied(outputs_of(output, whole_below=whole_below))
+
+    def _entered(self, phase: str, *, graph: int = 0) -> None:
+        """One more forward of the round; graph: the batch size it was captured for, 0 for an eager one."""
+        current = self.recorder.round
+        assert current is not None
+        current.forwards[phase] = current.forwards.get(phase, 0) + 1
+        if graph:
+            current.graphs[phase] = graph
+        if phase in DRAFTING:
+            self.recorder.step += 1
+
+    def _replayed(self, book: Book) -> None:
+        """What one graph did, told as if each of its forwards and choices had just happened."""
+        recorder = self.recorder
+        current = recorder.round
+        assert current is not None
+        self._replays += 1
+        base = self._held(book) if current.rids else -1
+        for call in book.calls:
+            phase = self._phase(is_draft=call.is_draft)
+            pieces = [(base, current.layouts.number(call.fields))]
+            facts: dict[str, Any] = {"phase": phase, "batch": call.batch, "pieces": pieces}
+            if call.what == "chosen":
+                if phase == "DRAFT" and current.rids:
+                    requests = list(range(len(current.rids)))
+                    current.events.append({"what": "chosen", "step": recorder.step - 1, "requests": requests, **facts})
+                continue
+            step = recorder.step if call.is_draft else 0
+            recorder.last = {"phase": phase, "step": step, "round": current.index}
+            self._entered(phase, graph=call.batch)
+            if current.rids:
+                mapped, packs = self._mapped and call.is_draft, self.release.generation == "v1"
+                current.events.append({"what": "forward", "step": step, "mapped": mapped, "packs": packs, **facts})
+
+    def _held(self, book: Book) -> int:
+        """Where a copy of a graph's buffer begins in the round's bytes; the next replay may write over the buffer."""
+        current = self.recorder.round
+        assert current is not None
+        assert book.buffer is not None
+        return current.keep(book.buffer)
+
+    def phase_of(self, runner: Any, forward_batch: Any) -> str:
+        """The Phase of a forward that `runner` is about to run in the current round."""
+        return self._phase(is_draft=runner.is_draft_worker)
+
+    def _phase(self, *, is_draft: bool) -> str:
+        if is_draft:
+            return self.recorder.phase or "DRAFT"
+        mode = self._round_mode()
+        return "PREFILL" if mode == "PREFILL" or (mode == "IDLE" and self._prefills) else "VERIFY"
+
+    def _rids(self) -> list[str]:
+        return [] if self.recorder.round is None else self.recorder.round.rids
+
+    def _round_mode(self) -> str:
+        return "" if self.recorder.round is None else self.recorder.round.mode
+
+
+#: Vocabularies up to this travel as they are from a GPU: a row of float16 is at most as long as its hidden states.
+WHOLE_BELOW = 2049
+#: Phases whose logits are over the draft's vocabulary.
+DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
+#: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
+CHAIN_CHOOSER = "draft_topk1_postprocess"
+
+#: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
+SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
+#: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
+WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
+
+
+def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
+    """(module, name) of every place from which a verify may take what walks by coins."""
+    places = [sys.modules[release.greedy]]
+    for name in WALKS_AT_CALL:
+        with suppress(ImportError):  # not in this release, or only a stub on a CPU
+            places.append(importlib.import_module(name))
+    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
+
+
+#: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
+TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
+
+# Names that changed between releases, newest last; the first one present is read.
+PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
+EXTEND_LENS = ("extend_lens", "extend_seq_lens")
+ACCEPTED_DRAFTS = ("num_accepted_drafts_per_req_cpu", "num_correct_drafts_per_req_cpu")
+ACCEPTED_INDICES = ("accepted_indices", "accept_indices")
+ACCEPTED_TOKENS = ("verified_id", "accept_tokens")
+
+
+def first_of(owner: Any, names: tuple[str, ...]) -> Any:
+    """The first of `names` that `owner` has; AttributeError naming them all if there is none."""
+    for name in names:
+        value = getattr(owner, name, None)
+        if value is not None:
+            return value
+    raise AttributeError(f"{type(owner).__name__} has none of {', '.join(names)}")
+
+
+def as_tensor(values: Any) -> torch.Tensor:
+    """Whole numbers that some releases hold as a list."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
+
+
+def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
+    """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
+    mode = batch.forward_mode
+    reqs = list(batch.reqs or [])
+    if mode.is_idle() or not reqs:
+        return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
+    rids = [plain_rid(req.rid) for req in reqs]
+    if not mode.is_extend():
+        before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
+        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
+    starts = list(first_of(batch, PREFIX_LENS))
+    lens = list(first_of(batch, EXTEND_LENS))
+    ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
+    final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
+    return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}

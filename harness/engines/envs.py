@@ -1,0 +1,222 @@
+"""Engine environments: which SGLang releases can be had here, where they are, and installing one.
+
+A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see `harness.engines.closure`);
+its own dependencies would name GPU builds and another torch for every release. One that came out of a bundle (see
+`harness.machines.unpack`) is a marker that names its parts and the machine's own Python instead.
+
+This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from packaging.version import InvalidVersion, Version
+
+from harness.engines import closure
+from harness.engines.closure import EnvError, Progress, home
+from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, same, standing, supported
+
+__all__ = [
+    "NEWEST",
+    "SUPPORTED",
+    "EngineEnv",
+    "EnvError",
+    "UnknownReleaseError",
+    "current",
+    "ensure",
+    "home",
+    "list_installed",
+    "resolve",
+    "standing",
+    "state",
+    "supported",
+]
+
+ENGINE_GB = 0.5  # the largest wheel unpacks to 0.2 GB, and pip unpacks it beside its place first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineEnv:
+    """Where one SGLang release is, or would be; `why` says what is missing when it is not `ready`."""
+
+    version: str
+    python: Path
+    pythonpath: tuple[Path, ...]
+    torch: str
+    ready: bool
+    why: str = ""
+    environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
+    left_out: tuple[str, ...] = ()  # patterns of published files that its bundle does without
+    unpacked: bool = False  # out of a bundle, over the machine's own Python and torch
+    tree: Path | None = None  # a commit's Python files that run in this release's place (see harness.bisect)
+
+
+def current() -> EngineEnv | None:
+    """The SGLang in this very interpreter (a GPU runner), used as it is; nothing is imported to find out."""
+    spec = importlib.util.find_spec("sglang")
+    if spec is None or spec.origin is None:  # a folder that happens to be called sglang has no origin
+        return None
+    return EngineEnv(
+        version=_version_here("sglang"),
+        python=Path(sys.executable),
+        pythonpath=(),
+        torch=_version_here("torch"),
+        ready=True,
+    )
+
+
+def _version_here(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def ensure(version: str, progress: Progress) -> EngineEnv:
+    """A ready environment for `version`, any published release that can be driven, installed first where needed.
+
+    UnknownReleaseError for a release we cannot run here, EnvError when installing fails. Both say what to type next.
+    """
+    here = current()
+    if here is not None and same(here.version, version):
+        return here
+    version = named(version)
+    found = state(version)
+    if found.ready:
+        return found
+    closure.ensure(progress)
+    with closure.installing(f"engine-{version}", progress) as lock:
+        if not state(version).ready:
+            _install(version, lock=lock, progress=progress)
+    found = state(version)
+    if not found.ready:
+        raise EnvError(f"SGLang {version} was installed, but {found.why}", next_step="look:  eaglecheck doctor")
+    return found
+
+
+def resolve(version: str | None) -> str:
+    """The release meant, as it is written here; None: the SGLang in this interpreter, else the newest.
+
+    UnknownReleaseError for one that `ensure` would refuse, before anything is installed.
+    """
+    here = current()
+    if here is not None and (version is None or same(here.version, version)):
+        return here.version
+    return NEWEST if version is None else named(version)
+
+
+def state(version: str) -> EngineEnv:
+    """What is there of `version`, without installing anything."""
+    folder = _folder(version)
+    shared = closure.location()
+    marker = closure.read_marker(folder)
+    if marker is not None and "trees" in marker:
+        return _unpacked(version, marker)
+    why = _missing(folder, marker) or ("" if closure.is_ready(shared) else "its shared environment is not built")
+    return EngineEnv(
+        version=version,
+        python=closure.interpreter(shared),
+        pythonpath=(folder / "site",),
+        torch=str((closure.read_marker(shared) or {}).get("torch", "unknown")),
+        ready=not why,
+        why=why,
+    )
+
+
+def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
+    """A release out of a bundle: the machine's own Python and torch, and the bundle's parts in import order."""
+    trees = tuple(home() / "parts" / name for name in marker["trees"])
+    gone = next((path.name for path in trees if not path.is_dir()), "")
+    python = Path(marker["interpreter"])
+    if not python.exists():
+        why = f"the Python it was unpacked for is gone: {python}"
+    elif marker.get("python") != closure.python_tag():
+        why = f"it was unpacked for Python {marker.get('python')}, this is {closure.python_tag()}"
+    else:
+        why = f"damaged: its part {gone} is missing" if gone else ""
+    return EngineEnv(
+        version=version,
+        python=python,
+        pythonpath=trees,
+        torch=str(marker["torch"]),
+        ready=not why,
+        why=f"{why}; unpack the bundle again" if why else "",
+        environ=tuple(sorted(marker["environ"].items())),
+        left_out=tuple(marker["slimmed"]),
+        unpacked=True,
+    )
+
+
+def _missing(folder: Path, marker: dict[str, Any] | None) -> str:
+    if not folder.is_dir():
+        return "not installed"
+    if marker is None:
+        return "an installation was interrupted"
+    if marker.get("python") != closure.python_tag():
+        return f"it was installed for Python {marker.get('python')}, this is {closure.python_tag()}"
+    if marker.get("closure") != closure.key():
+        return "it was installed for another list of dependencies"
+    return "" if (folder / "site" / "sglang" / "__init__.py").is_file() else "damaged: its sglang package is missing"
+
+
+def list_installed() -> tuple[EngineEnv, ...]:
+    """Every release with a folder, oldest first, finished or not."""
+    folders = (path.name for path in (home() / "engines").glob("*") if path.is_dir())
+    return tuple(state(name) for name in sorted(folders, key=_order))
+
+
+def _order(version: str) -> tuple[bool, Version]:
+    try:
+        return True, Version(version)
+    except InvalidVersion:
+        return False, Version("0")
+
+
+def _folder(version: str) -> Path:
+    return home() / "engines" / version
+
+
+def _install(version: str, *, lock: int, progress: Progress) -> None:
+    folder = _folder(version)
+    closure.start_afresh(folder, need_gb=ENGINE_GB, progress=progress)
+    progress(f"installing SGLang {version} (once)")
+    site = folder / "site"
+    site.mkdir(parents=True)
+    # Wheels only: a source build would want a Rust toolchain and end in a page of compiler errors.
+    wheel = ["--no-deps", "--only-binary=sglang", "--target", str(site), f"sglang=={version}"]
+    closure.install(closure.location(), wheel, what=f"SGLang {version}", lock=lock, progress=progress)
+    record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
+    if record is None:
+        raise EnvError(
+            f"pip reported success but left no SGLang {version} in {site}",
+            next_step="look at pip's own settings:  python -m pip config debug",
+        )
+    digest = hashlib.sha256(record.read_bytes()).hexdigest()
+    marker = {"version": version, "closure": closure.key(), "python": closure.python_tag(), "record": digest}
+    closure.write_marker(folder, marker)
+
+
+def main(versions: Sequence[str]) -> int:
+    """`python -m harness.engines.envs VERSION…`: what `make` calls before the tests. Exit codes as everywhere."""
+    try:
+        for version in versions:
+            ensure(version, lambda line: print(line, file=sys.stderr, flush=True))
+    except EnvError as error:
+        print(f"eaglecheck: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UnknownReleaseError | closure.HomeError) else 4
+    except KeyboardInterrupt:
+        print("eaglecheck: interrupted; type the same command again to resume", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or (NEWEST,)))

@@ -1,0 +1,216 @@
+"""Turns a scenario's boot configuration into what one engine process needs to start.
+
+It must not start anything and must not import sglang: the result is data.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.both_sides import compat, plugin_algorithm
+from harness.both_sides.leases import Request
+from harness.contract.types import EngineConfig, SpecConfig
+from harness.engines.engine import Launch
+from harness.engines.envs import EngineEnv
+
+CpuAttention = Literal["torch", "interpreted"]
+#: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
+ProbeLevel = Literal["full", "tokens", "off"]
+
+#: Tokens a request may grow to; the tiny checkpoints have as many positions.
+CONTEXT_LENGTH = 512
+
+#: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
+#: `max_running` exceeds, so that scenarios reach padding and the eager way out.
+GRAPH_SIZES = (1, 2, 4)
+
+#: Attention backends by device: others need hardware that is not meant here.
+BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
+
+#: Which cores each rank may take.
+CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+
+NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
+
+#: A scenario that does not care says float32, and SGLang's GPU kernels have none.
+DTYPES = {"cpu": ("float32",), "cuda": ("float16", "bfloat16")}
+
+
+def dtype_on(device: str, asked: str) -> str:
+    """The dtype an engine on `device` runs in for a scenario that asks for `asked`."""
+    return asked if asked in DTYPES[device] else DTYPES[device][0]
+
+
+def build_launch(
+    *,
+    env: EngineEnv,
+    spec: SpecConfig,
+    engine: EngineConfig,
+    target: Path,
+    draft: Path,
+    device: str = "cpu",
+    probe: ProbeLevel | bool = "full",
+    revert: int | None = None,
+    cpu_attention: CpuAttention = "torch",
+    context_length: int = CONTEXT_LENGTH,
+    assumed: Sequence[str] = (),
+    lease: Request | None = None,
+    mutants_in_graphs: bool = False,
+) -> Launch:
+    """The launch of one boot configuration.
+
+    assumed: ids of harness.contract.deviations; the engine gets the stand-ins that let it past those it would die of.
+
+    revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
+    cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
+    lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
+    mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
+    """
+    overlap = engine.overlap
+    if overlap is None:
+        overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
+    layered = spec.algorithm == "MTP"
+    boot: dict[str, Any] = {
+        "release": env.version,
+        "tree": None if env.tree is None else str(env.tree),
+        "device": device,
+        "probe": {True: "full", False: "off"}.get(probe, probe) if isinstance(probe, bool) else probe,
+        "overlap": overlap,
+        "cpu_attention": cpu_attention,
+        "revert": revert,
+        "assumed": list(assumed),
+        "lease": None if lease is None else lease.plain(),
+        "layered": layered,
+        "plugin": spec.plugin,
+        **({"mutants_in_graphs": True} if mutants_in_graphs and engine.graphs else {}),
+        "flags": ["torch.compile off"] if device == "cpu" else [],
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
+        "arguments": _arguments(
+            spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
+        )
+        | {"disable_overlap_schedule": not overlap}
+        # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
+        | ({"disable_hybrid_swa_memory": True} if layered else {})
+        | ({"speculative_use_rejection_sampling": True} if engine.rejection else {}),
+        "optional_arguments": _optional(graphs=engine.graphs),
+    }
+    launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
+    if not engine.pd:
+        return launch
+    prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
+    return replace(prefill, ranks=1, beside=decode)
+
+
+def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
+    """The boot record of one side of a pair. Prompts never run in a graph, whatever the scenario says."""
+    own: dict[str, Any] = {"disaggregation_mode": side, "disaggregation_transfer_backend": "nixl"}
+    if side == "decode":
+        # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
+        own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
+    if side == "decode" and engine.decode_cache:
+        own["disaggregation_decode_enable_radix_cache"] = True
+    environment = boot["environment"]
+    if side == "prefill":
+        own["disable_cuda_graph"] = True
+        if engine.dp > 1:  # what is idle beside a hand-over are ranks of the decode side
+            own |= {
+                "tp_size": 1,
+                "dp_size": 1,
+                "enable_dp_attention": False,
+                "max_running_requests": engine.max_running,
+            }
+            environment = {name: value for name, value in environment.items() if name != CORES}
+    optional = dict(boot["optional_arguments"])
+    if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
+        optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
+    return {
+        **boot,
+        "environment": environment,
+        "arguments": boot["arguments"] | own,
+        "optional_arguments": optional,
+        "handoff": {"side": side},
+    }
+
+
+def _optional(*, graphs: bool) -> dict[str, Any]:
+    """Arguments that only some releases have; each gets those it knows.
+
+    Prefill never runs in a graph: SGLang records only a part of the model there.
+    """
+    arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
+    if graphs:
+        sizes = list(GRAPH_SIZES)
+        arguments |= {"cuda_graph_bs": sizes, "cuda_graph_bs_decode": sizes, "disable_prefill_cuda_graph": True}
+    return arguments
+
+
+def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
+    environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    if device == "cpu":
+        # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
+        environment |= {
+            "TRITON_INTERPRET": "1",
+            "TORCHDYNAMO_DISABLE": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "OMP_NUM_THREADS": "1",
+        }
+        if ranks > 1:  # SGLang wants a NUMA node a rank unless told which cores to take
+            cores = sorted(os.sched_getaffinity(0))
+            binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
+            environment[CORES] = binding
+    else:
+        # It compiles kernels for quantised matrices at start, which nothing here uses.
+        environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
+        if ranks > 1:  # multicast over NVLink can put the cards of a shared host out of service
+            environment |= NO_MULTICAST
+    if revert is not None:
+        environment["SGLANG_DEBUG_REVERT_PR"] = str(revert)
+    return environment
+
+
+def _algorithm(spec: SpecConfig) -> str:
+    """SGLang's name for it; a plugin's is what our engine side registers it under."""
+    return (
+        plugin_algorithm.NAMES[spec.plugin] if spec.plugin else "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
+    )
+
+
+def _arguments(
+    *, spec: SpecConfig, engine: EngineConfig, target: Path, draft: Path, device: str, context_length: int
+) -> dict[str, Any]:
+    return {
+        "model_path": str(target),
+        # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
+        "speculative_algorithm": _algorithm(spec),
+        "speculative_draft_model_path": str(draft),
+        "speculative_num_steps": spec.k,
+        "speculative_eagle_topk": spec.t,
+        "speculative_num_draft_tokens": spec.n,
+        "device": device,
+        "dtype": dtype_on(device, engine.dtype),
+        "attention_backend": engine.backend,
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "skip_tokenizer_init": True,
+        "disable_cuda_graph": not engine.graphs,
+        "disable_radix_cache": not engine.prefix_cache,
+        "page_size": engine.page,
+        "max_running_requests": engine.max_running * engine.dp,  # SGLang divides it among the ranks
+        "tp_size": engine.tp,
+        "dp_size": engine.dp,
+        "enable_dp_attention": engine.dp > 1,
+        "disable_custom_all_reduce": engine.tp > 1,  # collectives are NCCL's and gloo's business, not ours
+        "enable_priority_scheduling": engine.priority,
+        "enable_deterministic_inference": engine.deterministic,
+        "max_total_tokens": engine.pool_tokens,
+        # A boot-time chunk only switches chunking on; the gate sets each scenario's own size.
+        "chunked_prefill_size": 64,
+        "context_length": context_length,
+        "mem_fraction_static": 0.5,
+        "random_seed": 0,
+        "log_level": "info",
+    }

@@ -1,0 +1,1 @@
+"""What a machine has and what it is given: bundles, kernels, the doctor."""

@@ -1,0 +1,65 @@
+"""The NVIDIA cards of this machine and what they are, for doctors and bundles; nothing is started on a card.
+
+This module must not import torch: a CUDA context takes memory on the card it asks about.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.both_sides import smi
+
+FIELDS = ("name", "uuid", "memory.total", "memory.free", "compute_cap", "driver_version")
+SECONDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One card; memory in MiB, compute capability as '9.0'."""
+
+    name: str
+    uuid: str
+    memory: int
+    free: int
+    capability: str
+    driver: str
+
+
+class NoAnswer(Exception):
+    """There is an nvidia-smi and it could not be used; the text says what it said."""
+
+
+def cards() -> tuple[Card, ...]:
+    """Every card; empty without a driver. NoAnswer is for `ask`: here a driver that does not answer has no cards."""
+    try:
+        return ask()
+    except NoAnswer:
+        return ()
+
+
+def ask() -> tuple[Card, ...]:
+    """Every card; empty where there is no nvidia-smi. NoAnswer where it fails or says something unexpected."""
+    try:
+        return tuple(_card(one) for one in smi.query("gpu", FIELDS, seconds=SECONDS))
+    except smi.NoSmi:
+        return ()
+    except smi.SmiFailed as error:
+        raise NoAnswer(error.said.splitlines()[0] if error.said else f"exit {error.code}") from error
+    except smi.OtherAnswer as error:
+        raise NoAnswer(error.line) from error
+    except smi.SmiError as error:
+        raise NoAnswer(str(error)) from error
+
+
+def _card(one: dict[str, str]) -> Card:
+    try:
+        return Card(
+            name=one["name"],
+            uuid=one["uuid"],
+            memory=int(one["memory.total"]),
+            free=int(one["memory.free"]),
+            capability=one["compute_cap"],
+            driver=one["driver_version"],
+        )
+    except ValueError as error:
+        raise NoAnswer(", ".join(one.values())) from error

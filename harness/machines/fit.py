@@ -1,0 +1,89 @@
+"""Whether a bundle fits a machine: its Python, torch, C library, card and the packages beside torch.
+
+Standard library only, since it is asked before anything is unpacked. It must not import torch: it reads files.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from harness.engines import closure
+from harness.engines.closure import Progress
+from harness.machines.bundle import BundleError, Manifest
+from harness.machines.cards import cards
+
+
+def check_machine(manifest: Manifest, progress: Progress) -> None:
+    """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
+    again = f"pack one that fits where an index is:  eaglecheck engines pack {_versions(manifest)}"
+    if closure.python_tag() != manifest.python:
+        raise BundleError(
+            f"the bundle is for Python {manifest.python}, this is {closure.python_tag()} at {sys.executable}",
+            next_step=f"start it with that Python, or {again} --python {closure.python_tag()}",
+        )
+    found = torch_version()
+    if found != manifest.torch:
+        have = f"torch {found}" if found else f"no torch in {sys.executable}"
+        raise BundleError(
+            f"the bundle is for torch {manifest.torch}, here is {have}",
+            next_step=f"start it with the Python that has it, or {again} --torch {found or 'VERSION'}",
+        )
+    library, version = platform.libc_ver()
+    if library != "glibc" or _numbers(version) < _numbers(manifest.glibc):
+        raise BundleError(f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}")
+    missing = [problem for name in manifest.expects if (problem := _lacking(name))]
+    if missing:
+        raise BundleError(
+            f"the bundle relies on packages that {sys.executable} lacks: {', '.join(missing)}",
+            next_step="install them beside torch; they come with its usual images",
+        )
+    _check_card(manifest, progress)
+
+
+def _versions(manifest: Manifest) -> str:
+    return " ".join(release.version for release in manifest.releases)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _check_card(manifest: Manifest, progress: Progress) -> None:
+    found = cards()
+    if not found:
+        progress(f"no GPU is seen here; the kernels of this bundle are for {manifest.cuda_arch}")
+    fitting = [card for card in found if f"sm_{card.capability.replace('.', '')}" == manifest.cuda_arch]
+    if found and not fitting:
+        raise BundleError(
+            f"the bundle is for {manifest.cuda_arch}, the card here is {found[0].name} (sm_"
+            f"{found[0].capability.replace('.', '')})",
+            next_step="only Hopper cards are served so far; elsewhere:  pip install sglang",
+        )
+
+
+def torch_version() -> str:
+    """This Python's torch with its build (2.11.0+cu130), without importing it; empty where there is none."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        text = Path(spec.origin).with_name("version.py").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"__version__ = '([^']+)'", text)
+    return found[1] if found else ""
+
+
+def _lacking(expected: str) -> str:
+    """What is wrong with one expected package ('name' or 'name<2'), empty if nothing is."""
+    name, _, below = expected.partition("<")
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return expected
+    return f"{expected} ({version} is there)" if below and _numbers(version) >= _numbers(below) else ""

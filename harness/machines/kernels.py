@@ -1,0 +1,96 @@
+"""Kernels that this machine has compiled, as a bundle of their own: the next fresh machine need not compile them again.
+
+Their caches are keyed by absolute paths and modification times, so they fit only an installation in the same place made
+from the same parts. Standard library only, like everything that unpacks.
+
+This module must not compile anything.
+"""
+
+from __future__ import annotations
+
+import lzma
+import shutil
+import tarfile
+from pathlib import Path
+
+from harness.engines import closure
+from harness.engines.closure import EnvError, Progress
+from harness.machines import bundle
+from harness.machines.bundle import Archive, BundleError, Manifest, Reader, Tree
+
+#: Not worth their bytes, or of one process only.
+LEFT_OUT = (".lock", ".log", ".partial")
+XZ_PRESET = 6
+
+
+def folder() -> Path:
+    return closure.home() / "kernels"
+
+
+def save(path: Path, *, progress: Progress) -> Manifest:
+    """Write what has been compiled so far to a bundle at `path`; EnvError if there is nothing, or no release to fit."""
+    files = sorted(one for one in folder().rglob("*") if one.is_file() and one.suffix not in LEFT_OUT)
+    markers = [closure.read_marker(one) or {} for one in sorted((closure.home() / "engines").glob("*"))]
+    made_for = next((marker for marker in markers if "trees" in marker), None)
+    if not files or made_for is None:
+        raise EnvError(
+            f"no kernels have been compiled in {folder()}",
+            next_step="compile them:  eaglecheck engines unpack FILE --warm",
+        )
+    name = f"kernels-{_identity(files)}"
+    work = closure.home() / f".{name}"
+    work.mkdir(parents=True, exist_ok=True)
+    packed = work / f"{name}.tar.xz"
+    with lzma.open(packed, "wb", preset=XZ_PRESET) as target, tarfile.open(fileobj=target, mode="w") as archive:
+        for one in files:
+            header = archive.gettarinfo(one, arcname=str(one.relative_to(folder())))
+            # Whole seconds, downwards and for all alike: what was older stays older, and nothing looks changed.
+            header.mtime = int(header.mtime)
+            header.uid = header.gid = 0
+            header.uname = header.gname = ""
+            with one.open("rb") as source:
+                archive.addfile(header, source)
+    with packed.open("rb") as source:
+        member = Archive(name=name, sha256=bundle.digest_of(source), size=packed.stat().st_size)
+    size = sum(one.stat().st_size for one in files)
+    manifest = Manifest(
+        python=made_for["python"],
+        torch=made_for["torch"],
+        glibc="2.17",
+        cuda_arch=made_for["cuda_arch"],
+        expects=(),
+        control=(),
+        releases=(),
+        trees=(Tree(name=name, archive=name, files=len(files), size=size),),
+        archives=(member,),
+        home=str(closure.home()),
+    )
+    bundle.write(path, manifest, work)
+    shutil.rmtree(work)
+    progress(f"{path}: {len(files)} files of compiled kernels, {path.stat().st_size / 2**20:.1f} MiB")
+    return manifest
+
+
+def _identity(files: list[Path]) -> str:
+    content = [(str(one.relative_to(folder())), one.read_bytes()) for one in files]
+    return bundle.tree_name("", content).removeprefix("-")
+
+
+def restore(reader: Reader, *, progress: Progress) -> None:
+    """Put saved kernels back; BundleError where this installation is in another place than theirs."""
+    manifest = reader.manifest
+    if manifest.home != str(closure.home()):
+        raise BundleError(
+            f"these kernels were compiled for an installation in {manifest.home}, this one is in {closure.home()}",
+            next_step=f"put it there:  export EAGLECHECK_HOME={manifest.home}",
+        )
+    (archive,) = manifest.archives
+    done = folder() / f".{archive.name}"
+    if done.exists():
+        progress("these kernels are in place already")
+        return
+    folder().mkdir(parents=True, exist_ok=True)
+    with tarfile.open(fileobj=reader.archive(archive), mode="r:xz") as source:
+        source.extractall(folder(), filter="data")
+    done.touch()
+    progress(f"{manifest.trees[0].files} files of compiled kernels are in place")

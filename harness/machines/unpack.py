@@ -1,0 +1,226 @@
+"""`eaglecheck engines unpack`: makes the releases of a bundle usable on a machine without any network.
+
+Standard library only, and started by itself where the control side's packages are still to come out of the bundle:
+`python3 -m harness.machines.unpack FILE`. Each tree is unpacked beside its place and renamed into it, and a release is declared
+finished last, so what was interrupted never looks finished and the next call goes on.
+
+This module must not import torch or sglang: it looks at files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from harness.engines import closure
+from harness.engines.closure import EnvError, Progress
+from harness.machines import bundle, fit, kernels
+from harness.machines.bundle import BundleError, Manifest, Reader, Release, Tree
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+#: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
+KERNEL_CACHES = {
+    "TVM_FFI_CACHE_DIR": "kernels/tvm-ffi",
+    "FLASHINFER_WORKSPACE_BASE": "kernels/flashinfer",
+    "TRITON_CACHE_DIR": "kernels/triton",
+}
+
+
+def unpack(path: Path, *, progress: Progress) -> tuple[str, ...]:
+    """Install every release of the bundle at `path`; returns their versions.
+
+    BundleError for a file that is damaged or not for this machine; EnvError where there is no room, or another kind of
+    installation in the way.
+    """
+    with bundle.opened(path) as reader:
+        manifest = reader.manifest
+        fit.check_machine(manifest, progress)
+        with closure.installing("unpack", progress):
+            if manifest.home:
+                kernels.restore(reader, progress=progress)
+            for release in manifest.releases:
+                _check_place(release.version)
+            _place_trees(reader, progress)
+            for tree in manifest.trees:
+                _add_to_others(tree, progress)
+            for release in manifest.releases:
+                _finish(release, manifest)
+                progress(f"SGLang {release.version} is ready")
+            if manifest.releases:
+                _write_launchers(manifest)
+    return tuple(release.version for release in manifest.releases)
+
+
+def parts() -> Path:
+    return closure.home() / "parts"
+
+
+def launcher() -> Path:
+    """Starts Python with the control side's packages: `launcher -m harness.cli …`."""
+    return closure.home() / "bin" / "python"
+
+
+def _check_place(version: str) -> None:
+    folder = closure.home() / "engines" / version
+    marker = closure.read_marker(folder)
+    if marker is not None and "trees" not in marker:
+        raise EnvError(
+            f"SGLang {version} is installed already in {folder}, from a package index",
+            next_step=f"choose another place:  export EAGLECHECK_HOME=/path, or remove it:  rm -r "
+            f"{shlex.quote(str(folder))}",
+        )
+
+
+def _place_trees(reader: Reader, progress: Progress) -> None:
+    """Every tree that is not there yet; archives are independent, and xz works on one core each."""
+    manifest = reader.manifest
+    if manifest.home:
+        return
+    _check_hosts(manifest)
+    absent = [tree for tree in manifest.trees if not (parts() / tree.name).is_dir()]
+    if not absent:
+        progress("every part of this bundle is unpacked already")
+        return
+    _room(sum(tree.size for tree in absent) / 1e9)
+    incoming = parts() / ".incoming"
+    shutil.rmtree(incoming, ignore_errors=True)
+    needed = [archive for archive in manifest.archives if archive.name in {tree.archive for tree in absent}]
+    incoming.mkdir(parents=True)
+    for archive in needed:  # all hashes before anything is unpacked; the tar below is read by one thread at a time
+        progress(f"checking {archive.member} ({archive.size / 2**20:.1f} MiB)")
+        with (incoming / archive.member).open("wb") as target:
+            shutil.copyfileobj(reader.archive(archive), target, bundle.BLOCK)
+    progress(f"unpacking {len(absent)} parts ({sum(tree.size for tree in absent) / 2**20:.0f} MiB)")
+    with ThreadPoolExecutor(max_workers=len(needed)) as pool:
+        list(pool.map(lambda archive: _extract(incoming / archive.member, incoming), needed))
+    for tree in absent:
+        (incoming / tree.name).rename(parts() / tree.name)
+    shutil.rmtree(incoming)
+    progress("compiling Python files")
+    folders = [str(parts() / tree.name) for tree in absent if not tree.into]
+    # A process of its own: its workers inherit the option, so that nobody reads of others' odd string literals.
+    subprocess.run([sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", *folders], check=False)
+
+
+def _check_hosts(manifest: Manifest) -> None:
+    """A part of its own is of no use without the very trees it was packed for."""
+    for tree in manifest.trees:
+        if tree.into and not any((parts() / host).is_dir() for host in tree.into):
+            wanted = ", ".join(host.rpartition("-")[0] for host in tree.into)
+            raise BundleError(
+                f"this bundle only adds to {wanted}, which is not unpacked here in the version it was packed for",
+                next_step="unpack the releases' bundle first; both must come from the same checkout",
+            )
+
+
+def _add_to_others(tree: Tree, progress: Progress) -> None:
+    """Hard links, so that a compiler and an importer see plain files, and nothing is there twice."""
+    for host in tree.into:
+        if not (parts() / host).is_dir():
+            continue
+        for source in sorted(one for one in (parts() / tree.name).rglob("*") if one.is_file()):
+            target = parts() / host / source.relative_to(parts() / tree.name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not target.exists():
+                os.link(source, target)
+        progress(f"{tree.name.rpartition('-')[0]} is added to {host.rpartition('-')[0]}")
+
+
+def _room(need_gb: float) -> None:
+    free = closure.free_gb(closure.home())
+    if free < need_gb * 1.5:
+        raise EnvError(
+            f"not enough disk space to unpack: {free:.1f} GB free at {closure.home()}, {need_gb * 1.5:.1f} GB needed",
+            next_step="choose another disk:  export EAGLECHECK_HOME=/path/with/space",
+        )
+
+
+def _extract(path: Path, target: Path) -> None:
+    try:
+        with tarfile.open(path, "r:xz") as archive:
+            archive.extractall(target, filter="data")
+    except OSError as error:
+        raise EnvError(
+            f"cannot unpack into {target}: {error.strerror or error}",
+            next_step="choose another place:  export EAGLECHECK_HOME=/path",
+        ) from error
+
+
+def _finish(release: Release, manifest: Manifest) -> None:
+    """Declare a release usable: from here on `harness.engines.envs` finds it."""
+    folder = closure.home() / "engines" / release.version
+    folder.mkdir(parents=True, exist_ok=True)
+    environ = release.environ | {key: str(closure.home() / place) for key, place in KERNEL_CACHES.items()}
+    used = {tree.name: tree for tree in manifest.trees if tree.name in release.trees}
+    closure.write_marker(
+        folder,
+        {
+            "version": release.version,
+            "python": manifest.python,
+            "interpreter": sys.executable,
+            "torch": manifest.torch,
+            "cuda_arch": manifest.cuda_arch,
+            "trees": list(release.trees),
+            "environ": environ,
+            "slimmed": [rule.pattern for tree in used.values() for rule in tree.slimmed],
+        },
+    )
+
+
+def _write_launchers(manifest: Manifest) -> None:
+    """`bin/python` and `bin/eaglecheck`: this Python with the checkout and the control side's packages on its path."""
+    path = os.pathsep.join(str(place) for place in (CHECKOUT, *(parts() / name for name in manifest.control)))
+    start = f"PYTHONPATH={shlex.quote(path)}${{PYTHONPATH:+:$PYTHONPATH}} exec {shlex.quote(sys.executable)}"
+    for name, arguments in (("python", '"$@"'), ("eaglecheck", '-m harness.cli "$@"')):
+        place = launcher().with_name(name)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        partial = place.with_name(f"{name}.partial")
+        partial.write_text(f"#!/bin/sh\n{start} {arguments}\n")
+        partial.chmod(0o755)
+        partial.replace(place)
+
+
+def warm(versions: Sequence[str]) -> int:
+    """Boot every release once in a process of its own, which finds the packages that have just been unpacked."""
+    return subprocess.run([str(launcher()), "-m", "harness.machines.warm", *versions], cwd=CHECKOUT).returncode
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python3 -m harness.machines.unpack FILE…`: exit 0, 2 for a bundle that cannot be used, 3 for a place that cannot."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m harness.machines.unpack", description="Install the releases of a bundle."
+    )
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="made by `eaglecheck engines pack`")
+    parser.add_argument("--warm", action="store_true", help="boot each release once, to compile its kernels")
+    parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
+    chosen = parser.parse_args(arguments)
+    try:
+        versions = [version for path in chosen.files for version in unpack(path, progress=_tell)]
+        if chosen.warm and (code := warm(versions)):
+            return code
+        if chosen.keep_kernels:
+            kernels.save(chosen.keep_kernels, progress=_tell)
+    except EnvError as error:
+        print(f"eaglecheck: {error}", file=sys.stderr)
+        return 2 if isinstance(error, BundleError) else 3
+    except KeyboardInterrupt:
+        print("eaglecheck: interrupted; type the same command again to go on", file=sys.stderr)
+        return 3
+    _tell(f"start it:  {launcher().with_name('eaglecheck')} doctor")
+    return 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,135 @@
+"""Wheels for another machine: fetched with the ordinary pip client, read without installing them.
+
+This module must not know what SGLang is, and must not name an index: pip's own configuration does.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import sys
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from email.parser import Parser
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
+
+from harness.engines import closure
+from harness.engines.closure import EnvError, Progress
+from harness.machines.bundle import Slimmed, Wheel
+from harness.machines.slimming import Rule
+
+#: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
+GLIBC_MINOR = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
+OLD_TAGS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
+
+
+@dataclass(slots=True, kw_only=True)
+class Files:
+    """What is to be packed into one tree, by path, and where it came from."""
+
+    content: dict[str, bytes] = field(default_factory=dict)
+    wheels: list[Wheel] = field(default_factory=list)
+    slimmed: list[Slimmed] = field(default_factory=list)
+
+
+def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progress: Progress) -> dict[str, Path]:
+    """Wheels of exactly these versions, by name; what the folder has already is not fetched again. EnvError else."""
+    folder.mkdir(parents=True, exist_ok=True)
+    absent = [f"{name}=={version}" for name, version in wanted.items() if not _find(folder, name, version)]
+    if absent:
+        progress(f"fetching {', '.join(absent)}")
+        command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+        command += ["--disable-pip-version-check", "--progress-bar", "off"]
+        command += ["--python-version", python, "--implementation", "cp", *_platforms(), "-d", str(folder), *absent]
+        done = closure.run(command, lock=lock, progress=progress)
+        if done.code:
+            tail = "\n    ".join(done.tail)
+            raise EnvError(
+                f"pip could not fetch {', '.join(absent)} for Python {python} (exit {done.code}); its last lines:"
+                f"\n    {tail}",
+                next_step="packing needs a package index; look at pip's own settings:  python -m pip config debug",
+            )
+    found = {name: _find(folder, name, version) for name, version in wanted.items()}
+    gone = [f"{name}=={wanted[name]}" for name, path in found.items() if path is None]
+    if gone:
+        raise EnvError(f"pip reported success but left no wheel of {', '.join(gone)} in {folder}")
+    return {name: path for name, path in found.items() if path is not None}
+
+
+def _platforms() -> list[str]:
+    tags = [f"manylinux_2_{minor}_x86_64" for minor in GLIBC_MINOR] + [f"{tag}_x86_64" for tag in OLD_TAGS]
+    return [part for tag in tags for part in ("--platform", tag)]
+
+
+def _find(folder: Path, name: str, version: str) -> Path | None:
+    for path in folder.glob("*.whl"):
+        found, at, _, _ = parse_wheel_filename(path.name)
+        if found == canonicalize_name(name) and at == Version(version):
+            return path
+    return None
+
+
+def glibc(path: Path) -> int:
+    """The glibc 2.x that a wheel needs, by the lowest of its tags; 0 for one without compiled code."""
+    _, _, _, tags = parse_wheel_filename(path.name)
+    needs = []
+    for tag in tags:
+        head = tag.platform.removesuffix("_x86_64")
+        if head.startswith("manylinux_2_"):
+            needs.append(int(head.removeprefix("manylinux_2_")))
+        elif head in OLD_TAGS:
+            needs.append(OLD_TAGS[head])
+    return min(needs, default=0)
+
+
+def requirements(path: Path, *, python: str) -> dict[str, Requirement]:
+    """What a wheel asks for, without extras, on an x86-64 Linux with that Python (3.12); by canonical name."""
+    with zipfile.ZipFile(path) as wheel:
+        name = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = Parser().parsestr(wheel.read(name).decode()).get_all("Requires-Dist") or []
+    here = {"extra": "", "sys_platform": "linux", "platform_machine": "x86_64", "platform_system": "Linux"}
+    here |= {"python_version": python, "python_full_version": f"{python}.0"}
+    wanted = [requirement for line in lines if (requirement := Requirement(line))]
+    return {canonicalize_name(one.name): one for one in wanted if one.marker is None or one.marker.evaluate(dict(here))}
+
+
+def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = "") -> None:
+    """Put a wheel's importable files in, less what the rules leave out; each rule's share is counted.
+
+    part: put in only what the rules left out for that part.
+    """
+    name, version, _, _ = parse_wheel_filename(path.name)
+    counts = {rule: [0, 0] for rule in rules}
+    with zipfile.ZipFile(path) as wheel:
+        for member in wheel.infolist():
+            place = _place(member.filename)
+            if member.is_dir() or place is None:
+                continue
+            rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
+            if (rule is None) if not part else (rule is not None and rule.part == part):
+                files.content[place] = wheel.read(member)
+            elif rule is not None and not part:
+                counts[rule][0] += 1
+                counts[rule][1] += member.file_size
+    files.slimmed += [
+        Slimmed(pattern=rule.pattern, reason=rule.reason, files=count, size=size)
+        for rule, (count, size) in counts.items()
+        if count
+    ]
+    with path.open("rb") as source:
+        digest = hashlib.file_digest(source, "sha256").hexdigest()
+    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest))
+
+
+def _place(name: str) -> str | None:
+    """Where pip would put a wheel's member below site-packages; None for scripts, headers and data."""
+    head, _, rest = name.partition("/")
+    if not head.endswith(".data"):
+        return name
+    kind, _, path = rest.partition("/")
+    return path if kind in ("purelib", "platlib") and path else None

@@ -1,0 +1,165 @@
+"""Runs mutants against the checks: every mutant over its exercises until one shows it, and who showed it.
+
+Control side. Each check is asked alone, so that being named means it would have failed the scenario without the others.
+It must not loosen anything for a mutant, and must not count an engine that is unsound by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from cases.exercises import EXERCISES
+from harness.both_sides.faults import FAULTS, Fault
+from harness.checks.evidence import gather
+from harness.checks.registry import CHECKS, run_check
+from harness.contract.types import Op, Outcome, Scenario
+from harness.engines.engine import EngineError
+from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
+
+if TYPE_CHECKING:
+    from harness.driving.live import LiveEngines, ScenarioOutcome
+
+Tell = Callable[[Step], None]
+
+
+def with_fault(scenario: Scenario, fault: Fault, *, first: int = 1) -> Scenario:
+    """The same program with the mutant armed from its first-th batch on."""
+    arm = Op(kind="fault", name=fault.id, count=first)
+    name = f"{scenario.name}-{fault.id}"[:60]
+    return Scenario(**{**scenario.model_dump(), "name": name, "script": (arm, *scenario.script)})
+
+
+def killers(outcome: ScenarioOutcome) -> tuple[str, ...]:
+    """Checks that would have failed this run, each by itself."""
+    evidence = gather(outcome.scenario, outcome.trace, outcome.reference)
+    return tuple(name for name, check in CHECKS.items() if run_check(check, evidence).divergences)
+
+
+def by_engine(faults: Iterable[Fault]) -> list[list[Fault]]:
+    """Mutants that one booted engine can serve, in order of the catalogue."""
+    boots: dict[str, list[Fault]] = {}
+    for fault in faults:
+        exercises = EXERCISES.get(fault.needs, ())
+        boots.setdefault(exercises[0].boot_key() if exercises else "", []).append(fault)
+    return list(boots.values())
+
+
+def may_end_it(fault: Fault) -> bool:
+    """Whether the engine may have to be booted again after this mutant."""
+    return bool({"CRASH", "HANG"} & set(fault.kinds))
+
+
+@dataclass(slots=True)
+class Campaign:
+    """One release, some mutants. `run` drives everything; engines are left to whoever owns them."""
+
+    engines: LiveEngines
+    engine: str
+    faults: Sequence[Fault]
+    tell: Tell = lambda _step: None
+    #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
+    knobs: dict[str, Any] = field(default_factory=dict)
+    scores: list[Score] = field(default_factory=list)
+    unsound: list[str] = field(default_factory=list)
+    _wrong: dict[str, str] = field(default_factory=dict)
+
+    def run(self) -> Scoreboard:
+        """Engine by engine: the exercises must pass without a mutant, before the mutants and again after them."""
+        for faults in by_engine(self.faults):
+            self._on_one_engine([fault for fault in faults if self._can_run(fault)])
+        order = list(FAULTS)
+        return Scoreboard(
+            engine=self.engine,
+            scores=tuple(sorted(self.scores, key=lambda score: order.index(score.fault.id))),
+            unsound=tuple(self.unsound),
+            whole={fault.id for fault in self.faults} == set(FAULTS),
+        )
+
+    def _can_run(self, fault: Fault) -> bool:
+        """Whether there is a sound exercise for it; noted as not run otherwise."""
+        why = undrivable(fault.needs, self.engine) or self._wrong_without(fault.needs)
+        if why:
+            self._note(Score(fault=fault, fate=Fate.NOT_RUN, why=why))
+        return not why
+
+    def _wrong_without(self, need: str) -> str:
+        """What the unmutated exercises of a need show, empty if they pass; driven once."""
+        if need not in self._wrong:
+            self._wrong[need] = next((why for one in self._exercises(need) if (why := self._unmutated(one))), "")
+            self.unsound += [self._wrong[need]] if self._wrong[need] else []
+        return self._wrong[need]
+
+    def _on_one_engine(self, faults: list[Fault]) -> None:
+        """Mutants that end the engine last, after it has been shown that the others left nothing behind."""
+        for fault in faults:
+            if not may_end_it(fault):
+                self._note(self._ask(fault, self._exercises(fault.needs)))
+        left = self._unmutated(self._exercises(faults[0].needs)[0], fresh=True) if faults else ""
+        if left:
+            self.unsound.append(f"after the mutants: {left}")
+        for fault in faults:
+            if may_end_it(fault):
+                self._note(self._ask(fault, self._exercises(fault.needs)))
+
+    def _exercises(self, need: str) -> list[Scenario]:
+        return [one.model_copy(update={"engine": one.engine.model_copy(update=self.knobs)}) for one in EXERCISES[need]]
+
+    def _unmutated(self, scenario: Scenario, *, fresh: bool = False) -> str:
+        """What is wrong without any mutant, empty if nothing is."""
+        self._say(f"{scenario.name} without mutants")
+        try:
+            outcome = self.engines(scenario, engine=self.engine, fresh=fresh)
+        except EngineError as error:
+            return str(error)
+        reasons = "; ".join(outcome.verdict.reasons[:2])
+        return "" if outcome.passed else f"{scenario.name} is {outcome.verdict.outcome} without a mutant: {reasons}"
+
+    def _ask(self, fault: Fault, exercises: Sequence[Scenario]) -> Score:
+        """Drive exercises until one shows the mutant."""
+        score = Score(fault=fault, fate=Fate.NOT_RUN, why="no exercise")
+        for number, scenario in enumerate(exercises, 1):
+            self._say(f"{fault.id} in {scenario.name}")
+            try:
+                outcome = self.engines(with_fault(scenario, fault), engine=self.engine)
+            except EngineError as error:
+                return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=str(error).splitlines()[0])
+            score = judged(fault, outcome, examples=number)
+            if score.fate is not Fate.SURVIVED:
+                break
+        return score
+
+    def _note(self, score: Score) -> None:
+        self.scores.append(score)
+        self.tell(Step(text=score.fault.id, index=len(self.scores), total=len(self.faults), score=score))
+
+    def _say(self, text: str) -> None:
+        self.tell(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
+
+
+def judged(fault: Fault, outcome: ScenarioOutcome, *, examples: int) -> Score:
+    """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
+    kinds = outcome.verdict.root_kinds
+    killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(fault.kinds))
+    broken = next((event for event in outcome.trace.events if "FaultBroken" in str(event.data.get("error", ""))), None)
+    fate = Fate.BROKEN if broken is not None else Fate.KILLED if killed else Fate.SURVIVED
+    why = "" if fate is Fate.KILLED else _why(fault, outcome)
+    return Score(
+        fault=fault,
+        fate=fate,
+        killed_by=killers(outcome),
+        kinds=kinds,
+        examples=examples,
+        text_identical=outcome.text_identical,
+        why=str(broken.data["error"]) if broken is not None else why,
+    )
+
+
+def _why(fault: Fault, outcome: ScenarioOutcome) -> str:
+    fired = {event.data["mutant"]: event.data["fired"] for event in outcome.trace.events if event.name == "fault"}
+    if fired.get(fault.id) == 0:
+        return f"it never acted in {outcome.scenario.name}"
+    if outcome.verdict.outcome is Outcome.FAIL:
+        return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(fault.kinds)}"
+    return f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2]) or 'no check says a word'}"

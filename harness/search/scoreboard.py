@@ -1,0 +1,134 @@
+"""What `eaglecheck mutants` finds out: the fate of every mutant, which checks showed it, and the verdict over all.
+
+Records only. It must not drive an engine, must not print, and must not import torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from packaging.version import Version
+
+from harness.both_sides.faults import Fault
+from harness.checks import CHECKS
+from harness.contract.types import Outcome
+
+SCHEMA = 1
+
+#: Why there is nothing to drive for a need.
+UNDRIVABLE: dict[str, str] = {}
+#: Need -> the first release on which it can be asked, and why not before.
+SINCE = {
+    "layers": ("0.5.17", "on 0.5.13 and before a multi-layer MTP draft does not run without CUDA graphs"),
+    "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
+    "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
+    "paged-tree": ("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),
+    "handoff": ("0.5.13", "before 0.5.13 no pair of a prefill and a decode side was driven"),
+    "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
+}
+#: Checks that may kill nothing: no mutant can be asked of them yet, or none on a CPU.
+EXCUSED: dict[str, str] = {
+    "seeds": "only releases whose verify ignores seeds show it; broken by hand in test_checks_seeds",
+    "states": "asked in half precision only, on a GPU; broken by hand in test_checks_states",
+}
+
+
+def undrivable(need: str, release: str) -> str:
+    """Why no mutant that needs this can be asked of a release, empty if it can."""
+    first, why = SINCE.get(need, (release, ""))
+    return UNDRIVABLE.get(need, "") or (why if Version(release) < Version(first) else "")
+
+
+class Fate(StrEnum):
+    """What became of a mutant."""
+
+    KILLED = "KILLED"
+    SURVIVED = "SURVIVED"
+    NOT_RUN = "NOT RUN"
+    BROKEN = "BROKEN"  # its own code failed: our fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """One mutant. killed_by: checks that show it, each by itself. examples: scenarios driven. why: if not killed."""
+
+    fault: Fault
+    fate: Fate
+    killed_by: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()
+    examples: int = 0
+    text_identical: bool | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scoreboard:
+    """All scores of one campaign. unsound: what the engine showed without any mutant. whole: every mutant was asked."""
+
+    engine: str
+    scores: tuple[Score, ...]
+    unsound: tuple[str, ...] = ()
+    whole: bool = True
+
+    @property
+    def by_check(self) -> dict[str, list[str]]:
+        """Mutants each registered check killed."""
+        killed = [score for score in self.scores if score.fate is Fate.KILLED]
+        return {name: [score.fault.id for score in killed if name in score.killed_by] for name in CHECKS}
+
+    @property
+    def idle_checks(self) -> list[str]:
+        """Checks that killed nothing and have no excuse; says something only of a whole campaign."""
+        idle = [name for name, killed in self.by_check.items() if not killed and name not in EXCUSED]
+        return idle if self.whole else []
+
+    @property
+    def outcome(self) -> Outcome:
+        """PASS: every mutant that ran is killed and no check is idle. An unsound engine, or none at all, is UNKNOWN."""
+        fates = {score.fate for score in self.scores}
+        if fates & {Fate.SURVIVED, Fate.BROKEN}:
+            return Outcome.FAIL
+        if self.unsound or Fate.KILLED not in fates:
+            return Outcome.UNKNOWN
+        return Outcome.FAIL if self.idle_checks else Outcome.PASS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What the campaign does now, or (score set) what became of a mutant."""
+
+    text: str
+    index: int
+    total: int
+    score: Score | None = None
+
+
+def document(board: Scoreboard) -> dict[str, Any]:
+    """The scoreboard as JSON; described in docs/json.md."""
+    return {
+        "schema": SCHEMA,
+        "engine": board.engine,
+        "verdict": str(board.outcome),
+        "unsound": list(board.unsound),
+        "mutants": [
+            {
+                "id": score.fault.id,
+                "family": score.fault.family,
+                "what": score.fault.what,
+                "needs": score.fault.needs,
+                "killed_by": list(score.killed_by),
+                "kinds": list(score.kinds),
+                "expected_kinds": list(score.fault.kinds),
+                "examples": score.examples,
+                "engine": board.engine,
+                "verdict": str(score.fate),
+                "text_identical": score.text_identical,
+                "why": score.why,
+            }
+            for score in board.scores
+        ],
+        "checks": board.by_check,
+        "excused": dict(EXCUSED),
+    }

@@ -1,0 +1,329 @@
+"""The pytest plugin: options, one live engine a worker, tests sorted by engine, and a count of what was reported.
+
+It must not judge, must not start an engine before a test asks for one, and must not skip anything in silence.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cases.catalogue import Case
+from cases.families import FAMILIES, of_family
+from harness.both_sides import leases
+from harness.checks.describe import describe
+from harness.cli import prepare
+from harness.contract.deviations import UnknownDeviation, checked
+from harness.contract.types import Scenario
+from harness.contract.usage import UsageError
+from harness.driving.live import Borrowed, LiveEngines, ScenarioOutcome
+from harness.engines import envs
+from harness.suite.census import INCOMPLETE, Census
+
+#: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
+REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
+#: Memory one worker wants at most: an engine of three processes, and the reference.
+WORKER_GB = 3.0
+
+RELEASE = pytest.StashKey[str]()
+ENGINES = pytest.StashKey[LiveEngines]()
+CENSUS = pytest.StashKey[Census]()
+LEASE = pytest.StashKey[leases.Request | None]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("eaglecheck")
+    group.addoption(
+        "--engine", metavar="VERSION", help="SGLang release to test. Default: the one installed here, else the newest."
+    )
+    group.addoption("--device", default="cpu", help="Device to run engines on. Default: %(default)s.")
+    group.addoption(
+        "--gpu-share",
+        type=float,
+        metavar="GIB",
+        help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
+    )
+    group.addoption(
+        "--profile",
+        choices=("pr", "nightly"),
+        default="pr",
+        help="How much is generated: pr is short and always the same, nightly is random and time-boxed. "
+        "Default: %(default)s.",
+    )
+    group.addoption(
+        "--profile-seed", type=int, metavar="N", help="Generate what a run with this seed generated; see its test ids."
+    )
+
+    group.addoption(
+        "--family",
+        choices=sorted(FAMILIES),
+        help="Only the scenarios of this draft family, a test each, as `eaglecheck run --family` has them.",
+    )
+    group.addoption(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="With --family: take this known deviation of SGLang for granted, as in `eaglecheck run`.",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
+    if config.getoption("--assume") and not config.getoption("--family"):
+        raise pytest.UsageError("--assume: nothing to assume it for\n  name a family too: --family NAME")
+    try:
+        checked(config.getoption("--assume"))
+        prepare.check_device(config.getoption("--device"))
+        config.stash[LEASE] = _lease(config)
+        config.stash[RELEASE] = _release(config.getoption("--engine"))
+    except (UsageError, UnknownDeviation, envs.EnvError) as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[CENSUS] = Census()
+
+
+def _lease(config: pytest.Config) -> leases.Request | None:
+    return prepare.gpu_lease(config.getoption("--device"), config.getoption("--gpu-share"))
+
+
+def _release(asked: str | None) -> str:
+    """The release under test. A release that was asked for by name must be there."""
+    here = envs.current()
+    if asked is None:
+        return here.version if here is not None else envs.NEWEST
+    found = _environment(asked)
+    if not found.ready:
+        raise UsageError(f"--engine {asked}: {found.why}\n  install it:  eaglecheck engines install {asked}")
+    return found.version
+
+
+def _environment(version: str) -> envs.EngineEnv:
+    """What there is of a release; nothing is installed in the middle of a test session."""
+    here = envs.current()
+    return here if here is not None and here.version == version else envs.state(envs.resolve(version))
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    here = envs.current()
+    found = [f"{here.version} (in this environment)"] if here is not None else []
+    found += [env.version for env in envs.list_installed() if env.ready]
+    lease = config.stash[LEASE]
+    return [
+        f"eaglecheck: SGLang {config.stash[RELEASE]} on {config.getoption('--device')}; "
+        f"releases here: {', '.join(found) or 'none'}",
+        f"EAGLECHECK_HOME: {envs.home()}",
+        *_cards(lease),
+    ]
+
+
+def _cards(lease: leases.Request | None) -> list[str]:
+    try:
+        return [] if lease is None else leases.describe(lease)
+    except leases.CardError as error:  # the engines will say so too; a header must not end the session
+        return str(error).splitlines()
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)  # before xdist's own, in whatever order the two were loaded
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """-n auto: one worker a GPU lease, on a CPU one a core; fewer where memory would not hold their engines.
+
+    None leaves it to xdist: on a CPU with enough memory, and where its own variable names a number.
+    """
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    fits = max(int(psutil.virtual_memory().available / 1e9 / WORKER_GB), 1)
+    try:
+        lease = _lease(config)
+        if lease is not None:  # none left: one worker, whose engine waits and then says who has them
+            return max(min(leases.open_count(lease), fits), 1)
+    except (UsageError, leases.CardError) as error:
+        raise pytest.UsageError(str(error)) from error
+    return fits if fits < len(os.sched_getaffinity(0)) else None
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """`release`: the release under test, and with mark `also_on` the older ones named there.
+
+    `family_scenario`: every scenario of the family asked for by --family; without it a few of some.
+    """
+    if "family_scenario" in metafunc.fixturenames:
+        asked = metafunc.config.getoption("--family")
+        metafunc.parametrize("family_scenario", [_parameter(*one) for one in of_family(asked)])
+    if "release" in metafunc.fixturenames and "release" not in _parametrized(metafunc.definition):
+        named = [metafunc.config.stash[RELEASE]]
+        for mark in metafunc.definition.iter_markers("also_on"):
+            named += [version for version in mark.args if version not in named]
+        metafunc.parametrize("release", named)
+
+
+def _parameter(family: str, scenario: Scenario) -> Any:
+    mark = pytest.mark.engine(boot=scenario.boot_key())
+    return pytest.param(scenario, id=f"{family}-{scenario.name}", marks=mark)
+
+
+def _parametrized(item: pytest.Item) -> set[str]:
+    """Names given values by the test's own parametrize marks."""
+    names = [mark.args[0] for mark in item.iter_markers("parametrize")]
+    split = (name.split(",") if isinstance(name, str) else name for name in names)
+    return {name.strip() for group in split for name in group}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
+    if config.getoption("--family"):
+        others = [item for item in items if "family_scenario" not in getattr(item, "fixturenames", ())]
+        items[:] = [item for item in items if item not in others]
+        config.hook.pytest_deselected(items=others)
+    order = {item: number for number, item in enumerate(items)}
+    first_seen: dict[tuple[Any, ...], int] = {}
+    for item in items:
+        first_seen.setdefault(_configuration(item, config), order[item])
+
+    def place(item: pytest.Item) -> tuple[Any, ...]:
+        mark = item.get_closest_marker("engine")
+        if mark is None:
+            return (1, 0, False, order[item])
+        return (0, first_seen[_configuration(item, config)], bool(mark.kwargs.get("ends_it")), order[item])
+
+    items.sort(key=place)
+
+
+def _configuration(item: pytest.Item, config: pytest.Config) -> tuple[Any, ...]:
+    """What decides which engine a test needs, from its parameters and the arguments of its `engine` mark.
+
+    Parameters that count: release, revert, and the boot key of a Scenario or Case. Mark arguments: release, boot.
+    """
+    mark = item.get_closest_marker("engine")
+    if mark is None:
+        return ()
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    scenarios = [value for value in parameters.values() if isinstance(value, Scenario | Case)]
+    boots = [(value.scenario if isinstance(value, Case) else value).boot_key() for value in scenarios]
+    release = parameters.get("release") or mark.kwargs.get("release") or config.stash[RELEASE]
+    boot = boots[0] if boots else mark.kwargs.get("boot", "")
+    return (release, parameters.get("revert"), boot)
+
+
+@pytest.fixture(scope="session")
+def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveEngines]:
+    """The worker's live engine; ended with the session."""
+    config = request.config
+    live = LiveEngines(
+        environment=_ready_environment,
+        default=config.stash[RELEASE],
+        device=config.getoption("--device"),
+        logs=tmp_path_factory.mktemp("engines"),
+        copies=True,
+        lease=config.stash[LEASE],
+        assumed=checked(config.getoption("--assume")),
+    )
+    config.stash[ENGINES] = live
+    yield live
+    live.close()
+
+
+def _ready_environment(version: str) -> envs.EngineEnv:
+    found = _environment(version)
+    if not found.ready:
+        reason = f"SGLang {version}: {found.why}; install it:  eaglecheck engines install {version}"
+        if os.environ.get(REQUIRED) or os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return found
+
+
+@pytest.fixture(scope="session")
+def drive_scenario(engines: LiveEngines) -> Callable[..., ScenarioOutcome]:
+    """drive_scenario(scenario, engine=None, revert=None) -> ScenarioOutcome; see `LiveEngines.__call__`."""
+    return engines
+
+
+@pytest.fixture
+def commands_on_live_engine(engines: LiveEngines, monkeypatch: pytest.MonkeyPatch) -> LiveEngines:
+    """Commands run in this process use the worker's live engine instead of booting one of their own."""
+    monkeypatch.setattr("harness.driving.runner.Engine", lambda *, launch, log: Borrowed(engines, launch))
+    return engines
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    live = item.config.stash.get(ENGINES, None)
+    if live is not None:
+        live.latest = None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failing test that drove an engine says where it diverged first and what to type to see it again."""
+    report = yield
+    live = item.config.stash.get(ENGINES, None)
+    if report.when == "call" and live is not None and live.latest is not None:
+        item.user_properties += live.latest.properties()  # what JUnit keeps is read from the item at its end
+        if report.failed:
+            report.sections.append(("eaglecheck", _look_again(live.latest)))
+    return report
+
+
+def _look_again(outcome: ScenarioOutcome) -> str:
+    lines = [repr(outcome), *(f"  {reason}" for reason in outcome.verdict.reasons)]
+    if outcome.first is not None:
+        lines.append(describe(outcome.first, outcome.scenario))
+    folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
+    return "\n".join([*lines, f"look again:  eaglecheck recheck {folder}", f"run again:  eaglecheck replay {folder}"])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:
+    node.config.stash[CENSUS].plan(ids)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Without xdist this process plans; with it, the controller collects nothing itself."""
+    session.config.stash[CENSUS].plan(item.nodeid for item in session.items)
+
+
+class _Counting:
+    """Registered on the controller alone: a worker sees only its own reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failed = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed += report.failed
+        if report.when in ("teardown", "???"):  # xdist's word for a test whose worker died
+            self._config.stash[CENSUS].report(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        complete = not self._faults() or self._stopped_early()
+        if not complete and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            session.exitstatus = INCOMPLETE
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for fault in self._faults():
+            terminalreporter.write_line(fault, red=True, bold=True)
+        if self._faults():
+            why = "stopped early, as asked (--maxfail)" if self._stopped_early() else f"exit {INCOMPLETE}"
+            terminalreporter.write_line(f"this session proves nothing about those tests; {why}", red=True, bold=True)
+
+    def _stopped_early(self) -> bool:
+        """--maxfail and -x: tests are missing on purpose, and the failure that did it is the result."""
+        most = self._config.option.maxfail
+        return bool(most) and self._failed >= most
+
+    def _faults(self) -> list[str]:
+        return [] if self._config.option.collectonly else self._config.stash[CENSUS].faults()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if not hasattr(session.config, "workerinput"):
+        session.config.pluginmanager.register(_Counting(session.config), "eaglecheck-census")
