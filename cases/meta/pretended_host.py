@@ -1,4 +1,4 @@
-"""Stands in for harness/engine_side/host/engine_host.py: greets like an engine with one scheduler, boots at once, computes nothing.
+"""Stands in for the engine host: greets like an engine with one scheduler, boots at once, computes nothing.
 
 Run by path with the control side's own interpreter. It must end as the real host does: with its connection.
 """

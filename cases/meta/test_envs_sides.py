@@ -10,73 +10,71 @@ import pytest
 
 HARNESS = Path(__file__).resolve().parents[2] / "harness"
 ENGINE_PACKAGE = "eaglecheck_engine"
-MAY_USE = {*sys.stdlib_module_names, "torch", "numpy", "sglang", ENGINE_PACKAGE}
-BOTH_SIDES = {
-    "smi",
-    "plugin_algorithm",
-    "packed",
-    "wire",
-    "compat",
-    "faults",
-    "gpus",
-    "lease_files",
-    "leases",
-}  # data and framing: standard library and NumPy only
+ENGINE_SIDE, BOTH_SIDES = "engine_side", "both_sides"
+STANDARD = {*sys.stdlib_module_names, "numpy"}
+MAY_USE = {*STANDARD, "torch", "sglang"}
 
 
-def imports(path: Path) -> list[tuple[str, str]]:
-    """(package, first name below it) of every import, also those inside functions; '.' for a relative one."""
-    found: list[tuple[str, str]] = []
+def files(room: str) -> list[Path]:
+    return sorted((HARNESS / room).rglob("*.py"))
+
+
+def named(path: Path) -> str:
+    return path.relative_to(HARNESS).as_posix()
+
+
+def imports(path: Path) -> set[str]:
+    """Full names of what a file imports, also inside functions; relative ones as names below `eaglecheck_engine`."""
+    own = [ENGINE_PACKAGE, *path.relative_to(HARNESS).parts[:-1]]
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            parts = [alias.name.split(".") for alias in node.names]
-            found += [(part[0], part[1] if len(part) > 1 else "") for part in parts]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            package, _, below = (node.module or "").partition(".")
-            names = [below.split(".")[0]] if below else [alias.name for alias in node.names]
-            if node.level:
-                found += [(".", package or name) for name in names]
-            else:
-                found += [(package, name) for name in names]
+            base = own[: len(own) - node.level + 1] if node.level else []
+            package = ".".join([*base, *filter(None, [node.module])])
+            found |= {f"{package}.{alias.name}" for alias in node.names}
     return found
 
 
-def engine_files() -> dict[str, Path]:
-    """engine_host and everything it reaches through the engine's package."""
-    reached: dict[str, Path] = {}
-    waiting = [HARNESS / "engine_host.py"]
-    while waiting:
-        path = waiting.pop()
-        if path.stem in reached or not path.exists():
-            continue
-        reached[path.stem] = path
-        waiting += [HARNESS / f"{name}.py" for package, name in imports(path) if package in (".", ENGINE_PACKAGE)]
-    return reached
+def rooms_of_ours(path: Path) -> set[str]:
+    """The rooms of harness/ that an engine file reaches into."""
+    return {name.split(".")[1] for name in imports(path) if name.split(".")[0] in (ENGINE_PACKAGE, "harness")}
 
 
-@pytest.mark.parametrize("name", sorted(engine_files()))
-def test_an_engine_file_uses_only_what_the_engine_environment_has(name: str) -> None:
-    foreign = sorted({package for package, _ in imports(engine_files()[name])} - MAY_USE - {"."})
-    assert foreign == [], f"harness/{name}.py runs inside SGLang's environment, which need not have {foreign}"
+def packages(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports(path)} - {ENGINE_PACKAGE}
+
+
+@pytest.mark.parametrize("path", files(ENGINE_SIDE), ids=named)
+def test_an_engine_file_uses_only_what_the_engine_environment_has(path: Path) -> None:
+    foreign = sorted(packages(path) - MAY_USE)
+    assert foreign == [], f"{named(path)} runs inside SGLang's environment, which need not have {foreign}"
+
+
+@pytest.mark.parametrize("path", files(ENGINE_SIDE), ids=named)
+def test_an_engine_file_reaches_into_no_room_but_its_own_and_that_of_both_sides(path: Path) -> None:
+    assert rooms_of_ours(path) - {ENGINE_SIDE, BOTH_SIDES} == set()
+
+
+@pytest.mark.parametrize("path", files(BOTH_SIDES), ids=named)
+def test_what_both_sides_use_needs_the_standard_library_and_numpy_alone(path: Path) -> None:
+    assert packages(path) - STANDARD == set()
+    assert rooms_of_ours(path) - {BOTH_SIDES} == set()
 
 
 def test_no_control_file_imports_an_engine_file() -> None:
-    engine = set(engine_files())
-    control = [path for path in sorted(HARNESS.rglob("*.py")) if path.stem not in engine or path.parent != HARNESS]
+    control = [path for path in sorted(HARNESS.rglob("*.py")) if named(path).split("/")[0] != ENGINE_SIDE]
     crossing = [
-        f"{path.relative_to(HARNESS)} imports harness.{name}"
+        f"{named(path)} imports {name}"
         for path in control
-        for package, name in imports(path)
-        if package == "harness" and name in engine - BOTH_SIDES
+        for name in imports(path)
+        if name.startswith((f"harness.{ENGINE_SIDE}", f"{ENGINE_PACKAGE}.{ENGINE_SIDE}"))
     ]
     assert crossing == []
 
 
-@pytest.mark.parametrize("name", sorted(BOTH_SIDES))
-def test_what_both_sides_use_needs_neither_torch_nor_sglang(name: str) -> None:
-    heavy = {package for package, _ in imports(HARNESS / f"{name}.py")} & {"torch", "sglang"}
-    assert heavy == set()
-
-
 def test_the_engine_side_is_found_at_all() -> None:
-    assert {"engine_host", "probe", "wire", "compat"} <= set(engine_files())
+    assert {"host/engine_host.py", "probes/probe.py"} <= {named(path).partition("/")[2] for path in files(ENGINE_SIDE)}
+    host = rooms_of_ours(HARNESS / ENGINE_SIDE / "host" / "engine_host.py")
+    assert host == {ENGINE_SIDE, BOTH_SIDES}

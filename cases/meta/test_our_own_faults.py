@@ -12,7 +12,7 @@ import pytest
 from harness.both_sides import wire
 from harness.engines.engine import Engine, EngineCrashed, EngineError, Launch, _Peer
 
-HOST = Path(__file__).parents[2] / "harness" / "engine_host.py"
+HOST = Path(__file__).parents[2] / "harness" / "engine_side" / "host" / "engine_host.py"
 DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'", "trace": "Traceback …"}
 LATE = {"op": "error", "what": "announced, but SGLang's tokenizer never passed on: a"}
 WORDS = r"^harness defect, which says nothing about SGLang: our probe failed: KeyError: 'x'$"

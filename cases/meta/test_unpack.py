@@ -338,7 +338,8 @@ def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):
 
 def test_it_starts_with_the_standard_library_alone():
     """On the machine it is for, nothing of ours is installed yet."""
-    code = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r}); import harness.machines.unpack as u; u.main(['/no/such'])"
+    path = f"import sys; sys.path.insert(0, {str(unpack.CHECKOUT)!r})"
+    code = f"{path}; import harness.machines.unpack as u; u.main(['/no/such'])"
     done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, cwd="/")
     assert done.stderr.splitlines() == [
         "eaglecheck: cannot read /no/such: No such file or directory",

@@ -1,4 +1,4 @@
 """The `eaglecheck` command, a module a verb; `main` puts them together.
 
-Nothing is imported here: `harness.driving.live` and others use single modules of this room, and the verbs use them.
+Nothing is imported here: the pytest plugin uses single modules of this room, and a verb loads what it needs.
 """

@@ -77,8 +77,9 @@ class SpecConfig(_Strict):
 
     MTP: k layers of a multi-layer MTP draft, each proposing one token; a chain only.
 
-    plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of a hand-over
-    makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a plugin.
+    plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
+    a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
+    plugin.
     """
 
     algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"

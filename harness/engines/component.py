@@ -15,7 +15,7 @@ from typing import Any
 
 from harness.engines.envs import EngineEnv
 
-SCRIPT = Path(__file__).with_name("component_handoff.py")
+SCRIPT = Path(__file__).parents[1] / "engine_side" / "host" / "component_handoff.py"
 MARK = "component:"
 #: What may be asked about: `component_handoff` and `component_mla`.
 PARTS = ("handoff", "mla")

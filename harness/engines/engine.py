@@ -24,7 +24,7 @@ from harness.engines import ranks
 from harness.engines.group import end_group
 from harness.engines.interrupts import interrupts_held
 
-_HOST = Path(__file__).with_name("engine_host.py")
+_HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
 
 #: Deadlines in seconds. A turn is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
 BOOT_SECONDS = 300.0

@@ -1,8 +1,9 @@
 """Engine environments: which SGLang releases can be had here, where they are, and installing one.
 
-A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see `harness.engines.closure`);
-its own dependencies would name GPU builds and another torch for every release. One that came out of a bundle (see
-`harness.machines.unpack`) is a marker that names its parts and the machine's own Python instead.
+A release is its wheel alone, in `engines/<version>/site`, put in front of the shared closure (see
+`harness.engines.closure`); its own dependencies would name GPU builds and another torch for every release. One that
+came out of a bundle (see `harness.machines.unpack`) is a marker that names its parts and the machine's own Python
+instead.
 
 This module must not import sglang or torch: it is asked before every engine start and answers in milliseconds.
 """

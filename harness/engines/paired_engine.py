@@ -1,7 +1,7 @@
 """A prefill engine and a decode engine as one: both take a turn a tick, prefill first.
 
-Control side. It offers what `harness.engines.engine.Engine` offers, so that whoever drives need not know that there are two.
-It must never import sglang, and must never decide whether what the engines did was right.
+Control side. It offers what `harness.engines.engine.Engine` offers, so that whoever drives need not know that there
+are two. It must never import sglang, and must never decide whether what the engines did was right.
 """
 
 from __future__ import annotations

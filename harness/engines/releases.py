@@ -1,8 +1,8 @@
 """What a release of SGLang is called, and which can be driven: those of our tests, and every other published one.
 
 A release of our tests is known by name. Any other is looked up when it is asked for: it installs over the same pinned
-dependencies, and is driven with the hooks of the newest release before it that `harness.both_sides.compat` has a row for.
-This module must not install anything and must not import sglang or torch.
+dependencies, and is driven with the hooks of the newest release before it that `harness.both_sides.compat` has a row
+for. This module must not install anything and must not import sglang or torch.
 """
 
 from __future__ import annotations

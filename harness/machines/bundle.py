@@ -4,7 +4,8 @@ One uncompressed tar: a manifest whose name holds its own hash, then one .tar.xz
 Python 3.12's standard library opens). An archive holds whole trees; a tree is one folder for an import path, named
 after its content. Standard library only: the machine that unpacks it may have no pydantic yet.
 
-This module must not know what a tree is for (see `harness.machines.slimming`) nor where it goes (see `harness.machines.unpack`).
+This module must not know what a tree is for (see `harness.machines.slimming`) nor where it goes (see
+`harness.machines.unpack`).
 """
 
 from __future__ import annotations

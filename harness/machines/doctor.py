@@ -31,7 +31,7 @@ from harness.machines.diagnosis import Finding, Status
 
 __all__ = ["Finding", "changed_files", "diagnose"]
 
-PROJECT = Path(__file__).resolve().parents[1] / "pyproject.toml"
+PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 GLIBC = "2.34"  # SGLang's compiled wheels, 0.5.11 and later
 PYTHON = (3, 11)
 MEMORY_GB = 4  # one CPU engine is three processes of about 0.6 GB each, beside the reference and the report

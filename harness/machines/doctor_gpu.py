@@ -22,7 +22,8 @@ from harness.machines import cards, fit, prebuild, slimming
 from harness.machines.cards import Card
 from harness.machines.diagnosis import Finding, Status
 
-ASK = Path(__file__).with_name("capabilities.py")  # runs in the release's environment, so it is not imported here
+#: Runs in the release's environment, so it is not imported here.
+ASK = Path(__file__).parents[1] / "engine_side" / "host" / "capabilities.py"
 MARK = "eaglecheck-capabilities "
 SECONDS = 180  # importing SGLang takes 16 s on an idle machine
 FREE_MIB = 4096  # an engine with a tiny pair, its graphs and its CUDA context
@@ -112,7 +113,7 @@ def abilities(engines: Sequence[EngineEnv]) -> Iterator[Finding]:
 
 
 def ask(engine: EngineEnv) -> dict[str, Any]:
-    """What `harness.engine_side.host.capabilities` says in the release's own environment; {'error': …} where it says nothing."""
+    """What `capabilities` of the engine side says in the release's own environment; {'error': …} where it is silent."""
     path = os.pathsep.join(str(part) for part in engine.pythonpath)
     environ = {**os.environ, **dict(engine.environ), "PYTHONPATH": path}
     try:

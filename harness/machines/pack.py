@@ -1,7 +1,7 @@
 """`eaglecheck engines pack`: one small file with what SGLang releases need beside the torch of a machine.
 
-Needs a package index (through pip) and nvcc. The releases' own metadata says what they want; `harness.machines.slimming` says
-what of it travels. This module must not install anything, nor import torch or sglang.
+Needs a package index (through pip) and nvcc. The releases' own metadata says what they want;
+`harness.machines.slimming` says what of it travels. This module must not install anything, nor import torch or sglang.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from harness.machines.slimming import CARRIED, CARRIED_FOR_OTHERS, CONTROL, FROM
 
 
 def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str) -> None:
-    """BundleError if the release pins another torch; EnvError if it asks for what `harness.machines.slimming` does not know."""
+    """BundleError if the release pins another torch; EnvError if it asks for what `slimming` does not know."""
     pin = wanted.get("torch")
     if pin is not None and not pin.specifier.contains(Version(torch).public, prereleases=True):
         raise BundleError(

@@ -1,8 +1,8 @@
 """`eaglecheck engines unpack`: makes the releases of a bundle usable on a machine without any network.
 
 Standard library only, and started by itself where the control side's packages are still to come out of the bundle:
-`python3 -m harness.machines.unpack FILE`. Each tree is unpacked beside its place and renamed into it, and a release is declared
-finished last, so what was interrupted never looks finished and the next call goes on.
+`python3 -m harness.machines.unpack FILE`. Each tree is unpacked beside its place and renamed into it, and a release
+is declared finished last, so what was interrupted never looks finished and the next call goes on.
 
 This module must not import torch or sglang: it looks at files.
 """
@@ -25,7 +25,7 @@ from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, fit, kernels
 from harness.machines.bundle import BundleError, Manifest, Reader, Release, Tree
 
-CHECKOUT = Path(__file__).resolve().parents[1]
+CHECKOUT = Path(__file__).resolve().parents[2]
 #: Where kernels go that are compiled at first use: one folder for all of them, so that it can be kept and cleared.
 KERNEL_CACHES = {
     "TVM_FFI_CACHE_DIR": "kernels/tvm-ffi",
@@ -194,7 +194,7 @@ def warm(versions: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python3 -m harness.machines.unpack FILE…`: exit 0, 2 for a bundle that cannot be used, 3 for a place that cannot."""
+    """`python3 -m harness.machines.unpack FILE…`: exit 0, 2 for an unusable bundle, 3 for an unusable place."""
     parser = argparse.ArgumentParser(
         prog="python3 -m harness.machines.unpack", description="Install the releases of a bundle."
     )

@@ -23,7 +23,7 @@ from harness.engines import closure, envs
 from harness.engines.closure import EnvError, Progress
 from harness.engines.launch import build_launch
 
-ENGINE = Path(__file__).with_name("warm_engine.py")
+ENGINE = Path(__file__).parents[1] / "engine_side" / "host" / "warm_engine.py"
 CHECKPOINT = "eagle-head64"
 MARK = "eaglecheck-warm "
 SECONDS = 400  # a boot takes about 60 s, and its kernels as long again where nothing is compiled yet

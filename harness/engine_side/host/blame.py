@@ -8,9 +8,10 @@ from __future__ import annotations
 import traceback
 from pathlib import Path
 
-#: How our files begin that do SGLang's work or change it: what fails in a stand-in, a mutant or a transfer may be its
+HARNESS = Path(__file__).resolve().parents[2]
+#: Our folders and files that do SGLang's work or change it: what fails in a stand-in, a mutant or a transfer may be its
 #: doing. All others only look on.
-AT_WORK = ("cpu_", "fault", "loopback", "component", "plugin_algorithm")
+AT_WORK = ("stand_ins", "mutants", "faults", "component_handoff", "plugin_algorithm")
 
 
 def watcher(error: BaseException) -> str | None:
@@ -31,11 +32,8 @@ def _watcher(error: BaseException) -> str | None:
         return "transfer backend"
     if "CUDA" in str(error):
         return None
-    ours, frames = Path(__file__).parent, traceback.extract_tb(error.__traceback__)
-    inner = next(
-        (Path(f.filename) for f in reversed(frames) if "/sglang/" in f.filename or ours in Path(f.filename).parents),
-        None,
-    )
-    if inner is None or inner.parent != ours or inner.stem.startswith(AT_WORK):
+    files = [Path(frame.filename) for frame in reversed(traceback.extract_tb(error.__traceback__))]
+    inner = next((file for file in files if "/sglang/" in str(file) or HARNESS in file.parents), None)
+    if inner is None or HARNESS not in inner.parents or inner.stem in AT_WORK or inner.parent.name in AT_WORK:
         return None
     return inner.stem

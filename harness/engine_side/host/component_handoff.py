@@ -18,14 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
+_HARNESS = Path(__file__).resolve().parents[2]
 MARK = "component:"
 WIDTH, VOCABULARY_ID, PROMPT = 8, 7, 3
 
 
 def _own_package() -> None:
     package = types.ModuleType("eaglecheck_engine")
-    package.__path__ = [str(_HERE)]
+    package.__path__ = [str(_HARNESS)]
     package.__spec__ = importlib.machinery.ModuleSpec("eaglecheck_engine", None, is_package=True)
     sys.modules["eaglecheck_engine"] = package
 

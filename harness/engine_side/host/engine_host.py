@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from eaglecheck_engine.engine_side.probes.graph_probe import GraphProbe
     from eaglecheck_engine.engine_side.probes.probe import Probe
 
-_HERE = Path(__file__).resolve().parent
+_HARNESS = Path(__file__).resolve().parents[2]
 
 
 def _own_package() -> None:
     """Make our files importable as `eaglecheck_engine.*` without putting anything on SGLang's import path."""
     package = types.ModuleType("eaglecheck_engine")
-    package.__path__ = [str(_HERE)]
+    package.__path__ = [str(_HARNESS)]
     package.__spec__ = importlib.machinery.ModuleSpec("eaglecheck_engine", None, is_package=True)
     sys.modules["eaglecheck_engine"] = package
 
