@@ -1,6 +1,8 @@
-"""SGLang alone: an engine with the arguments of a launch, all prompts at once, none of our code in its processes.
+"""SGLang alone: an engine with the arguments of a launch and some prompts, none of our code in its processes.
 
-    python benchmarks/bare_engine.py FILE     JSON: {"environment", "arguments", "optional", "prompts", "tokens"}
+    python benchmarks/bare_engine.py FILE   JSON: {"environment", "arguments", "optional", "waves", "prompts", "tokens"}
+
+waves: how many prompts are generated together, before the prefix cache is flushed and the next ones are.
 
 Run by SGLang's own Python; standard library and SGLang only. The last line says what came back, as JSON.
 """
@@ -32,8 +34,16 @@ def main() -> None:
     engine = sglang.Engine(**keywords(given))
     print("booted", flush=True)
     sampling = [{"temperature": 0.0, "max_new_tokens": count, "ignore_eos": True} for count in given["tokens"]]
-    ends = engine.generate(input_ids=given["prompts"], sampling_params=sampling)
-    print(json.dumps({"release": sglang.__version__, "texts": [end["output_ids"] for end in ends]}), flush=True)
+    ends: list[Any] = []
+    for count in given["waves"]:
+        if ends:
+            engine.flush_cache()
+        wave = slice(len(ends), len(ends) + count)
+        ends += engine.generate(input_ids=given["prompts"][wave], sampling_params=sampling[wave])
+        print(f"generated {len(ends)}", flush=True)
+    verifies = [end["meta_info"].get("spec_verify_ct") for end in ends]
+    texts = [end["output_ids"] for end in ends]
+    print(json.dumps({"release": sglang.__version__, "texts": texts, "verifies": verifies}), flush=True)
     engine.shutdown()
 
 

@@ -2,7 +2,8 @@
 
     python -m benchmarks.gpu_bare --engines 0.5.12.post1,0.5.13 --scenario-file FILE --out FOLDER [--jobs 2]
 
-All requests at once, without gate and probe. Logs go to --out; one line a release comes last.
+All requests at once, or those between two `flush` of its script, without gate and probe. Logs go to --out; one line a
+release comes last.
 """
 
 from __future__ import annotations
@@ -30,17 +31,32 @@ TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """How SGLang alone fared: texts by request, or None and the lines of its log that say why."""
+    """How SGLang alone fared: texts by request, or None and the lines of its log that say why.
+
+    verifies: how many verify rounds SGLang counted for each request; wrong drafts show there, not in texts.
+    """
 
     release: str
     seconds: float
     booted: bool
     texts: list[list[int]] | None
     why: tuple[str, ...] = ()
+    verifies: list[int | None] | None = None
 
     def __str__(self) -> str:
-        what = "all texts came back" if self.texts is not None else f"ENDED {'after' if self.booted else 'in'} its boot"
+        came = f"all texts came back, verifies {self.verifies}"
+        what = came if self.texts is not None else f"ENDED {'after' if self.booted else 'in'} its boot"
         return f"{self.release:14} {what} ({self.seconds:.0f} s)" + "".join(f"\n    {line[:170]}" for line in self.why)
+
+
+def waves(scenario: Scenario) -> list[int]:
+    """How many of its requests come between two flushes of the script."""
+    found = [0]
+    for op in scenario.script:
+        found[-1] += len(op.rids) if op.kind == "submit" else 0
+        if op.kind == "flush":
+            found.append(0)
+    return [count for count in found if count]
 
 
 def run(launch: Launch, scenario: Scenario, *, out: Path, seconds: float) -> Bare:
@@ -50,6 +66,7 @@ def run(launch: Launch, scenario: Scenario, *, out: Path, seconds: float) -> Bar
         "environment": launch.boot["environment"],
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"],
+        "waves": waves(scenario),
         "prompts": [list(request.prompt) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],
     }
@@ -73,16 +90,17 @@ def run(launch: Launch, scenario: Scenario, *, out: Path, seconds: float) -> Bar
             end_group(process.pid)
             process.wait()
     lines = log.read_text(errors="replace").splitlines()
-    texts = next((_texts(line) for line in reversed(lines) if line.startswith('{"release"')), None)
+    told: dict[str, Any] | None = next(
+        (json.loads(one) for one in reversed(lines) if one.startswith('{"release"')), None
+    )
+    texts = None if told is None else [list(text) for text in told["texts"]]
+    verifies = None if told is None else told["verifies"]
     why = (
         () if texts is not None else (*[one for one in lines if any(word in one for word in TROUBLE)][:3], *lines[-1:])
     )
-    return Bare(release=release, seconds=time.monotonic() - start, booted="booted" in lines, texts=texts, why=why)
-
-
-def _texts(line: str) -> list[list[int]]:
-    told: dict[str, Any] = json.loads(line)
-    return [list(text) for text in told["texts"]]
+    seconds = time.monotonic() - start
+    booted = "booted" in lines
+    return Bare(release=release, seconds=seconds, booted=booted, texts=texts, why=why, verifies=verifies)
 
 
 def main() -> int:

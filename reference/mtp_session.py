@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.contract.trace import Event, RoundRecord, Trace
 from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
+from reference.alone import Drafter
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, read_depths, reads
 from reference.mtp_cache import Owner, Read, Step, held_rows
-from reference.session import ReferenceSession, Story, ended, record_of, sampled, stories, where_of
+from reference.session import ReferenceSession, sampled
+from reference.stories import Story, is_early_chunk, known_after, stories, where_of, with_fates
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions, Where, Writer, verified_rows, verify, walk_of
 from reference.verify import Walk
@@ -71,12 +73,12 @@ class MtpSession(ReferenceSession):
 
     def _steps(self, story: Story, view: EngineView, *, stays: bool) -> Iterator[tuple[Turn, Step]]:
         """The windows of one story and what their layers read, as far as the engine told what they proposed."""
-        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        turns = [(turn, committed) for turn, committed in story.turns if committed or is_early_chunk(turn)]
         prompts = [turn.start + turn.length for turn, _ in turns if turn.record.mode == "PREFILL"]
         owner = Owner(text=story.tokens, asked=max(prompts, default=0), stays=stays)
-        for number, ((turn, committed), known) in enumerate(zip(turns, _known(story), strict=True)):
+        for number, ((turn, committed), known) in enumerate(zip(turns, known_after(story), strict=True)):
             proposals = view.layer_proposals(turn)
-            told = view.target_choice(turn) if self.guesses and _is_early_chunk(turn) else ()
+            told = view.target_choice(turn) if self.guesses and is_early_chunk(turn) else ()
             window = _window(turn, committed, known=known, proposals=proposals, guess=told[0] if told else None)
             yield (
                 turn,
@@ -100,7 +102,7 @@ class MtpSession(ReferenceSession):
         if heat:
             raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
         hidden = self.target.forward(torch.tensor(story.tokens))
-        turns = [(turn, committed) for turn, committed in story.turns if committed or _is_early_chunk(turn)]
+        turns = [(turn, committed) for turn, committed in story.turns if committed or is_early_chunk(turn)]
         stale = self._stale(turns, view, story.tokens) if self.refused else {}
         windows = [
             _window(
@@ -113,9 +115,9 @@ class MtpSession(ReferenceSession):
                 stale=stale.get(turn.start),
                 held=self._held.get((turn.record.dp_rank, turn.record.index, turn.rid), ()),
             )
-            for (turn, committed), known in zip(turns, _known(story), strict=True)
+            for (turn, committed), known in zip(turns, known_after(story), strict=True)
         ]
-        depths, filled = self._depths(story.tokens, hidden, windows)
+        depths, filled = self.depths(story.tokens, hidden, windows)
         rounds, chain = list[tuple[Where, Tree, Conditions]](), tuple[int | None, ...]()
         before: Turn | None = None
         ran = {id(turn): window for (turn, _), window in zip(turns, filled, strict=True)}
@@ -128,7 +130,7 @@ class MtpSession(ReferenceSession):
                 continue
             if turn.record.mode == "PREFILL":
                 chosen = view.target_choice(turn) if temperature > 0 else ()
-                self._prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
+                self.prompt_rows(writer, where, story.tokens, hidden, turn.length, chosen=chosen)
                 phase = Phase.DRAFT_PREFILL
             elif len(chain) == self.spec.k:
                 known = view.conditions(turn, before)
@@ -136,14 +138,14 @@ class MtpSession(ReferenceSession):
                 rounds.append((where, _chain(story.tokens[turn.start], chain), known))
             window = ran.get(id(turn))
             if window and (not view.is_last(turn) or view.has(turn, phase)):
-                self._layer_rows(writer, where, phase, depths, window)
+                self.layer_rows(writer, where, phase, depths, window)
             chain, before = window.proposals if window else (), turn
-        walks = self._verify(writer, story.tokens, rounds, temperature=temperature)
+        walks = self.verify_rounds(writer, story.tokens, rounds, temperature=temperature)
         return sampled([(where, known) for where, _, known in rounds], walks) if temperature > 0 else []
 
     def _guess(self, turn: Turn, view: EngineView, hidden: torch.Tensor) -> int | None:
         """What the target chose after a chunk inside a prompt, where that is what layers are taken to read."""
-        if not self.guesses or not _is_early_chunk(turn):
+        if not self.guesses or not is_early_chunk(turn):
             return None
         chosen = view.target_choice(turn)
         return chosen[0] if chosen else int(self.target.logits(hidden[turn.start + turn.length - 1]).argmax())
@@ -159,14 +161,14 @@ class MtpSession(ReferenceSession):
         kept = self.spec.k - 1
         return {after: hidden[len(hidden) - kept :] for (_, after, _), (hidden, _) in zip(known, answers, strict=True)}
 
-    def _depths(
+    def depths(
         self, tokens: list[int], hidden: torch.Tensor, windows: list[Window]
     ) -> tuple[list[Depth], list[Window]]:
         if not windows:
             return [], []
         return read_depths(self.layers, torch.tensor(tokens), hidden, windows, self.spec.k)
 
-    def _prompt_rows(
+    def prompt_rows(
         self,
         writer: Writer,
         where: Where,
@@ -203,7 +205,7 @@ class MtpSession(ReferenceSession):
                     values = {"logits": logits, "choose": 1, "scored": True}
                 writer.add(where, Phase.PREBUILT, row, step=i, input_id=tokens[row + 1], **values)
 
-    def _layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
+    def layer_rows(self, writer: Writer, where: Where, phase: Phase, depths: Sequence[Depth], window: Window) -> None:
         """Rows of every layer, keyed by it as the step; the last row of each proposes."""
         for i, depth in enumerate(depths):
             for j, row in enumerate(range(window.start, window.stop)):
@@ -215,7 +217,7 @@ class MtpSession(ReferenceSession):
                 token, hidden = int(depth.tokens[row]), depth.hidden[row]
                 writer.add(where, phase, j, step=i, input_id=token, position=row, hidden_in=hidden, **values)
 
-    def _verify(
+    def verify_rounds(
         self,
         writer: Writer,
         tokens: list[int],
@@ -234,81 +236,55 @@ class MtpSession(ReferenceSession):
             walks.append(walk)
         return walks
 
-    @torch.inference_mode()
-    def speculate(
-        self,
-        request: RequestSpec,
-        *,
-        chunk: int | None = None,
-        scenario_id: str = "",
-        uniform: Callable[[], float] | None = None,
-    ) -> Trace:
-        """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
-
-        Greedily only: ValueError if there is something to draw coins from.
-        """
+    def _drafter(
+        self, request: RequestSpec, writer: Writer, events: list[Event], uniform: Callable[[], float] | None
+    ) -> Drafter:
         if uniform is not None:
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
-        writer, records, windows = Writer(), list[RoundRecord](), list[Window]()
-        tokens, prompt = list(request.prompt), len(request.prompt)
-        tokens.append(int(self.target.logits(self.target.forward(torch.tensor(tokens))[-1]).argmax()))
-        hidden = self.target.forward(torch.tensor(tokens))
-        for start in range(0, prompt, chunk or prompt):
-            length = min(chunk or prompt, prompt - start)
-            final = start + length == prompt
-            record = record_of(request, len(records), "PREFILL", start, length, final=final, layers=self.spec.k)
-            where = where_of(record, rid=request.rid, epoch=0, committed=start)
-            self._prompt_rows(writer, where, tokens, hidden, length)
-            guess = None if final or not self.guesses else int(self.target.logits(hidden[start + length - 1]).argmax())
-            windows.append(Window(start=start, stop=start + length, known=prompt + final, guess=guess))
-            records.append(record)
-        while (output := ended(request, tokens[prompt:])) is None:
-            windows = self._depths(tokens, hidden, windows)[1]
-            c = len(tokens) - 1
-            where = where_of(record_of(request, len(records), "DECODE", c, 0), rid=request.rid, epoch=0, committed=c)
-            (walk,) = self._verify(writer, tokens, [(where, _chain(tokens[c], windows[-1].proposals), Conditions())])
-            committed = walk.tokens
-            tokens += committed
-            hidden = self.target.forward(torch.tensor(tokens))
-            stop = c + len(committed)
-            windows.append(Window(start=c, stop=stop, known=stop + 1))
-            records.append(record_of(request, len(records), "DECODE", c, len(committed), layers=self.spec.k))
-        depths, windows = self._depths(tokens, hidden, windows)
+        return _LayersAlone(self, request, writer)
+
+
+class _LayersAlone:
+    """One request speculating with layers that draft a token each; rows are written once all windows are known."""
+
+    drafts = 0
+
+    def __init__(self, session: MtpSession, request: RequestSpec, writer: Writer) -> None:
+        self._session, self._writer, self._request = session, writer, request
+        self.layers, self._windows = session.spec.k, list[Window]()
+        self.tokens, self._prompt = list(request.prompt), len(request.prompt)
+        self.tokens.append(int(self._logits(self._forward()[-1]).argmax()))
+        self._hidden = self._forward()
+
+    def _forward(self) -> torch.Tensor:
+        return self._session.target.forward(torch.tensor(self.tokens))
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return self._session.target.logits(hidden)
+
+    def chunk(self, where: Where, length: int, *, final: bool) -> None:
+        start, stop = where.committed, where.committed + length
+        self._session.prompt_rows(self._writer, where, self.tokens, self._hidden, length)
+        guess = None if final or not self._session.guesses else int(self._logits(self._hidden[stop - 1]).argmax())
+        self._windows.append(Window(start=start, stop=stop, known=self._prompt + final, guess=guess))
+
+    def decode(self, where: Where) -> int:
+        session, c = self._session, where.committed
+        self._windows = session.depths(self.tokens, self._hidden, self._windows)[1]
+        chain = _chain(self.tokens[c], self._windows[-1].proposals)
+        (walk,) = session.verify_rounds(self._writer, self.tokens, [(where, chain, Conditions())])
+        self.tokens += walk.tokens
+        self._hidden = self._forward()
+        stop = c + len(walk.tokens)
+        self._windows.append(Window(start=c, stop=stop, known=stop + 1))
+        return len(walk.tokens)
+
+    def close(self, records: list[RoundRecord]) -> None:
+        depths, windows = self._session.depths(self.tokens, self._hidden, self._windows)
         for record, window in zip(records, windows, strict=True):
             phase = Phase.DRAFT_PREFILL if record.mode == "PREFILL" else Phase.EXTEND
-            where = where_of(record, rid=request.rid, epoch=0, committed=window.start)
-            self._layer_rows(writer, where, phase, depths, window)
-        rows, tensors = writer.build()
-        end = RequestEnd(rid=request.rid, tick=len(records) - 1, reason=output[0], output_ids=output[1])
-        return Trace(
-            side="reference",
-            scenario_id=scenario_id,
-            header=self._header("speculate"),
-            rows=rows,
-            rounds=tuple(records),
-            ends=(end,),
-            tensors=tensors,
-        )
-
-
-def with_fates(told: Iterator[Story]) -> list[tuple[Story, bool]]:
-    """Stories of one request, each with whether its rows stay in the cache: all but the last end in a retraction."""
-    listed = list(told)
-    return [(story, number == len(listed) - 1) for number, story in enumerate(listed)]
-
-
-def _is_early_chunk(turn: Turn) -> bool:
-    return turn.record.mode == "PREFILL" and not turn.final
-
-
-def _known(story: Story) -> list[int]:
-    """How many tokens of the text there were after each turn that committed some, or ran an early chunk."""
-    length, known = len(story.tokens), list[int]()
-    for turn, committed in reversed(story.turns):
-        if committed or _is_early_chunk(turn):
-            known.append(length)
-        length -= len(committed)
-    return known[::-1]
+            where = where_of(record, rid=self._request.rid, epoch=0, committed=window.start)
+            self._session.layer_rows(self._writer, where, phase, depths, window)
 
 
 def _window(turn: Turn, committed: tuple[int, ...], **known: Any) -> Window:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from harness.both_sides.packed import read
-from harness.driving.rounds import Unpacker, summary_of
+from harness.driving.rounds import Unpacker
+from harness.driving.row_arrays import summary_of
 from harness.engine_side.probes.dock import BLOCK_BYTES, Dock
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.probes.snapshot import copied, outputs_of

@@ -12,7 +12,8 @@ from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
 from harness.both_sides.faults import FAULTS
 from harness.both_sides.packed import read
-from harness.driving.rounds import Unpacker, best_first, without_padding
+from harness.driving.rounds import Unpacker
+from harness.driving.row_arrays import best_first, without_padding
 from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
 from harness.engine_side.probes.graph_probe import Book, GraphProbe
 from harness.engine_side.probes.probe import Probe

@@ -69,7 +69,7 @@ spec = importlib.util.spec_from_file_location("host", sys.argv[1])
 host = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(host)
 os.environ[host.ENV_PARENT] = sys.argv[2] or str(os.getppid())
-host._die_with_parent()
+host.die_with_parent()
 print("lives", os.environ[host.ENV_PARENT] == str(os.getpid()))
 """
 

@@ -7,16 +7,16 @@ comes out inside it. It must leave everything as it is where no mutant acts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..probes.probe import TAIL_COPIER, sampled_walks
-from ..probes.recorder import plain_rid
-from .fault_acts import Share, Values
+from ..probes.names import TAIL_COPIER, sampled_walks
+from .fault_acts import Share
 from .fault_acts_idle import SKIPS, Memory, changed
+from .fault_values import COINS, inputs_of, people, replaced
 
 if TYPE_CHECKING:
     from .fault_wraps import Faults
@@ -77,7 +77,7 @@ class Sites:
     def _requests(self, reqs: list[Any]) -> None:
         limits = torch.tensor([req.sampling_params.max_new_tokens for req in reqs], dtype=torch.int64)
         values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool)}
-        changed = self._faults.apply("requests", values, shares=_people(reqs))
+        changed = self._faults.apply("requests", values, shares=people(reqs))
         for req, limit, stops in zip(reqs, (values | changed)["limits"], (values | changed)["stops"], strict=True):
             if "limits" in changed:
                 req.sampling_params.max_new_tokens = int(limit)
@@ -101,10 +101,10 @@ class Sites:
             if "skip" in acts and step == acts["skip"].fault.args["step"]:
                 acts["skip"].fired += 1
                 return self._faults.outputs[phase]
-            values = _inputs(forward_batch)
+            values = inputs_of(forward_batch)
             shares = self._faults.shares(phase, len(values["input_ids"]))
             changed = self._faults.apply("inputs", values, phase=phase, step=step, shares=shares)
-            with _replaced(forward_batch, changed):
+            with replaced(forward_batch, changed):
                 output = original(runner, forward_batch, *args, **kwargs)
                 if "twice" in acts:
                     acts["twice"].fired += 1
@@ -204,8 +204,8 @@ class Sites:
 
     def _coins(self, original: Original) -> Original:
         def walk(*args: Any, **kwargs: Any) -> Any:
-            changed = self._faults.apply("coins", {name: kwargs[own] for name, own in _COINS.items()}, phase="VERIFY")
-            return original(*args, **{**kwargs, **{_COINS[name]: value for name, value in changed.items()}})
+            changed = self._faults.apply("coins", {name: kwargs[own] for name, own in COINS.items()}, phase="VERIFY")
+            return original(*args, **{**kwargs, **{COINS[name]: value for name, value in changed.items()}})
 
         return walk
 
@@ -242,7 +242,7 @@ class Sites:
                 finished = torch.tensor([req.finished() for req in batch.reqs], dtype=torch.bool)
                 keep = [i for i, req in enumerate(batch.reqs) if not finished[i] and req not in left_out]
                 values = {"keep": torch.tensor(keep, dtype=torch.int64), "finished": finished}
-                changed = self._faults.apply("batch", values, shares=_people(batch.reqs))
+                changed = self._faults.apply("batch", values, shares=people(batch.reqs))
                 keep_indices = changed["keep"].tolist() if "keep" in changed else None
             return original(batch, exclude, keep_indices, **kwargs)
 
@@ -273,39 +273,3 @@ class Sites:
             return original(pool, slots, *args, **kwargs)
 
         return free
-
-
-def _people(reqs: Sequence[Any]) -> list[Share]:
-    """One share a request, where only who they are matters."""
-    return [Share(plain_rid(req.rid), number, 1, 0, True, 0) for number, req in enumerate(reqs)]
-
-
-def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one is not other and (one.shape != other.shape or one.dtype != other.dtype or not torch.equal(one, other))
-
-
-#: Field of a mutant -> argument of what walks by coins.
-_COINS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "law": "target_probs"}
-#: Field of a mutant -> attribute of a ForwardBatch.
-_INPUTS = {"input_ids": "input_ids", "positions": "positions", "slots": "out_cache_loc"}
-
-
-def _inputs(forward_batch: Any) -> Values:
-    values = {name: getattr(forward_batch, attribute) for name, attribute in _INPUTS.items()}
-    hidden = getattr(forward_batch.spec_info, "hidden_states", None)
-    return values | ({"hidden": hidden} if isinstance(hidden, torch.Tensor) else {})
-
-
-@contextmanager
-def _replaced(forward_batch: Any, changed: Values) -> Iterator[None]:
-    """For one forward: afterwards the worker goes on from what it had itself, e.g. positions it advances in place."""
-    owners = {name: (forward_batch, attribute) for name, attribute in _INPUTS.items()}
-    owners["hidden"] = (forward_batch.spec_info, "hidden_states")
-    before = {name: getattr(*owners[name]) for name in changed}
-    for name, value in changed.items():
-        setattr(*owners[name], value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            setattr(*owners[name], value)

@@ -25,7 +25,8 @@ from .fault_acts import ACTS, Scene, Share, Values
 from .fault_acts_idle import IDLE_ACTS
 from .fault_graphs import Captured
 from .fault_handoff import HandoffSites
-from .fault_sites import FORWARD_ACTS, Sites, differs
+from .fault_sites import FORWARD_ACTS, Sites
+from .fault_values import differs
 
 
 class FaultBroken(Exception):

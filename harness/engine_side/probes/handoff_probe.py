@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .probe import PREFIX_LENS, Probe, first_of
+from .names import PREFIX_LENS, first_of
+from .probe import Probe
 from .recorder import ints, plain_rid
 from .snapshot import copied
 

@@ -6,22 +6,19 @@ record a name it could not find as if it had been observed: what is missing is l
 
 from __future__ import annotations
 
-import importlib
 import sys
-import types
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
-import torch
 
 from ...both_sides.compat import Release
 from ..hooks import Ledger
 from .graph_probe import Book, GraphProbe
-from .recorder import Recorder, ints, plain_rid
+from .names import CHAIN_CHOOSER, read_batch
+from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
-from .tail_probe import holes, wrong_copies
+from .verify_probe import VerifyProbe
 
 Original = Callable[..., Any]
 
@@ -34,6 +31,7 @@ class Probe:
         self.release = release
         self.graphs = graphs
         self.ledger = Ledger() if graphs is None else graphs.ledger
+        self._verify = VerifyProbe(recorder, release, self.ledger)
         self._replays = 0
         #: what goes into the forward in progress, until it was copied, and the copy
         self._inputs: Tensors | None = None
@@ -58,11 +56,7 @@ class Probe:
         wrap(module, "select_top_k_tokens", self._select)
         if hasattr(module, CHAIN_CHOOSER):  # GPU releases from 0.5.16 on, for chains
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
-        for owner, name in sampled_walks(release):
-            wrap(owner, name, self._coins)
-        pages = sys.modules.get(release.sample[0]) if release.sample else None
-        if pages is not None and hasattr(pages, TAIL_COPIER):
-            wrap(pages, TAIL_COPIER, self._tails)
+        self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
@@ -74,10 +68,7 @@ class Probe:
         release = self.release
         module = sys.modules[release.worker_module]
         self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
-        if release.sample is None:
-            self.ledger.wrap(module, f"{release.worker}.verify", self._verify_v1)
-        else:
-            self.ledger.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+        self._verify.install_accepts()
 
     # -- rounds ------------------------------------------------------------------------------------------------
 
@@ -197,72 +188,6 @@ class Probe:
 
         return choose
 
-    # -- verify ------------------------------------------------------------------------------------------------
-
-    def _sample(self, original: Original) -> Original:
-        def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
-            result = original(verify_input, *args, **kwargs)
-            current = self.recorder.round
-            if current is not None and current.mode == "DECODE":
-                predict, accept_lens, accept_index = result
-                copy = self.recorder.copied({"predict": predict, "lens": accept_lens, "index": accept_index})
-                assert copy is not None
-                current.accepted = copy
-                current.extend_rids = list(range(len(current.rids)))
-                self.recorder.note("sampled", copy, width=int(verify_input.draft_token_num))
-            return result
-
-        return sample
-
-    def _tails(self, original: Original) -> Original:
-        """What branches of a paged tree begin with, once it was copied."""
-        recorder = self.recorder
-
-        def duplicate(
-            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
-        ) -> Any:
-            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
-            if recorder.round is not None and recorder.round.rids:
-                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
-                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
-            return result
-
-        return duplicate
-
-    def _coins(self, original: Original) -> Original:
-        """The random numbers of a sampled verify, before the kernel gets them."""
-        recorder = self.recorder
-
-        def walk(*args: Any, **kwargs: Any) -> Any:
-            if recorder.round is not None:
-                names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
-                recorder.note(
-                    "coins",
-                    recorder.copied({name: kwargs[given] for name, given in names.items()}),
-                    rule=getattr(original, "__name__", type(original).__name__),
-                    thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
-                )
-            return original(*args, **kwargs)
-
-        return walk
-
-    def _verify_v1(self, original: Original) -> Original:
-        def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-            spec_info = args[0] if args else batch.spec_info
-            result = original(worker, batch, *args, **kwargs)
-            current = self.recorder.round
-            if current is not None and current.mode == "DECODE":
-                output = result[1]
-                current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
-                current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
-                found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
-                copy = self.recorder.copied({name: as_tensor(first_of(output, names)) for name, names in found.items()})
-                facts = {"lens": current.accepted, "extends": current.extend_rids}
-                self.recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
-            return result
-
-        return verify
-
     # -- model forwards ----------------------------------------------------------------------------------------
 
     def _forward(self, original: Original) -> Original:
@@ -371,61 +296,3 @@ class Probe:
 WHOLE_BELOW = 2049
 #: Phases whose logits are over the draft's vocabulary.
 DRAFTING = ("DRAFT_PREFILL", "DRAFT", "EXTEND")
-#: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
-CHAIN_CHOOSER = "draft_topk1_postprocess"
-
-#: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
-SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
-#: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
-WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
-
-
-def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
-    """(module, name) of every place from which a verify may take what walks by coins."""
-    places = [sys.modules[release.greedy]]
-    for name in WALKS_AT_CALL:
-        with suppress(ImportError):  # not in this release, or only a stub on a CPU
-            places.append(importlib.import_module(name))
-    return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
-
-
-#: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
-TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
-
-# Names that changed between releases, newest last; the first one present is read.
-PREFIX_LENS = ("prefix_lens", "extend_prefix_lens")
-EXTEND_LENS = ("extend_lens", "extend_seq_lens")
-ACCEPTED_DRAFTS = ("num_accepted_drafts_per_req_cpu", "num_correct_drafts_per_req_cpu")
-ACCEPTED_INDICES = ("accepted_indices", "accept_indices")
-ACCEPTED_TOKENS = ("verified_id", "accept_tokens")
-
-
-def first_of(owner: Any, names: tuple[str, ...]) -> Any:
-    """The first of `names` that `owner` has; AttributeError naming them all if there is none."""
-    for name in names:
-        value = getattr(owner, name, None)
-        if value is not None:
-            return value
-    raise AttributeError(f"{type(owner).__name__} has none of {', '.join(names)}")
-
-
-def as_tensor(values: Any) -> torch.Tensor:
-    """Whole numbers that some releases hold as a list."""
-    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, dtype=torch.int64)
-
-
-def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
-    """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
-    mode = batch.forward_mode
-    reqs = list(batch.reqs or [])
-    if mode.is_idle() or not reqs:
-        return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
-    rids = [plain_rid(req.rid) for req in reqs]
-    if not mode.is_extend():
-        before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
-        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
-    starts = list(first_of(batch, PREFIX_LENS))
-    lens = list(first_of(batch, EXTEND_LENS))
-    ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
-    final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
-    return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}

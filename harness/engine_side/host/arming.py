@@ -1,0 +1,165 @@
+"""Gate, probe and mutants, put into a scheduler process once SGLang has built its scheduler.
+
+Engine side. It is imported before anything of SGLang, so what needs torch must be imported inside its functions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...both_sides import compat, wire
+from .processes import ENV_BOOT, ENV_SOCKET, connect
+from .seams import release_of
+
+if TYPE_CHECKING:
+    from ..mutants.fault_wraps import Faults
+    from ..probes.graph_probe import GraphProbe
+    from ..probes.probe import Probe
+
+
+def arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+    """Wrap the constructor so that hooks go in after SGLang's own source patches (its revert switch).
+
+    What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
+    after those patches.
+    """
+    from ..hooks import Ledger
+
+    graphs: list[GraphProbe] = []
+
+    def construct(original: Any) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            _install_in(self, module, boot, ops, graphs[0] if graphs else None, ranks=_ranks(given))
+
+        return __init__
+
+    def load(original: Any) -> Any:
+        def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
+            graphs.append(_watch_captures(boot))
+            return original(self, *args, **kwargs)
+
+        return init_model_worker
+
+    Ledger().wrap(module, "Scheduler.__init__", construct)
+    if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
+        Ledger().wrap(module, "Scheduler.init_model_worker", load)
+
+
+def _ranks(given: dict[str, Any]) -> tuple[int, int]:
+    """(dp_rank, tp_rank) of this process: arguments of the constructor, in newer releases a context of its own."""
+    if "tp_rank" in given:
+        return given.get("dp_rank") or 0, given["tp_rank"]
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.attn_dp_rank or 0, parallel.tp_rank
+
+
+def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
+    from ..probes.graph_probe import GraphProbe
+    from ..probes.names import CHAIN_CHOOSER
+
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    worker = importlib.import_module(release.worker_module)
+    importlib.import_module("sglang.srt.model_executor.model_runner")
+    probe = GraphProbe()
+    if boot.get("mutants_in_graphs"):
+        from ..mutants.fault_graphs import Captured
+
+        probe.mutants = Captured()
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    return probe
+
+
+def _install_in(
+    scheduler: Any,
+    module: types.ModuleType,
+    boot: dict[str, Any],
+    ops: Any,
+    graphs: GraphProbe | None,
+    *,
+    ranks: tuple[int, int],
+) -> None:
+    import sglang
+    import torch
+
+    from ..probes.dock import Dock
+    from ..probes.dp_probe import DpProbe
+    from ..probes.handoff_probe import HandoffProbe, widths
+    from ..probes.probe import Probe
+    from ..probes.recorder import Recorder
+    from .gate import Gate, pool_level
+    from .lookout import Lookout
+
+    release = release_of(boot)
+    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    probe = Probe(recorder, release, graphs)
+    sock = connect(os.environ[ENV_SOCKET])
+    gate = Gate(sock, recorder)
+    gate.scheduler = scheduler
+    owner = sys.modules[release.gate[0]]
+    probe.ledger.wrap(owner, release.gate[1], gate.wrap)
+    for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
+        probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+    if boot["arguments"]["tp_size"] > 1:
+        Lookout(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
+    if boot["probe"] == "tokens":
+        probe.install_rounds()
+    elif boot["probe"] == "full":
+        probe.install()
+        if boot["arguments"]["enable_dp_attention"]:
+            DpProbe(probe).install()
+        if boot.get("handoff"):
+            HandoffProbe(probe, scheduler).install()
+        gate.make_faults = lambda: _make_faults(probe, scheduler)
+    wire.send(
+        sock,
+        {
+            "op": "hello",
+            "role": "scheduler",
+            "pid": os.getpid(),
+            "dp_rank": ranks[0],
+            "tp_rank": ranks[1],
+            "release": sglang.__version__,
+            **_tree(sglang),
+            "torch": torch.__version__,
+            "worker": type(scheduler.model_worker).__name__,
+            "worker_generation": release.generation,
+            "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
+            "device": boot["device"],
+            "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
+            "probe": boot["probe"],
+            "graphs": {} if graphs is None else graphs.sizes(),
+            "backend": boot["arguments"]["attention_backend"],
+            "dtype": boot["arguments"]["dtype"],
+            "revert": boot["revert"],
+            "flags": boot["flags"],
+            "truncates_at_finish": release.truncates_at_finish,
+            "hooks_found": probe.ledger.found,
+            "hooks_missing": probe.ledger.missing,
+            "replaced": ops.describe() if ops is not None else [],
+            "pool": pool_level(scheduler),
+            **({"side": boot["handoff"]["side"], **widths(scheduler)} if boot.get("handoff") else {}),
+        },
+    )
+
+
+def _tree(package: types.ModuleType) -> dict[str, str]:
+    """The folder a commit's SGLang was imported from; nothing for a release."""
+    boot = json.loads(os.environ[ENV_BOOT])
+    return {} if boot.get("tree") is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
+
+
+def _make_faults(probe: Probe, scheduler: Any) -> Faults:
+    from ..mutants.fault_wraps import Faults
+
+    return Faults(probe, scheduler)

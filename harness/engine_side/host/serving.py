@@ -1,0 +1,84 @@
+"""Requests on their way to the engine, and its answers, one command at a time.
+
+Engine side. It must not know what a scenario is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+from typing import Any
+
+from ...both_sides import wire
+
+#: Loop steps within which SGLang validates a request and either refuses it or sends it on.
+SUBMIT_STEPS = 20
+
+
+async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Pass requests to the engine; answer each with its outputs when it is asked for."""
+    tasks: dict[str, asyncio.Task[Any]] = {}
+    while True:
+        length = int.from_bytes(await reader.readexactly(4), "big")
+        command = json.loads(await reader.readexactly(length))
+        if command["op"] == "submit":
+            tasks[command["rid"]] = task = asyncio.create_task(_generate(engine, command))
+            for _ in range(SUBMIT_STEPS):
+                await asyncio.sleep(0)
+            # A request that SGLang refuses is over before it reaches any scheduler: nobody must wait for it there.
+            answer: dict[str, Any] = {"op": "submitted", "refused": task.done()}
+        elif command["op"] == "abort":
+            engine.tokenizer_manager.abort_request(rid=command["rid"])
+            answer = {"op": "aborting"}
+        elif command["op"] in ("pause", "resume"):
+            await _pause_or_resume(engine, command)
+            answer = {"op": f"{command['op']}d"}
+        elif command["op"] == "collect":
+            ends = await asyncio.gather(*(tasks.pop(rid) for rid in command["rids"]))
+            answer = {"op": "collected", "ends": ends}
+        else:
+            answer = {"op": "error", "what": f"unknown command {command['op']!r}"}
+        writer.write(wire.encode(answer))
+        await writer.drain()
+
+
+async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
+    from sglang.srt.managers import io_struct
+
+    if command["op"] == "pause":
+        await engine.tokenizer_manager.pause_generation(io_struct.PauseGenerationReqInput(mode=command["mode"]))
+    else:
+        await engine.tokenizer_manager.continue_generation(io_struct.ContinueGenerationReqInput())
+
+
+async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
+    try:
+        result = await engine.async_generate(
+            input_ids=command["prompt"],
+            sampling_params=command["sampling"],
+            rid=command["rid"],
+            priority=command["priority"],
+            **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
+            **_meeting_point(command),
+        )
+    except Exception as error:  # an aborted or refused request is a result
+        return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
+    meta = result["meta_info"]
+    reason = meta.get("finish_reason") or {}
+    return {
+        "rid": command["rid"],
+        "reason": reason.get("type", "unknown"),
+        "output_ids": list(result["output_ids"]),
+        "cached_tokens": int(meta.get("cached_tokens", 0)),
+    }
+
+
+def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:
+    """Where the two sides of a hand-over find each other; nothing is ever connected to."""
+    if command.get("room") is None:
+        return {}
+    host = "127.0.0.1"
+    if command.get("fake"):
+        host = importlib.import_module("sglang.srt.disaggregation.utils").FAKE_BOOTSTRAP_HOST
+    return {"bootstrap_host": host, "bootstrap_port": 1, "bootstrap_room": command["room"]}

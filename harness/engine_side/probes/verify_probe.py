@@ -1,0 +1,116 @@
+"""Hooks on the verify: what was accepted, the coins it was decided by, and what branches of a paged tree begin with.
+
+Engine side: standard library, torch and SGLang only. It must not change any value SGLang computes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ...both_sides.compat import Release
+from ..hooks import Ledger
+from .names import (
+    ACCEPTED_DRAFTS,
+    ACCEPTED_INDICES,
+    ACCEPTED_TOKENS,
+    TAIL_COPIER,
+    as_tensor,
+    first_of,
+    sampled_walks,
+)
+from .recorder import Recorder
+from .tail_probe import holes, wrong_copies
+
+Original = Callable[..., Any]
+
+
+class VerifyProbe:
+    """The verify hooks of one release in one scheduler process."""
+
+    def __init__(self, recorder: Recorder, release: Release, ledger: Ledger) -> None:
+        self._recorder, self._release, self._ledger = recorder, release, ledger
+
+    def install(self) -> None:
+        """What only the full level looks at; call after the worker modules were imported."""
+        release = self._release
+        for owner, name in sampled_walks(release):
+            self._ledger.wrap(owner, name, self._coins)
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if pages is not None and hasattr(pages, TAIL_COPIER):
+            self._ledger.wrap(pages, TAIL_COPIER, self._tails)
+
+    def install_accepts(self) -> None:
+        """What tells which tokens were committed."""
+        release = self._release
+        if release.sample is None:
+            self._ledger.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
+        else:
+            self._ledger.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+
+    def _sample(self, original: Original) -> Original:
+        def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(verify_input, *args, **kwargs)
+            current = self._recorder.round
+            if current is not None and current.mode == "DECODE":
+                predict, accept_lens, accept_index = result
+                copy = self._recorder.copied({"predict": predict, "lens": accept_lens, "index": accept_index})
+                assert copy is not None
+                current.accepted = copy
+                current.extend_rids = list(range(len(current.rids)))
+                self._recorder.note("sampled", copy, width=int(verify_input.draft_token_num))
+            return result
+
+        return sample
+
+    def _tails(self, original: Original) -> Original:
+        """What branches of a paged tree begin with, once it was copied."""
+        recorder = self._recorder
+
+        def duplicate(
+            pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
+        ) -> Any:
+            result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
+            if recorder.round is not None and recorder.round.rids:
+                found = holes(rows, base, tail, pages, topk=topk, page=page_size)
+                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+            return result
+
+        return duplicate
+
+    def _coins(self, original: Original) -> Original:
+        """The random numbers of a sampled verify, before the kernel gets them."""
+        recorder = self._recorder
+
+        def walk(*args: Any, **kwargs: Any) -> Any:
+            if recorder.round is not None:
+                names = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling"}
+                recorder.note(
+                    "coins",
+                    recorder.copied({name: kwargs[given] for name, given in names.items()}),
+                    rule=getattr(original, "__name__", type(original).__name__),
+                    thresholds=[float(kwargs.get(name, 1.0)) for name in ("threshold_single", "threshold_acc")],
+                )
+            return original(*args, **kwargs)
+
+        return walk
+
+    def _verify_v1(self, original: Original) -> Original:
+        def verify(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            spec_info = args[0] if args else batch.spec_info
+            result = original(worker, batch, *args, **kwargs)
+            current = self._recorder.round
+            if current is not None and current.mode == "DECODE":
+                output = result[1]
+                current.accepted = [1 + int(count) for count in first_of(output, ACCEPTED_DRAFTS)]
+                current.extend_rids = [i for i, req in enumerate(batch.reqs) if not req.finished()]
+                found = {"nodes": ACCEPTED_INDICES, "tokens": ACCEPTED_TOKENS}
+                copy = self._recorder.copied(
+                    {name: as_tensor(first_of(output, names)) for name, names in found.items()}
+                )
+                facts = {"lens": current.accepted, "extends": current.extend_rids}
+                self._recorder.note("verified", copy, width=int(spec_info.draft_token_num), **facts)
+            return result
+
+        return verify
