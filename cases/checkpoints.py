@@ -89,6 +89,10 @@ STAND_INS: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
     ("table-tiny", "cuda"): "table-head64",
 }
+#: Pairs that nothing stands for there, and why an engine must not be started with them: it would die of its kernels.
+UNFIT: dict[tuple[str, str], str] = {
+    ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
+}
 
 
 def on_device(name: str, device: str) -> str:
