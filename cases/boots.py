@@ -193,6 +193,26 @@ EAGLE3_BOOTS = {
         ),
     )
 }
+#: Latent attention, with the NextN layer as the draft.
+LATENT = {
+    boot.name: boot
+    for boot in (
+        Boot(name="latent", why="latents in the cache, a chain of three steps", checkpoint="mla-tiny"),
+        Boot(
+            name="latent-pages",
+            why="latents over pages of four tokens",
+            checkpoint="mla-tiny",
+            engine=EngineConfig(page=4),
+        ),
+        Boot(
+            name="latent-tree",
+            why="latents, two candidates a step, two steps",
+            checkpoint="mla-tiny",
+            spec=SpecConfig(k=2, t=2, n=6),
+            since="0.5.13",
+        ),
+    )
+}
 
 _TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
 DP_BOOTS = {

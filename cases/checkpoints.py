@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights, mtp_weights, step_weights, table_weights
+from cases import eagle3_weights, mla_weights, mtp_weights, step_weights, table_weights
 from cases.recipes import (
     Eagle3Recipe,
+    LatentRecipe,
     MtpRecipe,
     Noise,
     NormedRecipe,
@@ -76,6 +77,8 @@ RECIPES: dict[str, Recipe] = {
         Qwen3EagleRecipe(name="qwen3-eagle", seed=20250604, layers=3, upper_gain=0.1),
         # The law of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
+        # Latent attention, and a NextN layer for a draft.
+        LatentRecipe(name="mla-tiny", seed=20241228),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
     )
 }
@@ -87,6 +90,10 @@ ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
 STAND_INS: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
     ("table-tiny", "cuda"): "table-head64",
+}
+#: Pairs that nothing stands for there, and why an engine must not be started with them: it would die of its kernels.
+UNFIT: dict[tuple[str, str], str] = {
+    ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
 }
 
 
@@ -138,6 +145,9 @@ def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
             layer |= _turning(noise, recipe) | _head_norms(noise, recipe)
         if isinstance(recipe, StepRecipe):
             layer |= step_weights.attention(noise, recipe)
+        if isinstance(recipe, LatentRecipe):
+            layer = {name: value for name, value in layer.items() if not name.startswith("self_attn.")}
+            layer |= mla_weights.attention(noise, recipe, gain=gain)
         weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
     return weights
 
@@ -254,6 +264,8 @@ def _build(recipe: Recipe, root: Path) -> None:
         _write_chained(noise, recipe, root, target)
     elif isinstance(recipe, MtpRecipe):
         _write_mtp(noise, recipe, root, target)
+    elif isinstance(recipe, LatentRecipe):
+        _write_latent(noise, recipe, root, target)
     else:
         _write_pair(noise, recipe, root, target)
     manifest = _identity(recipe) | {"files": _sums(root)}
@@ -292,6 +304,15 @@ def _write_chained(noise: Noise, recipe: StepRecipe, root: Path, target: Weights
     config = step_weights.config(_config(recipe, architecture=step_weights.ARCHITECTURE, layers=recipe.layers))
     _write_model(root / "target", config, step_weights.stored(target | draft))
     _write_model(root / "draft", config, step_weights.stored(draft))
+
+
+def _write_latent(noise: Noise, recipe: LatentRecipe, root: Path, target: Weights) -> None:
+    """As `_write_mtp`: SGLang takes the NextN layer out of the target's own folder."""
+    target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
+    base = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers)
+    config, draft = mla_weights.config(recipe, base), mla_weights.nextn(noise, recipe, target)
+    _write_model(root / "target", config, target | draft)
+    _write_model(root / "draft", config, draft)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -353,9 +374,9 @@ def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Me
     """Accept lengths and sensitivities of a pair over random prompts, as the float32 reference sees them."""
     from reference import sensitivity  # here, so that making a pair needs no torch
     from reference.heads import load_head
-    from reference.model import Target
+    from reference.pair import load_target
 
-    head = load_head(checkpoint.draft, Target.load(checkpoint.target))
+    head = load_head(checkpoint.draft, load_target(checkpoint.target))
     return sensitivity.measure(head, prompts=prompts, chunk=chunk)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LAYERED, PAGES, PAIR, PD_BOOTS, RANKED_PAIR, TREES, Boot
+from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LATENT, LAYERED, PAGES, PAIR, PD_BOOTS, RANKED_PAIR, TREES, Boot
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
@@ -130,6 +130,18 @@ _MTP = Family(
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
+_MLA = Family(
+    name="mla",
+    why="latent attention and a NextN layer, DeepSeek-V3 style: chains, pages of four tokens, trees of two candidates",
+    scenarios=(
+        *shapes(checkpoint="mla-tiny"),
+        *shapes(checkpoint="mla-tiny", engine=EngineConfig(page=4), prefix="page4-", only=(*FEW, "shared-prefix")),
+        *shapes(checkpoint="mla-tiny", spec=SpecConfig(k=2, t=2, n=6), prefix="tree-", only=FEW),
+    ),
+    boots=tuple(LATENT.values()),
+    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+)
+
 _DISAGG = Family(
     name="disagg",
     why="prefill and decode on two engines: EAGLE-1 chains, EAGLE-3 drafts wider than their target, trees, pages",
@@ -152,7 +164,7 @@ _DISAGG_DP = Family(
     situations=(*OF_RANKS, "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MTP, _DP, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _DP, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

@@ -120,6 +120,30 @@ class StepRecipe(MtpRecipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LatentRecipe(Recipe):
+    """A DeepSeek-V3 style pair: latent attention, and a NextN layer with experts (see cases.mla_weights).
+
+    q_rank, kv_rank: widths of the latents. nope, rotated, value: widths of a head's key without and with position, and
+    of its value. stretch: how many times the first context the rotation covers. experts: all of them are chosen for
+    every row, so that no near tie decides what a row is.
+    expert_gain: what the routed experts add, which the target's first layer has nothing of.
+    """
+
+    target_architecture: ClassVar[str] = "DeepseekV3ForCausalLM"
+    target_type: ClassVar[str] = "deepseek_v3"
+
+    q_rank: int = 48
+    kv_rank: int = 32
+    nope: int = 32
+    rotated: int = 16
+    value: int = 32
+    stretch: int = 4
+    experts: int = 2
+    scaling: float = 1.5
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TableRecipe(Recipe):
     """A pair whose next token depends on the position alone (see cases.table_weights).
 

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import torch
 
-from reference import eagle3, model
+from reference import eagle3, mla, model
 from reference.eagle3 import Eagle3Head
 from reference.model import CheckpointError, DraftHead, Head, Target, read_json
 
 _LOADERS: dict[str, Callable[..., Head]] = {
     model.DRAFT_ARCHITECTURE: DraftHead.load,
     eagle3.ARCHITECTURE: Eagle3Head.load,
+    mla.ARCHITECTURE: mla.NextNHead.load,
 }
 
 

@@ -10,6 +10,7 @@ Shapes: T rows, h hidden width, V vocabulary, H heads, G key/value heads, d head
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -49,10 +50,10 @@ class Config:
     tied: bool
 
     @staticmethod
-    def read(path: Path, *, architecture: str, or_else: str | None = None) -> Config:
+    def read(path: Path, *, architecture: str, or_else: str | None = None, rotation: str = "default") -> Config:
         """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here.
 
-        or_else: a second architecture that is as good.
+        or_else: a second architecture that is as good. rotation: the only kind of rotary embedding that is allowed.
         """
         file = Path(path) / "config.json"
         raw = read_json(file)
@@ -63,7 +64,7 @@ class Config:
             raise CheckpointError(f"{file}: architectures is {found!r}; expected {words}")
         rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
         rope_type = rope.get("rope_type", rope.get("type", "default"))
-        wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": "default"}
+        wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": rotation}
         for key, only in wanted.items():
             value = rope_type if key == "rope_type" else raw.get(key, only)
             if value != only:
@@ -213,13 +214,22 @@ class Layer:
         return linear(mixed.reshape(rows, -1), self.o)
 
 
-class Target:
-    """The model whose greedy text is the only right text."""
+class Rows(Protocol):
+    """One decoder layer, whatever is in it."""
 
-    def __init__(self, weights: Weights, config: Config) -> None:
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        """x [T,h], positions int64 [T], mask bool [T,T] (row sees column) -> [T,h]."""
+
+
+class Target:
+    """The model whose greedy text is the only right text. layers: Llama's or Qwen3's unless given."""
+
+    def __init__(self, weights: Weights, config: Config, *, layers: Sequence[Rows] | None = None) -> None:
         self.config = config
         self.embed = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
-        self.layers = [Layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
+        self.layers: Sequence[Rows] = layers or [
+            Layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)
+        ]
         self.norm = weights.take("model.norm.weight", config.hidden)
         tied = config.tied and "lm_head.weight" not in weights
         self.head = self.embed if tied else weights.take("lm_head.weight", config.vocab, config.hidden)

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from harness.contract.types import SpecConfig
-from reference import mtp, step
+from reference import mla, mtp, step
 from reference.chain import Sight
 from reference.heads import load_head
 from reference.model import Head, Target, read_json
@@ -28,15 +28,28 @@ def load_pair(
 
     held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
     """
-    found = read_json(Path(target) / "config.json").get("architectures")
-    if found == [step.ARCHITECTURE]:
-        chained = step.load_target(target, dtype, held=held)
-        return chained, step.load_head(draft, chained, dtype, held=held)
-    if found == [mtp.ARCHITECTURE]:
-        model = mtp.load_target(target, dtype, held=held)
+    kind, model = architecture(target), load_target(target, dtype, held=held)
+    if kind == step.ARCHITECTURE:
+        return model, step.load_head(draft, model, dtype, held=held)
+    if kind == mtp.ARCHITECTURE:
         return model, MtpHead.load(draft, model, dtype, held=held)
-    model = Target.load(target, dtype, held=held)
     return model, load_head(draft, model, dtype, held=held)
+
+
+def architecture(path: Path) -> str | None:
+    """What a folder's config names as its one architecture; None where it names another number of them."""
+    found = read_json(Path(path) / "config.json").get("architectures")
+    return found[0] if isinstance(found, list) and len(found) == 1 else None
+
+
+def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+    """Read the target's folder by its architecture; CheckpointError if none built here. held: see Target.load."""
+    loaders = {
+        mla.ARCHITECTURE: mla.load_target,
+        mtp.ARCHITECTURE: mtp.load_target,
+        step.ARCHITECTURE: step.load_target,
+    }
+    return loaders.get(architecture(path) or "", Target.load)(path, dtype, held=held)
 
 
 def session_of(

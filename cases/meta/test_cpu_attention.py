@@ -33,3 +33,26 @@ def test_an_extend_reads_as_many_heads_of_the_pool_as_its_layer_has(pool_heads):
         }
     )
     assert out.item() == pytest.approx(8 / 4 + 4 * 3 / 4)
+
+
+def test_an_extend_without_a_cached_prefix_does_not_look_at_the_pool():
+    """Latent attention prefills with whole heads, two here, and stores one latent a row, of another width."""
+    out = torch.zeros(1, 2, 1)
+    cpu_attention.extend_attention(
+        {
+            "q_extend": torch.ones(1, 2, 1),
+            "k_extend": torch.zeros(1, 2, 1),
+            "v_extend": torch.tensor([[[3.0], [5.0]]]),
+            "o_extend": out,
+            "k_buffer": torch.full((4, 1, 6), 9.0),
+            "v_buffer": torch.full((4, 1, 5), 9.0),
+            "qo_indptr": torch.tensor([0, 1]),
+            "kv_indptr": torch.tensor([0, 0]),
+            "kv_indices": torch.tensor([], dtype=torch.int64),
+            "custom_mask": None,
+            "mask_indptr": None,
+            "is_causal": True,
+            "sm_scale": 1.0,
+        }
+    )
+    assert out.flatten().tolist() == [3.0, 5.0]  # one key, so each head says its own value

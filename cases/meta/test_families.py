@@ -7,6 +7,7 @@ from cases.families import FAMILIES
 from cases.situations import SITUATIONS
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.contract.usage import UsageError
+from harness.driving.pairs import checkpoint_pairs
 
 EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
 
@@ -44,3 +45,8 @@ def test_a_family_is_chosen_by_name_and_an_unknown_one_is_refused_with_the_neare
 def test_one_scenario_of_a_family_is_found_by_its_name():
     (one,) = choose_scenarios(["page4-shared-prefix"], [], "paged")
     assert one.engine.page == 4
+
+
+def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():
+    with pytest.raises(UsageError, match="'mla-tiny' cannot run on cuda: SGLang's kernels"):
+        checkpoint_pairs(FAMILIES["mla"].scenarios, device="cuda")

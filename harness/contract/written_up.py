@@ -74,6 +74,10 @@ def _layers(scenario: Scenario) -> bool:
     return scenario.spec.algorithm == "MTP"
 
 
+def _layers_in_graphs(scenario: Scenario) -> bool:
+    return _layers(scenario) and scenario.engine.graphs
+
+
 def _ranks(scenario: Scenario) -> bool:
     return scenario.engine.dp > 1
 
@@ -222,9 +226,10 @@ WRITTEN_UP = (
     ),
     WrittenUp(
         id="F-020",
-        title="Multi-layer MTP in CUDA graphs: rows that run once more read the states of refused tokens "
-        "(read, not seen)",
+        title="Multi-layer MTP in CUDA graphs: rows that run once more read the states of refused tokens",
         releases=("0.5.11", "0.5.14"),
+        signatures=("NUMERIC:extend:EXTEND:hidden_out-off",),
+        drives=_layers_in_graphs,
     ),
     WrittenUp(
         id="F-021",
@@ -250,7 +255,7 @@ WRITTEN_UP = (
         title="Multi-layer MTP in CUDA graphs dies in its first draft extend under overlap scheduling (triton backend)",
         releases=("0.5.13", "0.5.13"),
         signatures=("CRASH:ledger:VERIFY:*/multi_layer_eagle_draft_extend_cuda_graph_runner.py:replay",),
-        drives=lambda scenario: _layers(scenario) and scenario.engine.graphs,
+        drives=_layers_in_graphs,
     ),
     WrittenUp(
         id="F-025",
@@ -268,6 +273,14 @@ WRITTEN_UP = (
         id="F-026",
         title="A batch larger than the captured ones leaves the draft graphs with addresses of freed memory",
         releases=("0.5.13", "0.5.13"),
+    ),
+    WrittenUp(
+        id="F-027",
+        title="Multi-layer MTP in CUDA graphs: layers behind the first attend other requests' rows, or nothing "
+        "(triton backend)",
+        releases=("0.5.13", "0.5.14"),
+        signatures=("NUMERIC:extend:EXTEND:hidden_out-off", "*:hidden_out-nan"),
+        drives=_layers_in_graphs,
     ),
 )
 

@@ -116,6 +116,11 @@ def checkpoint_pairs(
     named = sorted({scenario.checkpoint for scenario in scenarios})
     if own is not None:
         return dict.fromkeys(named, (own.target, own.draft))
+    for name in named:
+        if why := checkpoints.UNFIT.get((name, device)):
+            raise UsageError(
+                f"the tiny pair {name!r} cannot run on {device}: {why}\n  leave --device {device} out: it runs on a CPU"
+            )
     root = envs.home() / "checkpoints"
     try:
         made = {name: checkpoints.make(checkpoints.on_device(name, device), root) for name in named}

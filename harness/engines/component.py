@@ -1,4 +1,4 @@
-"""What each release's hand-over code does with inputs that no engine gives it: component level, and labelled so.
+"""What a release's own code does with inputs that no engine gives it: component level, and labelled so.
 
 Control side. It starts `component_handoff` in each release's environment; it must never count as an engine's run.
 """
@@ -17,6 +17,8 @@ from harness.engines.envs import EngineEnv
 
 SCRIPT = Path(__file__).parents[1] / "engine_side" / "host" / "component_handoff.py"
 MARK = "component:"
+#: What may be asked about: `component_handoff` and `component_mla`.
+PARTS = ("handoff", "mla")
 SECONDS = 240.0
 
 
@@ -29,8 +31,11 @@ class ComponentAnswer:
     error: str = ""
 
 
-def ask(env: EngineEnv) -> ComponentAnswer:
-    """Run the script in this environment; an environment that cannot run it is an answer too."""
+def ask(env: EngineEnv, *, part: str = "handoff") -> ComponentAnswer:
+    """Run the script in this environment; an environment that cannot run it is an answer too.
+
+    part: one of PARTS.
+    """
     environment = {
         **os.environ,
         **dict(env.environ),
@@ -40,7 +45,7 @@ def ask(env: EngineEnv) -> ComponentAnswer:
     }
     try:
         run = subprocess.run(
-            [str(env.python), "-P", str(SCRIPT)],
+            [str(env.python), "-P", str(SCRIPT), part],
             capture_output=True,
             text=True,
             env=environment,

@@ -63,7 +63,7 @@ def _is_dead(folder: Path) -> bool:
     if any(owner.get(name) != value or not value for name, value in _where().items()):
         return False
     try:
-        return abs(psutil.Process(pid).create_time() - started) > SAME_SECONDS
+        return bool(abs(psutil.Process(pid).create_time() - started) > SAME_SECONDS)
     except psutil.NoSuchProcess:
         return True
     except psutil.Error:

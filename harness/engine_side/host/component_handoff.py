@@ -1,8 +1,8 @@
 """Calls the release's own code that makes a draft input of what was handed over, without an engine: component level.
 
 Engine side: started by path inside SGLang's environment, standard library, torch and SGLang only; prints one JSON line.
-The requests are our own stand-ins, with what the code reads; so nothing here says that an engine gets that far. It
-must not wrap anything of the code it asks about.
+Started with the argument `mla` it asks what `component_mla` asks instead. The requests are our own stand-ins, with what
+the code reads; so nothing here says that an engine gets that far. It must not wrap anything of the code it asks about.
 """
 
 from __future__ import annotations
@@ -107,9 +107,14 @@ def _say(torch: Any, batch: Any, relay: Relay) -> dict[str, Any]:
 
 
 def _ask(torch: Any, reqs: list[Any], algorithm: Any) -> dict[str, Any]:
+    return answered(lambda: _say(torch, *_prebuild(torch, reqs, algorithm)))
+
+
+def answered(asking: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What was answered; an exception is an answer too, with SGLang's innermost frame."""
     try:
-        return _say(torch, *_prebuild(torch, reqs, algorithm))
-    except Exception as error:  # the answer
+        return asking()
+    except Exception as error:
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/sglang/" in frame.filename]
         where = f"{frames[-1].filename.split('/sglang/')[-1]}:{frames[-1].name}" if frames else "not in SGLang"
         return {"outcome": "raises", "error": f"{type(error).__name__}: {error}".splitlines()[0], "site": where}
@@ -146,10 +151,20 @@ def main() -> None:
     import torch
 
     sglang = importlib.import_module("sglang")
+    if sys.argv[1:] == ["mla"]:
+        from eaglecheck_engine.engine_side.host import component_mla
+
+        answers = component_mla.answers(torch)
+    else:
+        answers = _answers(torch)
+    print(f"\n{MARK}{json.dumps({'release': sglang.__version__, 'torch': torch.__version__, 'answers': answers})}")
+
+
+def _answers(torch: Any) -> dict[str, dict[str, Any]]:
     info = importlib.import_module("sglang.srt.speculative.spec_info")
     _give_settings()
     eagle = info.SpeculativeAlgorithm.EAGLE
-    answers = {
+    return {
         "two requests": _ask(torch, [_request(torch, 0), _request(torch, 1)], eagle),
         "no request": _ask(torch, [], eagle),
         "no hidden state": _ask(torch, [_request(torch, 0, hidden=False)], eagle),
@@ -157,7 +172,6 @@ def main() -> None:
         "plugin returns None": _ask_custom(torch, "plainplugin", None),
         "plugin returns its own": _ask_custom(torch, "ownplugin", types.SimpleNamespace()),
     }
-    print(f"\n{MARK}{json.dumps({'release': sglang.__version__, 'torch': torch.__version__, 'answers': answers})}")
 
 
 def _give_settings() -> None:

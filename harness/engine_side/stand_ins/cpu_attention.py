@@ -86,8 +86,9 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
             out[own].zero_()
             continue
         slots = arguments["kv_indices"][cached[i] : cached[i + 1]].long()
-        k = torch.cat((k_cached[slots, :heads], arguments["k_extend"][own]))
-        v = torch.cat((v_cached[slots, :heads], arguments["v_extend"][own]))
+        k, v = arguments["k_extend"][own], arguments["v_extend"][own]
+        if slots.numel():  # where a pool holds latents, rows without a cached prefix are not as wide as it
+            k, v = torch.cat((k_cached[slots, :heads], k)), torch.cat((v_cached[slots, :heads], v))
         mask = _extend_mask(arguments, index=i, length=length, prefix=slots.numel())
         out[own] = _attend(q[own], k, v, mask, scale).view_as(out[own])
 

@@ -1,0 +1,100 @@
+"""The DeepSeek-V3 style pair: a dense target with latent attention, and one NextN layer behind its last.
+
+The NextN layer is the target's own first layer behind norms and a projection that pass the token through and mix the
+handed-over state in; its shared expert is that layer's MLP, and what its routed experts add is the disagreement. This
+module must not import sglang, transformers or torch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from cases.mtp_weights import uneven
+from cases.recipes import LatentRecipe, Noise, Weights
+
+
+def attention(noise: Noise, recipe: LatentRecipe, *, gain: float) -> Weights:
+    """One layer's attention; scores have the recipe's standard deviation, since latents are normed to size one."""
+    r = recipe
+    sharp, width = r.score_std**0.5, r.heads * r.value
+    down = r.kv_rank + r.rotated
+    latent = noise.draw(down, r.hidden, std=r.hidden**-0.5)
+    latent[r.kv_rank :] *= np.float32(sharp)  # the part with the position goes into scores as it is
+    up = noise.draw(r.heads, r.nope + r.value, r.kv_rank, std=r.kv_rank**-0.5)
+    up[:, : r.nope] *= np.float32(sharp)
+    query = r.heads * (r.nope + r.rotated)
+    return {
+        "self_attn.q_a_proj.weight": noise.draw(r.q_rank, r.hidden, std=r.hidden**-0.5),
+        "self_attn.q_a_layernorm.weight": uneven(noise, r.q_rank),
+        "self_attn.q_b_proj.weight": noise.draw(query, r.q_rank, std=sharp * r.q_rank**-0.5),
+        "self_attn.kv_a_proj_with_mqa.weight": latent,
+        "self_attn.kv_a_layernorm.weight": uneven(noise, r.kv_rank),
+        "self_attn.kv_b_proj.weight": up.reshape(-1, r.kv_rank),
+        "self_attn.o_proj.weight": noise.draw(r.hidden, width, std=gain * r.attention_gain * width**-0.5),
+    }
+
+
+def nextn(noise: Noise, recipe: LatentRecipe, target: Weights) -> Weights:
+    """`model.layers.<L>.*`, as published DeepSeek-V3 checkpoints name them; embedding and head are the target's."""
+    r, prefix = recipe, f"model.layers.{recipe.layers}."
+    mix = noise.draw(r.hidden, r.hidden, std=r.hidden_gain * r.hidden**-0.5)
+    made: Weights = {
+        f"{prefix}eh_proj.weight": np.concatenate([np.eye(r.hidden, dtype=np.float32), mix], axis=1),
+        f"{prefix}enorm.weight": np.ones(r.hidden, dtype=np.float32),
+        f"{prefix}hnorm.weight": uneven(noise, r.hidden),
+        f"{prefix}shared_head.norm.weight": target["model.norm.weight"],
+        f"{prefix}embed_tokens.weight": target["model.embed_tokens.weight"],
+        f"{prefix}shared_head.head.weight": target["lm_head.weight"],
+        f"{prefix}mlp.gate.weight": noise.draw(r.experts, r.hidden, std=r.hidden**-0.5),
+        f"{prefix}mlp.gate.e_score_correction_bias": noise.draw(r.experts, std=0.1),
+    }
+    for name, value in target.items():
+        if name.startswith("model.layers.0."):
+            short = name.removeprefix("model.layers.0.")
+            made[prefix + short.replace("mlp.", "mlp.shared_experts.")] = value
+    for expert in range(r.experts):
+        gain, place = r.mlp_gain * r.expert_gain, f"{prefix}mlp.experts.{expert}."
+        made[f"{place}gate_proj.weight"] = noise.draw(r.intermediate, r.hidden, std=2 * r.hidden**-0.5)
+        made[f"{place}up_proj.weight"] = noise.draw(r.intermediate, r.hidden, std=r.hidden**-0.5)
+        made[f"{place}down_proj.weight"] = noise.draw(r.hidden, r.intermediate, std=gain * r.intermediate**-0.5)
+    return made
+
+
+def config(recipe: LatentRecipe, base: dict[str, Any]) -> dict[str, Any]:
+    """A DeepSeek-V3 config of the same sizes as the Llama config `base`, all layers of the target dense."""
+    r = recipe
+    own = {name: value for name, value in base.items() if name != "head_dim"}
+    return own | {
+        "model_type": r.target_type,
+        "num_key_value_heads": r.heads,
+        "q_lora_rank": r.q_rank,
+        "kv_lora_rank": r.kv_rank,
+        "qk_nope_head_dim": r.nope,
+        "qk_rope_head_dim": r.rotated,
+        "v_head_dim": r.value,
+        "n_routed_experts": r.experts,
+        "num_experts_per_tok": r.experts,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": r.intermediate,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": r.layers,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": r.scaling,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "num_nextn_predict_layers": 1,
+        # As published: SGLang knows no other rotation for such a model on a CPU.
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": r.stretch,
+            "original_max_position_embeddings": r.max_position // r.stretch,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    }
