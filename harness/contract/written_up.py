@@ -254,8 +254,11 @@ WRITTEN_UP = (
         id="F-024",
         title="Multi-layer MTP in CUDA graphs dies in its first draft extend under overlap scheduling (triton backend)",
         releases=("0.5.13", "0.5.13"),
-        signatures=("CRASH:ledger:VERIFY:*/multi_layer_eagle_draft_extend_cuda_graph_runner.py:replay",),
-        drives=_layers_in_graphs,
+        signatures=(
+            "CRASH:ledger:VERIFY:*/multi_layer_eagle_draft_extend_cuda_graph_runner.py:replay",
+            "CRASH:ledger:DRAFT_PREFILL:*/eagle_utils.py:build_tree_kernel_efficient",
+        ),
+        drives=_layers,
     ),
     WrittenUp(
         id="F-025",
@@ -279,7 +282,7 @@ WRITTEN_UP = (
         title="Multi-layer MTP in CUDA graphs: layers behind the first attend other requests' rows, or nothing "
         "(triton backend)",
         releases=("0.5.13", "0.5.14"),
-        signatures=("NUMERIC:extend:EXTEND:hidden_out-off", "*:hidden_out-nan"),
+        signatures=("NUMERIC:extend:EXTEND:hidden_out-off", "NUMERIC:extend:EXTEND:hidden_out-nan"),
         drives=_layers_in_graphs,
     ),
 )
