@@ -48,7 +48,7 @@ def test_what_is_named_is_part_of_the_scenario_that_is_stored():
         (Wanted(backend="fa3"), "cpu", "triton"),
         (Wanted(backend="fa4"), "cuda", "fa3"),
         (Wanted(graphs=True), "cpu", "--device cuda"),
-        (Wanted(page=0), "cuda", "1 or more"),
+        (Wanted(page=0), "cuda", "allowed: 1 to 512"),
     ],
 )
 def test_a_value_the_device_does_not_have_is_refused_with_those_it_has(wanted, device, said):
