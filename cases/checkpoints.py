@@ -96,6 +96,9 @@ UNFIT: dict[tuple[str, str], str] = {
     ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
 }
 
+#: Pairs whose MTP layers read each other's output.
+CHAINED = frozenset(name for name, recipe in RECIPES.items() if isinstance(recipe, StepRecipe))
+
 
 def on_device(name: str, device: str) -> str:
     """The pair that an engine on `device` loads for a scenario that names `name`."""

@@ -75,6 +75,15 @@ def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engi
         check_possible([scenario], version=version)
 
 
+def test_chained_layers_in_graphs_are_refused_where_the_reference_cannot_follow():
+    """It would stop in the middle, as a fault of our own (F-020 for layers that read each other's output)."""
+    chained = SCENARIO.model_copy(update={"checkpoint": "mtp-chained", "engine": EngineConfig(graphs=True)})
+    with pytest.raises(UsageError, match=r"behind 0\.5\.14"):
+        check_possible([chained], version="0.5.13", device="cuda")
+    check_possible([chained], version="0.5.17", device="cuda")
+    check_possible([chained.model_copy(update={"engine": EngineConfig()})], version="0.5.13", device="cuda")
+
+
 def test_a_scenario_that_does_not_care_gets_a_dtype_the_device_has():
     assert dtype_on("cuda", "float32") == "float16"
     assert dtype_on("cuda", "bfloat16") == "bfloat16"

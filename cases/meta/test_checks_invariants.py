@@ -22,12 +22,14 @@ def made():
     [{}, {"k": 1}, {"t": 2}, {"t": 3, "n": 10}, {"chunk": None}, {"prefix_cache": False}, {"stop_ids": (4, 9)}],
     ids=str,
 )
-def test_sound_traces_pass(shape):
+def test_sound_traces_pass_and_without_a_reference_they_show_nothing_but_are_unknown(shape):
     scenario = handmade.scenario(**shape)
     engine, reference = handmade.build(scenario)
-    for side in (None, reference):
-        verdict, divergences = judge(scenario, engine, side)
-        assert (verdict.outcome, divergences) == (Outcome.PASS, []), verdict.reasons
+    verdict, divergences = judge(scenario, engine, reference)
+    assert (verdict.outcome, divergences) == (Outcome.PASS, []), verdict.reasons
+    alone, divergences = judge(scenario, engine, None)
+    assert (alone.outcome, divergences) == (Outcome.UNKNOWN, [])
+    assert [reason for reason in alone.reasons if "reference" in reason] == list(alone.reasons)
 
 
 def test_compared_counts_every_sort(made):

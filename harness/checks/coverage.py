@@ -87,7 +87,9 @@ def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int
 
 def compared_enough(evidence: Evidence, compared: dict[str, int], exempt: frozenset[str]) -> list[str]:
     """Reasons for UNKNOWN where something that must have been compared was not."""
+    alone = [] if evidence.reference is not None else ["no reference to compare with: only what needs none was judged"]
     return [
+        *alone,
         *(f"nothing compared: {name}" for name in _due(evidence) if name not in exempt and not compared.get(name)),
         *_empty_phases(evidence),
         *_silent_requests(evidence),

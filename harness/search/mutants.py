@@ -135,7 +135,9 @@ class Campaign:
             try:
                 outcome = self.engines(with_fault(scenario, fault), engine=self.engine)
             except EngineError as error:
-                return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=str(error).splitlines()[0])
+                why = str(error).splitlines()[0]
+                self.unsound.append(why)  # whether it would have been killed, nobody knows
+                return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=why)
             score = judged(fault, outcome, examples=number)
             self.unsound += [score.why] if score.fate is Fate.NOT_RUN else []  # its engine was ended from outside
             if score.fate is not Fate.SURVIVED:
