@@ -98,6 +98,12 @@ UNFIT: dict[tuple[str, str], str] = {
 
 #: Pairs whose MTP layers read each other's output.
 CHAINED = frozenset(name for name, recipe in RECIPES.items() if isinstance(recipe, StepRecipe))
+#: Pairs whose draft has a layer a step, and how many.
+DRAFT_LAYERS = {
+    name: step_weights.LAYERS if name in CHAINED else mtp_weights.LAYERS
+    for name, recipe in RECIPES.items()
+    if isinstance(recipe, MtpRecipe)
+}
 
 
 def on_device(name: str, device: str) -> str:

@@ -75,6 +75,22 @@ def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engi
         check_possible([scenario], version=version)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"engine": EngineConfig(dtype="float16")}, r"engine\.dtype is 'float16'.*\n.*float32"),
+        (
+            {"checkpoint": "mtp-chained", "spec": SpecConfig(algorithm="MTP", k=8, t=1, n=9)},
+            r"spec\.k is 8.*\n.*1 to 4",
+        ),
+    ],
+    ids=["dtype", "layers"],
+)
+def test_what_would_be_done_otherwise_or_die_at_boot_is_refused_on_a_cpu(changes, said):
+    with pytest.raises(UsageError, match=said):
+        check_possible([SCENARIO.model_copy(update=changes)], version="0.5.23")
+
+
 def test_chained_layers_in_graphs_are_refused_where_the_reference_cannot_follow():
     """It would stop in the middle, as a fault of our own (F-020 for layers that read each other's output)."""
     chained = SCENARIO.model_copy(update={"checkpoint": "mtp-chained", "engine": EngineConfig(graphs=True)})

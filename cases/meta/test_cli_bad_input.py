@@ -310,3 +310,21 @@ def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
         )
     assert done.returncode == Exit.UNKNOWN
     assert done.stderr == "eaglecheck: cannot write: No space left on device\n  make room, or name another place\n"
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "allowed"),
+    [
+        ("--repeats", "1000000000", "0 to 60"),
+        ("--scenarios", "99999999999", "0 to 100000"),
+        ("--seed", "-1", "0 or more"),
+    ],
+)
+def test_numbers_that_no_night_ends_with_are_refused(option, value, allowed):
+    done = call("matrix", "--nights", "nights", "--engines", "0.5.23", option, value)
+    assert (done.exit_code, allowed in done.stderr) == (2, True), done.stderr
+
+
+def test_a_page_and_its_markdown_are_not_one_file():
+    done = call("report", "runs/latest", "--html", "one", "--markdown", "./one")
+    assert (done.exit_code, "--html and --markdown are one file" in done.stderr) == (2, True), done.stderr

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -76,7 +77,11 @@ def test_a_damaged_file_says_what_to_type(run):
     said = call("recheck", str(run)).stderr
     assert f"{findings} is damaged: other bytes than those that were written" in said
     assert f"ls -l {findings.parent}" in said
-    assert f"rm {findings.with_name(SUMS)}" in said
+    (line,) = re.findall(r"rm -r (.+)", said)
+    assert line.split() == [str(findings.with_name(SUMS)), str(run / SUMS)]
+    for place in line.split():  # as it says: the folder is taken as it is now
+        Path(place).unlink()
+    assert call("recheck", str(run)).exit_code == 1
 
 
 def test_a_damaged_tensor_says_what_to_type(run):
@@ -140,6 +145,33 @@ def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
         else:
             assert_same(trace, read)
     assert refused > 50
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff nothing", None], ids=["empty", "bytes", "a folder"])
+def test_digests_of_a_run_that_say_nothing_are_damaged(run, content):
+    (run / SUMS).unlink()
+    if content is None:
+        (run / SUMS).mkdir()
+    else:
+        (run / SUMS).write_bytes(content)
+    done = call("recheck", str(run))
+    assert (done.exit_code, f"{run / SUMS} is damaged: no line of it is a digest" in done.stderr) == (2, True), (
+        done.stderr
+    )
+
+
+def test_digests_that_are_cut_off_are_damaged_and_not_the_file_they_leave_out(run):
+    (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
+    assert f"{run / SUMS} is damaged: it says nothing of" in call("recheck", str(run)).stderr
+
+
+def test_a_damaged_scenario_is_not_what_to_run_again(run):
+    place = next(run.glob("single-*")) / "scenario.json"
+    place.write_bytes(b"")
+    said = call("recheck", str(run)).stderr
+    assert f"{place}, line 1: not whole JSON" in said
+    assert f"--scenario-file {place}" not in said
+    assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said
 
 
 def test_an_edited_file_is_taken_once_its_digests_are_gone(run):

@@ -340,7 +340,7 @@ def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
     lines = printed(render_run, known_run(), width=150).splitlines()
     signature = next(at for at, line in enumerate(lines) if line.startswith("  signature"))
     assert lines[signature + 1 : signature + 3] == [
-        f"  known: F-012 {known}; --assume F-012 judges as if it were mended",
+        f"  known: F-012 {known}; --assume F-012 expects it, and tells only what is left",
         f"  known: F-017 {known}",
     ]
     assert sum("known: " in line for line in lines) == 3

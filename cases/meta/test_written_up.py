@@ -114,7 +114,7 @@ def test_a_stand_in_is_offered_only_where_there_is_one(device, offered):
     made = scenario(algorithm="EAGLE3", dp=2, tp=2)
     (one,) = known_as([signature], scenario=made, release="0.5.23", device=device)[signature]
     assert one.assume is offered
-    assert ("; --assume F-007 judges as if it were mended" in one.line) is offered
+    assert ("; --assume F-007 expects it, and tells only what is left" in one.line) is offered
 
 
 def test_a_reason_without_a_finding_points_too():

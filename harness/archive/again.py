@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from harness.archive import digests
 from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO
 
 #: Commands whose own line makes their run anew.
@@ -23,16 +24,28 @@ MOST = 20
 
 def run_again(folder: Path) -> str:
     """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a specimen."""
-    alone = (folder / SCENARIO).is_file()
-    run = folder.parent if alone and not (folder / MANIFEST).is_file() else folder
+    within = (folder / SCENARIO).is_file()
+    run = folder.parent if within and not (folder / MANIFEST).is_file() else folder
     manifest = _object(run / MANIFEST)
+    alone = within and _as_written(folder / SCENARIO)  # else the whole run: another scenario was never run
     typed = [] if alone else _typed(manifest)
     told = _told(run, manifest)
     if typed:
         return shlex.join(["eaglecheck", *typed, *_missing(typed, told)])
+    if within and not alone:  # its name is left, in its folder's
+        return shlex.join(["eaglecheck", "run", *told, "--scenario", folder.name.rpartition("-")[0]])
     files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
     named = [part for file in files[:MOST] for part in ("--scenario-file", str(_short(file)))]
     return shlex.join(["eaglecheck", "run", *told, *named])
+
+
+def _as_written(path: Path) -> bool:
+    """Whether a scenario's file is whole JSON and, as far as its folder's digests tell, what it was."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return bool(_parsed(content.decode(errors="replace"))) and not digests.changed(path.parent, path, content)
 
 
 def _typed(manifest: Mapping[str, Any]) -> list[str]:

@@ -6,10 +6,13 @@ It must not know what the files hold. A folder of before these were kept has non
 from __future__ import annotations
 
 import hashlib
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 SUMS = "SHA256SUMS"
+LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 #: What to say of a file that has changed.
 CHANGED = "other bytes than those that were written (their SHA-256 differs)"
 
@@ -32,11 +35,20 @@ def read_sums(folder: Path) -> dict[str, str]:
         text = (folder / SUMS).read_text(errors="replace")
     except OSError:
         return {}
-    lines = (line.partition("  ") for line in text.splitlines())
-    return {name: value for value, _, name in lines if name}
+    return {found[2]: found[1] for line in text.splitlines() if (found := LINE.fullmatch(line))}
+
+
+def unreadable(folder: Path) -> bool:
+    """Whether something is there in the name of SUMS, and says nothing."""
+    return os.path.lexists(folder / SUMS) and not read_sums(folder)
+
+
+def silent(folder: Path, file: Path) -> bool:
+    """Whether the folder's digests leave out a file; where they are kept, every file has one."""
+    written = read_sums(folder)
+    return bool(written) and file.relative_to(folder).as_posix() not in written
 
 
 def changed(folder: Path, file: Path, content: bytes) -> bool:
-    """Whether a file of the folder is not what was written; where digests are kept, every file has one."""
-    written = read_sums(folder)
-    return bool(written) and written.get(file.relative_to(folder).as_posix()) != digest(content)
+    """Whether a file of the folder is not what was written."""
+    return read_sums(folder).get(file.relative_to(folder).as_posix(), digest(content)) != digest(content)

@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -380,6 +381,11 @@ def _read_model(path: Path, model: type[Model]) -> Model:
 
 def _unchanged(path: Path, content: bytes) -> None:
     """StoreError for a file whose bytes are not those that were written."""
+    sums = path.with_name(digests.SUMS)
+    if digests.unreadable(path.parent):
+        raise _damaged(sums, "no line of it is a digest")
+    if digests.silent(path.parent, path):
+        raise _damaged(sums, f"it says nothing of {path.name}")
     if digests.changed(path.parent, path, content):
         raise _damaged(path)
 
@@ -393,16 +399,22 @@ def _check_sums(folder: Path, verdict: RunVerdict) -> None:
     for name in sorted(inner if kept else ()):
         path = folder / name
         if path.parent.is_dir() and not path.is_file():
-            raise StoreError(f"{path} is missing: it was there when the run ended\n  {_again(path)}")
+            raise StoreError(
+                f"{path} is missing: it was there when the run ended\n  {_again(path)}\n  {_on_purpose(path)}"
+            )
         if path.is_file() and digests.changed(folder, path, path.read_bytes()):
             raise _damaged(path)
 
 
 def _damaged(path: Path, found: str = digests.CHANGED) -> StoreError:
-    return StoreError(
-        f"{path} is damaged: {found}\n  {_again(path)}\n"
-        f"  if you changed it yourself, remove what it is compared with:  rm {path.with_name(digests.SUMS)}"
-    )
+    return StoreError(f"{path} is damaged: {found}\n  {_again(path)}\n  {_on_purpose(path)}")
+
+
+def _on_purpose(path: Path) -> str:
+    """What to type so that a folder is taken as it is now: a run's digests speak of its scenarios' digests."""
+    places = [path.with_name(digests.SUMS), path.parent.parent / digests.SUMS]
+    there = [shlex.quote(str(one)) for one in places if os.path.lexists(one)]
+    return f"if you changed it yourself, remove what it is compared with:  rm -r {' '.join(there)}"
 
 
 def _json_object(path: Path, line: int, content: bytes) -> dict[str, Any]:

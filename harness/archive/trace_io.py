@@ -210,7 +210,7 @@ def read_trace(folder: Path, side: str) -> Trace:
     rows = _read_rows(files["rows"], content["rows"], head.row_count)
     tensors = _read_tensors(files["tensors"], content["tensors"])
     for name, file in files.items():  # last: whoever finds out more says more
-        if digests.changed(folder, file, content[name]):
+        if digests.silent(folder, file) or digests.changed(folder, file, content[name]):
             raise _damaged(file, digests.CHANGED, f"the bytes that {digests.SUMS} beside it names")
     _check_pointers(files["tensors"], rows, tensors)
     return Trace(

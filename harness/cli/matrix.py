@@ -42,11 +42,13 @@ def command(
         float | None, typer.Option(help="Night: time for each family's generated scenarios. Default: 600.")
     ] = None,
     scenarios: Annotated[
-        int | None, typer.Option(help="Night: generated scenarios a family at most; 0 for none. Default: 120.")
+        int | None,
+        typer.Option(min=0, max=100_000, help="Night: generated scenarios a family at most; 0 for none. Default: 120."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Night: what is generated. Default: random.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Night: what is generated. Default: random.")] = None,
     repeats: Annotated[
-        int | None, typer.Option(min=0, help="Night: how often a failing scenario is driven again. Default: 2.")
+        int | None,
+        typer.Option(min=0, max=60, help="Night: how often a failing scenario is driven again. Default: 2."),
     ] = None,
     known_file: options.Known = None,
     revert: Annotated[

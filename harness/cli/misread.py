@@ -81,10 +81,8 @@ def _parameter(param: Any) -> str:
 def _bad_value(param: Any, command: Any, typed: Sequence[str]) -> str:
     option = _parameter(param)
     value = _value(option, typed)
-    allowed, least = _taken(command, param.name)
-    bound = "" if least is None else f", {least} or more"
     said = f"{option} {value}" if value else option
-    return f"{said}: not what it takes\n  allowed: {allowed}{bound}"
+    return f"{said}: not what it takes\n  allowed: {_taken(command, param.name)}"
 
 
 def _value(option: str, typed: Sequence[str]) -> str:
@@ -97,15 +95,18 @@ def _value(option: str, typed: Sequence[str]) -> str:
     return ""
 
 
-def _taken(command: Any, name: str) -> tuple[str, object]:
-    """What a parameter takes, in words, and the least of it if there is one: from the command's own signature."""
+def _taken(command: Any, name: str) -> str:
+    """What a parameter takes, in words, with its bounds if it has any: from the command's own signature."""
     try:
         annotation = inspect.signature(command.callback, eval_str=True).parameters[name].annotation
     except (TypeError, ValueError, KeyError, NameError, AttributeError):
-        return "see its help", None
-    least = next((one.min for one in getattr(annotation, "__metadata__", ()) if hasattr(one, "min")), None)
+        return "see its help"
     types = {*_leaves(annotation)}
-    return next((words for kind, words in KINDS.items() if kind in types), "see its help"), least
+    words = next((words for kind, words in KINDS.items() if kind in types), "see its help")
+    told = next((one for one in getattr(annotation, "__metadata__", ()) if hasattr(one, "min")), None)
+    if told is None or told.min is None:
+        return words
+    return f"{words}, {told.min} or more" if told.max is None else f"{words} from {told.min} to {told.max}"
 
 
 def _leaves(annotation: object) -> list[object]:

@@ -69,6 +69,10 @@ def command(
         raise UsageError(f"{name} is shown in the page only\n  add a page to show it in:  --html report.html")
     for option, target in (("html", html), ("markdown", markdown)):
         check_target(target, what=option, inputs=(matrix, mutants))
+    if html is not None and markdown is not None and Path(html).absolute() == Path(markdown).absolute():
+        raise UsageError(
+            f"--html and --markdown are one file: {html}\n  name two:  --html report.html --markdown report.md"
+        )
     console = Console(stderr="-" in (html, markdown))
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report

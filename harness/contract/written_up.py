@@ -67,7 +67,7 @@ class Known:
     @property
     def line(self) -> str:
         told = f"known: {self.id} ({self.title}; {self.window}), see {BOOK}"
-        return f"{told}; --assume {self.id} judges as if it were mended" if self.assume else told
+        return f"{told}; --assume {self.id} expects it, and tells only what is left" if self.assume else told
 
 
 def _layers(scenario: Scenario) -> bool:
@@ -265,7 +265,16 @@ WRITTEN_UP = (
         title="A tree's reserve outgrows the request's row of the KV map and overwrites the next request's "
         "(pages of one)",
         releases=("0.5.13", None),
-        signatures=("NUMERIC:chain:DRAFT:hidden_out-off", "NUMERIC:verify:VERIFY:hidden_out-off"),
+        signatures=(
+            "NUMERIC:chain:DRAFT:hidden_out-off",
+            "NUMERIC:verify:VERIFY:hidden_out-off",
+            "PARENT:verify:VERIFY:reference-parent",
+            "TOKEN:verify:VERIFY:reference-input",
+            "TOKEN:chain:DRAFT:reference-input",
+            "POSITION:verify:VERIFY:one-ahead",
+            "POSITION:verify:VERIFY:one-behind",
+            "CRASH:ledger:EXTEND:*/common.py:raise_error_or_warn",
+        ),
         drives=lambda scenario: (
             scenario.engine.page == 1
             and scenario.spec.t > 1

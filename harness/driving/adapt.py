@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from cases.checkpoints import CHAINED
+from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.deviations import REFUSED_STATES
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
@@ -79,13 +79,22 @@ def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str =
     """UsageError for the first scenario that this release refuses, or would run otherwise than asked."""
     for scenario in scenarios:
         knobs = {"version": version, "device": device}
-        why = impossible(scenario.spec, scenario.engine, **knobs) or unfollowed(scenario, version=version)
+        why = (
+            impossible(scenario.spec, scenario.engine, **knobs)
+            or too_deep(scenario)
+            or unfollowed(scenario, version=version)
+        )
         if why:
             raise UsageError(f"scenario {scenario.name!r}: {why}")
 
 
 def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
     """Why SGLang `version` does not run this, with what to do instead; empty if it does."""
+    if device == "cpu" and engine.dtype not in DTYPES[device]:
+        return (
+            f"engine.dtype is {engine.dtype!r}, which kernels on a CPU do not compute in here\n"
+            f"  allowed: {', '.join(DTYPES[device])}, or add  --device cuda"
+        )
     old = Version(version) < FIRST_V2_ONLY
     if old and spec.t > 1 and engine.overlap:
         return (
@@ -118,6 +127,17 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"  allowed: a release from {FIRST_ASKING_PLUGINS} on, or leave spec.plugin out"
         )
     return ""
+
+
+def too_deep(scenario: Scenario) -> str:
+    """Why one of our pairs cannot draft so many steps; empty if it can, or is none of ours."""
+    most = DRAFT_LAYERS.get(scenario.checkpoint)
+    if most is None or scenario.spec.k <= most:
+        return ""
+    return (
+        f"spec.k is {scenario.spec.k}, and each step needs a layer of its own in {scenario.checkpoint!r}\n"
+        f"  allowed: 1 to {most}"
+    )
 
 
 def unfollowed(scenario: Scenario, *, version: str) -> str:
