@@ -65,6 +65,7 @@ def _whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
         part.write_bytes(content)
         part.replace(folder / name)
     except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise OutputError(
-            f"cannot write {name} into {folder}: {error.strerror}\n  name another folder:  --{option} DIR"
+            f"cannot write {name} into {folder}: {why}\n  name another folder:  --{option} DIR"
         ) from error

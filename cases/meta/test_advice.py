@@ -245,7 +245,7 @@ def test_a_manifest_that_is_damaged_itself_still_names_the_release(work):
         ("engines instal x", "there is no command 'instal'; did you mean 'install'?"),
         ("run --revert x", "--revert x: not what it takes\n  allowed: a whole number"),
         ("run --gpu-share x", "--gpu-share x: not what it takes\n  allowed: a number"),
-        ("matrix --repeats -1", "--repeats -1: not what it takes\n  allowed: a whole number, 0 or more"),
+        ("matrix --repeats -1", "--repeats -1: not what it takes\n  allowed: a whole number from 0 to 60"),
         ("run --page 2.5", "--page 2.5: not what it takes\n  allowed: a whole number"),
         ("recheck", "the argument RUN is missing"),
         ("bisect --bad 0.5.11", "--good is missing"),

@@ -160,8 +160,9 @@ def writable(root: Path, *, option: str = "runs", what: str = "run folders") -> 
         with tempfile.TemporaryFile(dir=root):
             pass
     except OSError as error:
+        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise UsageError(
-            f"{what} cannot be written to {root}: {error.strerror}\n  name another folder:  --{option} FOLDER"
+            f"{what} cannot be written to {root}: {why}\n  name another folder:  --{option} FOLDER"
         ) from error
     return root
 

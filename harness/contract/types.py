@@ -230,15 +230,18 @@ class Scenario(_Strict):
     def _names_resolve(self) -> Scenario:
         rids = [request.rid for request in self.requests]
         if len(set(rids)) != len(rids):
-            raise ValueError(f"rid used twice: {sorted(r for r in set(rids) if rids.count(r) > 1)}")
+            twice = sorted({rid for rid in rids if rids.count(rid) > 1})
+            raise ValueError(f"rid {', '.join(twice)}: used twice; allowed: a name of its own for each request")
         for op in self.script:
             unknown = sorted(set(op.rids) - set(rids))
             if unknown:
                 raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}; allowed: {', '.join(rids)}")
         for side in ("prefill", "decode") if self.engine.pd else ("",):
             given = [op for op in self.script if op.kind == "submit" and (op.name or side) == side]
-            if sorted(rid for op in given for rid in op.rids) != sorted(rids):
-                raise ValueError("every request must be submitted exactly once" + (f" to the {side} side" * bool(side)))
+            sent = [rid for op in given for rid in op.rids]
+            if wrong := [f"{rid} is submitted {sent.count(rid)} times" for rid in rids if sent.count(rid) != 1]:
+                where = f" to the {side} side" if side else ""
+                raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
         _check_sides(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
