@@ -16,7 +16,7 @@ from cases.catalogue import Case
 from cases.families import Family
 from harness.contract.deviations import DEVIATIONS
 from harness.contract.types import Scenario
-from harness.driving.adapt import Wanted, adapted, impossible, unfollowed
+from harness.driving.adapt import Wanted, adapted, refusal
 
 Kind = Literal["case", "fixed", "generated"]
 
@@ -122,9 +122,7 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not impossible(one.spec, one.engine, version=engine, device=device)
-        and not unfollowed(one, version=engine)
-        and one.engine.dp <= most
+        if not refusal(one, version=engine, device=device) and one.engine.dp <= most
     ]
     if fixed:
         yield Cell(

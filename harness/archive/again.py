@@ -45,7 +45,9 @@ def _as_written(path: Path) -> bool:
         content = path.read_bytes()
     except OSError:
         return False
-    return bool(_parsed(content.decode(errors="replace"))) and not digests.changed(path.parent, path, content)
+    return bool(_parsed(content.decode(errors="replace"))) and not digests.changed(
+        digests.read_sums(path.parent), path.name, content
+    )
 
 
 def _typed(manifest: Mapping[str, Any]) -> list[str]:

@@ -38,17 +38,16 @@ def read_sums(folder: Path) -> dict[str, str]:
     return {found[2]: found[1] for line in text.splitlines() if (found := LINE.fullmatch(line))}
 
 
-def unreadable(folder: Path) -> bool:
-    """Whether something is there in the name of SUMS, and says nothing."""
-    return os.path.lexists(folder / SUMS) and not read_sums(folder)
+def unreadable(folder: Path, written: Mapping[str, str]) -> bool:
+    """Whether something is there in the name of SUMS, and says nothing. written: what `read_sums` found in it."""
+    return not written and os.path.lexists(folder / SUMS)
 
 
-def silent(folder: Path, file: Path) -> bool:
-    """Whether the folder's digests leave out a file; where they are kept, every file has one."""
-    written = read_sums(folder)
-    return bool(written) and file.relative_to(folder).as_posix() not in written
+def silent(written: Mapping[str, str], name: str) -> bool:
+    """Whether a folder's digests leave out a file of it; where they are kept, every file has one."""
+    return bool(written) and name not in written
 
 
-def changed(folder: Path, file: Path, content: bytes) -> bool:
-    """Whether a file of the folder is not what was written."""
-    return read_sums(folder).get(file.relative_to(folder).as_posix(), digest(content)) != digest(content)
+def changed(written: Mapping[str, str], name: str, content: bytes) -> bool:
+    """Whether a file of a folder is not what was written, as far as its digests tell."""
+    return name in written and written[name] != digest(content)

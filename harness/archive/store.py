@@ -381,12 +381,12 @@ def _read_model(path: Path, model: type[Model]) -> Model:
 
 def _unchanged(path: Path, content: bytes) -> None:
     """StoreError for a file whose bytes are not those that were written."""
-    sums = path.with_name(digests.SUMS)
-    if digests.unreadable(path.parent):
+    sums, written = path.with_name(digests.SUMS), digests.read_sums(path.parent)
+    if digests.unreadable(path.parent, written):
         raise _damaged(sums, "no line of it is a digest")
-    if digests.silent(path.parent, path):
+    if digests.silent(written, path.name):
         raise _damaged(sums, f"it says nothing of {path.name}")
-    if digests.changed(path.parent, path, content):
+    if digests.changed(written, path.name, content):
         raise _damaged(path)
 
 
@@ -402,7 +402,7 @@ def _check_sums(folder: Path, verdict: RunVerdict) -> None:
             raise StoreError(
                 f"{path} is missing: it was there when the run ended\n  {_again(path)}\n  {_on_purpose(path)}"
             )
-        if path.is_file() and digests.changed(folder, path, path.read_bytes()):
+        if path.is_file() and digests.changed(kept, name, path.read_bytes()):
             raise _damaged(path)
 
 

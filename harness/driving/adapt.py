@@ -78,14 +78,17 @@ def _check_values(wanted: Wanted, device: str) -> None:
 def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str = "cpu") -> None:
     """UsageError for the first scenario that this release refuses, or would run otherwise than asked."""
     for scenario in scenarios:
-        knobs = {"version": version, "device": device}
-        why = (
-            impossible(scenario.spec, scenario.engine, **knobs)
-            or too_deep(scenario)
-            or unfollowed(scenario, version=version)
-        )
-        if why:
+        if why := refusal(scenario, version=version, device=device):
             raise UsageError(f"scenario {scenario.name!r}: {why}")
+
+
+def refusal(scenario: Scenario, *, version: str, device: str) -> str:
+    """Why the scenario is not driven there, with what to do instead; empty if it is."""
+    return (
+        impossible(scenario.spec, scenario.engine, version=version, device=device)
+        or too_deep(scenario)
+        or unfollowed(scenario, version=version)
+    )
 
 
 def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: str = "cpu") -> str:
