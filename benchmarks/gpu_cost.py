@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from benchmarks import deep
 from cases import checkpoints
 from cases.fixed import default_scenarios
 from cases.recipes import Recipe
 from harness.contract.trace import Trace
 from harness.contract.types import Scenario
 from harness.driving.drive import drive
+from harness.engines import envs
 from harness.engines.engine import Engine
 from harness.engines.launch import ProbeLevel
 from harness.engines.paired_engine import PairedEngine
@@ -71,11 +73,11 @@ class Seen:
 
 
 def scenarios_for(name: str, on: Callable[[Scenario, bool], Scenario]) -> list[Scenario]:
-    """Default scenarios of one boot. name: '', 'medium-' or 'large-', then 'eager' or 'graphs'."""
+    """Default scenarios of one boot. name: '', 'medium-', 'large-' or 'deep-', then 'eager' or 'graphs'."""
     default = default_scenarios()
     size, _, mode = name.rpartition("-")
     found = [on(one, mode == "graphs") for one in default if one.boot_key() == default[0].boot_key()]
-    if size:
+    if size in SIZES:
         checkpoints.RECIPES[SIZES[size].name] = SIZES[size]
         found = [one.model_copy(update={"checkpoint": SIZES[size].name}) for one in found]
     return found
@@ -93,6 +95,8 @@ def cost(
         launches = {
             level: host.launch(scenarios[0], engine=options.engine, probe=level) for level, host in hosts.items()
         }
+        if options.name.startswith("deep-"):
+            launches = {level: deep.launched(launch, envs.home() / "checkpoints") for level, launch in launches.items()}
         with ThreadPoolExecutor() as pool:
             engines = dict(zip(levels, pool.map(lambda level: hosts[level].use(launches[level]), levels), strict=True))
         await_others(options)

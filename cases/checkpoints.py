@@ -140,7 +140,7 @@ def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
     }
 
 
-def _target_weights(noise: Noise, recipe: Recipe) -> Weights:
+def target_weights(noise: Noise, recipe: Recipe) -> Weights:
     weights: Weights = {
         "model.embed_tokens.weight": noise.draw(recipe.vocab, recipe.hidden, std=1.0),
         "model.norm.weight": np.ones(recipe.hidden, dtype=np.float32),
@@ -205,7 +205,7 @@ def _norms_folded(recipe: Recipe, target: Weights) -> Weights:
     return folded
 
 
-def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
+def draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
     """The target's first layer behind an fc that passes the token through and mixes the hidden state in.
 
     Scaling fc and down_proj by s and dividing q and k by s scales the output by s and changes nothing else.
@@ -225,7 +225,7 @@ def _draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
     return weights
 
 
-def _config(recipe: Recipe, *, architecture: str, layers: int) -> dict[str, Any]:
+def base_config(recipe: Recipe, *, architecture: str, layers: int) -> dict[str, Any]:
     """An HF Llama config. bos and eos are the last two ids, which the head never proposes."""
     return {
         "architectures": [architecture],
@@ -266,7 +266,7 @@ def _sums(root: Path) -> dict[str, str]:
 
 def _build(recipe: Recipe, root: Path) -> None:
     noise = Noise(recipe.seed)
-    target = _target_weights(noise, recipe)
+    target = target_weights(noise, recipe)
     if isinstance(recipe, TableRecipe):
         target = table_weights.target(recipe, target)
     if isinstance(recipe, StepRecipe):
@@ -288,20 +288,20 @@ def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> No
         architecture, own = eagle3_weights.ARCHITECTURE, eagle3_weights.config(recipe)
         draft = eagle3_weights.weights(noise, recipe, _norms_folded(recipe, target))
     else:
-        draft = _draft_weights(noise, recipe, _norms_folded(recipe, target))
+        draft = draft_weights(noise, recipe, _norms_folded(recipe, target))
     if isinstance(recipe, TableRecipe):
         draft = table_weights.draft(recipe, draft)
     kind = {"model_type": recipe.target_type}
-    config = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
+    config = base_config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
     _write_model(root / "target", config, target)
-    _write_model(root / "draft", _config(recipe, architecture=architecture, layers=1) | own, draft)
+    _write_model(root / "draft", base_config(recipe, architecture=architecture, layers=1) | own, draft)
 
 
 def _write_mtp(noise: Noise, recipe: MtpRecipe, root: Path, target: Weights) -> None:
     """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
     target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
     draft = mtp_weights.weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
-    config = mtp_weights.config(_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
+    config = mtp_weights.config(base_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
     _write_model(root / "target", config, target | draft)
     _write_model(root / "draft", config, draft)
 
@@ -310,7 +310,7 @@ def _write_chained(noise: Noise, recipe: StepRecipe, root: Path, target: Weights
     """As _write_mtp; the draft has an embedding and heads of its own."""
     target = step_weights.target(noise, recipe, target)
     draft = step_weights.draft(noise, recipe, target)
-    config = step_weights.config(_config(recipe, architecture=step_weights.ARCHITECTURE, layers=recipe.layers))
+    config = step_weights.config(base_config(recipe, architecture=step_weights.ARCHITECTURE, layers=recipe.layers))
     _write_model(root / "target", config, step_weights.stored(target | draft))
     _write_model(root / "draft", config, step_weights.stored(draft))
 
@@ -318,7 +318,7 @@ def _write_chained(noise: Noise, recipe: StepRecipe, root: Path, target: Weights
 def _write_latent(noise: Noise, recipe: LatentRecipe, root: Path, target: Weights) -> None:
     """As `_write_mtp`: SGLang takes the NextN layer out of the target's own folder."""
     target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
-    base = _config(recipe, architecture=recipe.target_architecture, layers=recipe.layers)
+    base = base_config(recipe, architecture=recipe.target_architecture, layers=recipe.layers)
     config, draft = mla_weights.config(recipe, base), mla_weights.nextn(noise, recipe, target)
     _write_model(root / "target", config, target | draft)
     _write_model(root / "draft", config, draft)

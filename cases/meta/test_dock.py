@@ -51,6 +51,25 @@ def test_a_round_says_the_same_whether_it_lands_or_is_shipped():
     assert landed[0][1]["ids"] == [[1, 3], [2, 4]]
 
 
+def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
+    """A device that is behind: rounds are sent when later ones, with tensors of other shapes, were recorded."""
+    recorder, unpacker = Recorder(dock()), Unpacker()
+    for requests in (1, 1, 2, 3):
+        starts = torch.arange(requests)
+        recorder.open_round(
+            mode="DECODE",
+            rids=[f"r{i}" for i in range(requests)],
+            starts=recorder.copied({"starts": starts}),
+            lens=[0] * requests,
+            final=[True] * requests,
+        )
+        recorder.close_round()
+    taken = recorder.take(all_of_them=True)
+    assert [len(named(round_)["layouts"]) for round_, _ in taken] == [1, 0, 1, 1]
+    found = [part for round_, held in taken for part, _ in unpacker.unpack(named(round_), held)]
+    assert [message["starts"] for message in found] == [[0], [0], [0, 1], [0, 1, 2]]
+
+
 def test_what_a_graph_left_is_taken_along_among_the_rest():
     recorder = Recorder(dock())
     current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])

@@ -53,10 +53,12 @@ class Layouts:
         return found[0]
 
     def news(self) -> tuple[list[tuple[Field, ...]], list[Table]]:
-        """Arrangements and tables that were not asked for before, in the order of their numbers."""
+        """Arrangements and tables that were not asked for before, in the order of their numbers.
+
+        The lists are the caller's from here on: rounds stay underway while later ones ask for more.
+        """
         untold, tables = self._untold, self._untold_tables
-        if untold or tables:
-            self._untold, self._untold_tables = [], []
+        self._untold, self._untold_tables = [], []
         return untold, tables
 
 
