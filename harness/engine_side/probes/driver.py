@@ -104,10 +104,10 @@ class Driver:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def event(self, used: Any = None) -> Event:
-        """An event at this place of the current stream: a new one, or one whose time has passed."""
-        found = used if used is not None else self._new_event()
-        if error := self._record(found.handle, self.stream()):
+    def event(self, used: Any, stream: int) -> Event:
+        """An event at this place of a stream: a new one, or one whose time has passed."""
+        found: Event = used if used is not None else self._new_event()
+        if error := self._record(found.handle, stream):
             raise RuntimeError(f"CUDA error: the driver would not record an event ({error})")
         return found
 
@@ -143,7 +143,7 @@ class Driver:
         pairs = list(zip(host, device, strict=True))
         try:
             self.move([(to.data_ptr(), given.data_ptr(), given.numel()) for to, given in pairs], stream)
-            event = self.event()
+            event = self.event(None, stream)
             event.synchronize()
             there = event.query()
         except RuntimeError as error:
