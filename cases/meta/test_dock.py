@@ -93,7 +93,7 @@ def test_what_is_held_and_written_to_ends_the_run():
     starts = torch.tensor([7])
     recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}), lens=[0], final=[True])
     starts[0] += 1
-    with pytest.raises(RuntimeError, match="'starts' was written to before the round was over"):
+    with pytest.raises(RuntimeError, match="one of starts was written to before the round was over"):
         recorder.close_round()
 
 

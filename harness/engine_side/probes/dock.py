@@ -14,7 +14,7 @@ Engine side: standard library, NumPy and torch only. Nothing here may wait for t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from ctypes import memmove
 from dataclasses import dataclass
 from typing import Any
@@ -115,8 +115,9 @@ class Dock:
         #: bytes of the round in the blocks before the last
         self._before = 0
         self._layouts: dict[tuple[Any, ...], _Layout] = {}
-        #: copies to be made once the round is over, with their tensors and how often those had been written to
-        self._held: list[tuple[Copy, dict[str, torch.Tensor], list[int]]] = []
+        #: copies to be made once the round is over with their tensors, and how often those had been written to
+        self._held: list[tuple[Copy, Tensors]] = []
+        self._versions: list[list[int | None]] = []
         #: launched with them
         self._later: list[tuple[int, int, int]] = []
         self._waits_in = 0
@@ -131,61 +132,62 @@ class Dock:
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """One copy of those that are there, as they are now, in their own dtypes; None if there is none."""
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        if not given:
-            return None
         copy = Copy((self,), ())
-        self._put([(copy, given)], [], self._stream())
-        return copy
+        return copy if self._put([(copy, tensors)], [], self._stream()) else None
 
-    def held(self, tensors: Tensors) -> Copy | None:
+    def held(self, tensors: Tensors) -> Copy:
         """As `copied`, for tensors that nobody writes to before the round is over: copied with everything else then.
 
         Every round checks PyTorch's count of writes, so that a wrong belief ends the run instead of telling values of
         another moment. Where PyTorch counts none, they are copied at once.
         """
-        given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-        if not given:
-            return None
-        if any(tensor.is_inference() for tensor in given.values()):
-            return self.copied(tensors)
         copy = Copy((self,), ())
-        self._note_stream()
-        self._held.append((copy, given, [tensor._version for tensor in given.values()]))
+        try:
+            versions = [None if tensor is None else tensor._version for tensor in tensors.values()]
+        except RuntimeError:  # tensors of inference mode
+            self._put([(copy, tensors)], [], self._stream())
+            return copy
+        if not (self._held or self._later):
+            self._waits_in = self._stream()
+        self._held.append((copy, tensors))
+        self._versions.append(versions)
         return copy
 
     def land(self, data: torch.Tensor) -> int:
         """Where the bytes of a contiguous tensor, as they are now, begin in the round's bytes."""
-        block, start, base = self._room(_aligned(data.nbytes))
-        self._launch(_moves(data, block.address + start, data.nbytes), self._stream())
+        count = data.nbytes
+        block, start, base = self._room(-(-count // ALIGNED) * ALIGNED)
+        if data.is_cuda:
+            self._launch([(block.address + start, data.data_ptr(), count)] if count else [], self._stream())
+        else:
+            memmove(block.address + start, data.data_ptr(), count)
         return base
 
     def keep(self, data: torch.Tensor) -> int:
         """As `land`, for a buffer of a graph that nothing writes to but that graph: copied when the round is over."""
-        block, start, base = self._room(_aligned(data.nbytes))
-        self._note_stream()
-        self._later += _moves(data, block.address + start, data.nbytes)
+        if not data.is_cuda:
+            return self.land(data)
+        count = data.nbytes
+        block, start, base = self._room(-(-count // ALIGNED) * ALIGNED)
+        if not (self._held or self._later):
+            self._waits_in = self._stream()
+        self._later.append((block.address + start, data.data_ptr(), count))
         return base
 
     def land_held(self) -> None:
         """Launch what waits for the end of the round."""
-        held, later = self._held, self._later
+        held, later, versions = self._held, self._later, self._versions
         if not (held or later):
             return
-        self._held, self._later = [], []
-        for _, tensors, versions in held:
-            for (name, tensor), version in zip(tensors.items(), versions, strict=True):
-                if tensor._version != version:
-                    raise RuntimeError(f"{name!r} was written to before the round was over, and is copied only then")
+        self._held, self._later, self._versions = [], [], []
+        for (_, tensors), before in zip(held, versions):  # noqa: B905 - as many, and it costs
+            if before != [None if tensor is None else tensor._version for tensor in tensors.values()]:
+                names = ", ".join(tensors)
+                raise RuntimeError(f"one of {names} was written to before the round was over, and is copied only then")
         stream = self._stream()
         if stream != self._waits_in:  # no order between the two
             self._wait_for_device()
-        self._put([(copy, tensors) for copy, tensors, _ in held], later, stream)
-
-    def _note_stream(self) -> None:
-        """In which stream the first of what waits was made; the rest of it is, too."""
-        if not (self._held or self._later):
-            self._waits_in = self._stream()
+        self._put(held, later, stream)
 
     def bytes(self, copy: Copy) -> np.ndarray:
         """uint8 [n] of what a `Copy` landed; waits for the device."""
@@ -196,24 +198,31 @@ class Dock:
         found: np.ndarray = block.array[start : start + size]
         return found
 
-    def _put(self, groups: Sequence[tuple[Copy, dict[str, torch.Tensor]]], moves: Moves, stream: int) -> None:
-        """Copy all of them to a place of their own, and make these moves."""
-        given, key, launched = [], list[Any](), list(moves)
+    def _put(self, groups: list[tuple[Copy, Tensors]], moves: list[tuple[int, int, int]], stream: int) -> bool:
+        """Copy all of them to a place of their own, and make these moves; whether there was any tensor."""
+        given, key = list[torch.Tensor](), list[Any]()
         for _, tensors in groups:
-            key.append(len(tensors))
+            key.append(None)
             for name, tensor in tensors.items():
-                given.append(tensor if tensor.is_contiguous() else tensor.contiguous())
-                key += (name, tensor.dtype, tensor.shape)
-        kind = tuple(key)
-        layout = self._layouts.get(kind)
-        if layout is None:
-            layout = self._layouts[kind] = _laid_out(key)
-        block, start, base = self._room(layout.whole)
-        for (copy, _), (fields, first, size) in zip(groups, layout.groups, strict=True):
-            copy.data, copy.fields, copy.base = (self, block, start + first, size), fields, base + first
-        for tensor, (place, count) in zip(given, layout.places, strict=True):
-            launched += _moves(tensor, block.address + start + place, count)
-        self._launch(launched, stream)  # now, while what `contiguous` made is there
+                if tensor is not None:
+                    given.append(tensor if tensor.is_contiguous() else tensor.contiguous())
+                    key += (name, tensor.dtype, tensor.shape)
+        if given:
+            kind = tuple(key)
+            layout = self._layouts.get(kind)
+            if layout is None:
+                layout = self._layouts[kind] = _laid_out(key)
+            block, start, base = self._room(layout.whole)
+            for (copy, _), (fields, first, size) in zip(groups, layout.groups):  # noqa: B905 - as many by the key
+                copy.data, copy.fields, copy.base = (self, block, start + first, size), fields, base + first
+            address = block.address + start
+            for tensor, (place, count) in zip(given, layout.places):  # noqa: B905
+                if not tensor.is_cuda:  # some releases hold a list of numbers on the host where others have a tensor
+                    memmove(address + place, tensor.data_ptr(), count)
+                elif count:
+                    moves.append((address + place, tensor.data_ptr(), count))
+        self._launch(moves, stream)  # now, while what `contiguous` made is there
+        return bool(given)
 
     def _launch(self, moves: Moves, stream: int) -> None:
         if moves:
@@ -257,34 +266,20 @@ class Dock:
 
     def abandon(self) -> None:
         """The round failed: its blocks may still be written to, so they are not used again."""
-        self._blocks, self._before, self._held, self._later, self._streams = [], 0, [], [], []
-
-
-def _aligned(size: int) -> int:
-    return -(-size // ALIGNED) * ALIGNED
-
-
-def _moves(tensor: torch.Tensor, to: int, count: int) -> list[tuple[int, int, int]]:
-    """What the device has to do; a tensor of the host, which some releases have in place of a device's, is copied."""
-    if not count:
-        return []
-    if tensor.is_cuda:
-        return [(to, tensor.data_ptr(), count)]
-    memmove(to, tensor.data_ptr(), count)
-    return []
+        self._blocks, self._before, self._streams = [], 0, []
+        self._held, self._later, self._versions = [], [], []
 
 
 def _laid_out(key: list[Any]) -> _Layout:
-    """key: for each group how many tensors it has, then name, dtype and shape of each."""
+    """key: None before each group, then name, dtype and shape of each of its tensors."""
     groups, places, size = list[tuple[tuple[Field, ...], int, int]](), list[tuple[int, int]](), 0
-    rest = iter(key)
-    for members in rest:
+    starts = [at for at, what in enumerate(key) if what is None]
+    for at, end in zip(starts, [*starts[1:], len(key)], strict=True):
         first, fields = size, list[Field]()
-        for _ in range(members):
-            name, dtype, shape = next(rest), next(rest), next(rest)
+        for name, dtype, shape in zip(*(key[at + 1 + part : end : 3] for part in range(3)), strict=True):
             count = shape.numel() * dtype.itemsize
             fields.append((name, name_of(dtype), size - first, tuple(shape)))
             places.append((size, count))
-            size += _aligned(count)
+            size += -(-count // ALIGNED) * ALIGNED
         groups.append((tuple(fields), first, size - first))
     return _Layout(groups, places, size)
