@@ -77,13 +77,11 @@ class Driver:
                 raise RuntimeError(f"CUDA error: the driver would not copy {count} bytes to the host ({error})")
 
     def _batch(self, call: Callable[[int, int], int], moves: Moves, stream: int) -> None:
-        to, origin, sizes = self._to, self._from, self._sizes
-        for i, move in enumerate(moves):
-            to[i], origin[i], sizes[i] = move
-        if error := call(len(moves), stream):
-            raise RuntimeError(
-                f"CUDA error: the driver would not copy {len(moves)} pieces to the host at once ({error})"
-            )
+        count = len(moves)
+        to, origin, sizes = zip(*moves, strict=True)
+        self._to[:count], self._from[:count], self._sizes[:count] = list(to), list(origin), list(sizes)
+        if error := call(count, stream):
+            raise RuntimeError(f"CUDA error: the driver would not copy {count} pieces to the host at once ({error})")
 
     def _batch_call(self) -> Callable[[int, int], int] | None:
         """(how many, stream) -> the driver's number; None where it has no such call."""
