@@ -263,7 +263,8 @@ class Probe:
         for is_draft, batch, count in book.runs:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
-        recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
+        if book.runs:
+            recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""
