@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.archive import digests
 from harness.archive.again import run_again
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import (
     FLOAT_COLUMNS,
@@ -197,7 +198,7 @@ def read_trace(folder: Path, side: str) -> Trace:
     """One side from `folder`; TraceError if anything about it is unfit."""
     files = trace_files(folder, side)
     for file in files.values():
-        if not file.is_file():
+        if not file.exists():
             present = ", ".join(sorted(path.name for path in folder.glob("*"))) if folder.is_dir() else "no folder"
             raise TraceError(
                 file,
@@ -205,7 +206,7 @@ def read_trace(folder: Path, side: str) -> Trace:
                 allowed=", ".join(path.relative_to(folder).as_posix() for path in files.values()),
                 do=f"{_why_gone(folder, files['json'])}, or {_run_again(folder)}",
             )
-    content = {name: file.read_bytes() for name, file in files.items()}
+    content = {name: _bytes(file) for name, file in files.items()}
     head = _read_head(files["json"], content["json"], side)
     rows = _read_rows(files["rows"], content["rows"], head.row_count)
     tensors = _read_tensors(files["tensors"], content["tensors"])
@@ -225,6 +226,15 @@ def read_trace(folder: Path, side: str) -> Trace:
         events=tuple(Event(**dict(event)) for event in head.events),
         tensors=tensors,
     )
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return plain_files.content(file)
+    except OSError as error:
+        raise TraceError(
+            file, found=str(error.strerror), allowed="a file that can be read", do=_run_again(_folder(file))
+        ) from error
 
 
 def _check_version(file: Path, found: int) -> None:
@@ -259,7 +269,7 @@ def _read_head(file: Path, written: bytes, side: str) -> _Head:
 def header_of(file: Path) -> dict[str, Any] | None:
     """The header in a trace's JSON file, whatever else of the trace is unfit; None where there is none to be read."""
     try:
-        found = parsed(file.read_bytes())
+        found = parsed(plain_files.content(file))
     except (OSError, NotJSON):
         return None
     header = found.get("header") if isinstance(found, dict) else None

@@ -142,7 +142,7 @@ def _corpus(name: str, device: str) -> Setting:
 
 
 def _specimen(folder: Path) -> Setting:
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).exists():
         raise UsageError(
             f"--case {folder}: not a specimen folder, it has no {MANIFEST}\n"
             "  specimens lie in <run folder>/specimens; or name a corpus case: " + ", ".join(catalogue.names())

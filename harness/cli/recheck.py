@@ -60,7 +60,7 @@ def command(
     check_target(json)
     kept = not fresh_reference
     try:
-        stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
+        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
             error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
@@ -98,7 +98,7 @@ def _open_case(path: Path, *, reference: bool) -> _Stored:
     """One scenario's folder, or a specimen. reference False: the stored one is not asked for."""
     case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
-    if (path.parent / MANIFEST).is_file():  # of the run it lies in
+    if (path.parent / MANIFEST).exists():  # of the run it lies in
         engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
     before = None if case.verdict is None else case.verdict.outcome
     return _Stored(folder=path, scenarios=[case], engine=engine, before=before)

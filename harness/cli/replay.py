@@ -32,18 +32,18 @@ def command(
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
     console = Console()
-    if (specimen / MANIFEST).is_file() and (specimen / EVENTS).is_file():
+    if (specimen / MANIFEST).exists() and (specimen / EVENTS).exists():
         found = sorted(str(path.parent) for path in specimen.glob(f"specimens/*/{MANIFEST}"))
         has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
         raise UsageError(
             f"{specimen} is a run folder, not a specimen; {has}\n"
             f"  judge a run again with:  eaglecheck recheck {specimen}"
         )
-    if specimen.is_file():
+    if specimen.exists() and not specimen.is_dir():
         raise UsageError(f"{specimen} is a file, no folder: looked for a specimen\n  {_specimens(runs)}")
     if not specimen.exists():
         raise UsageError(f"there is no folder {specimen}: looked for a specimen\n  {_specimens(runs)}")
-    if not (specimen / MANIFEST).is_file():
+    if not (specimen / MANIFEST).exists():
         raise UsageError(
             f"{specimen} is not a specimen folder: it has no {MANIFEST}\n"
             "  specimens lie in <run folder>/specimens; judge a run again with:  eaglecheck recheck RUN"

@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.cli.documents import check_target
 from harness.cli.outcome import Exit, guarded
 from harness.cli.shown import Matrix, Mutants
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.usage import UsageError
 from harness.contract.validation import Unfit, validated
@@ -124,7 +125,7 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     target = f"{command}.json" if path.exists() else path
     again = f"write it:  {HOW[command]} --json {target}"
     try:
-        found = parsed(path.read_bytes())
+        found = parsed(plain_files.named(path))
     except OSError as error:
         raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
     except NotJSON as error:
