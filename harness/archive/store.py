@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
+from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
@@ -226,10 +227,13 @@ def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
     """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
     scenario = _read_model(folder / SCENARIO, Scenario)
     has_reference = reference and trace_files(folder, "reference")["json"].exists()
+    engine = read_trace(folder, "engine")
+    if (folder.parent / MANIFEST).exists():
+        _agree(folder.parent / MANIFEST, _read_model(folder.parent / MANIFEST, RunManifest).engine, engine)
     return StoredScenario(
         folder=folder,
         scenario=scenario,
-        engine=read_trace(folder, "engine"),
+        engine=engine,
         reference=read_trace(folder, "reference") if has_reference else None,
         findings=tuple(read_findings(folder / FINDINGS)),
         verdict=read_verdict(folder, ScenarioVerdict),
@@ -290,7 +294,15 @@ def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
         inside = sorted(path.name for path in (folder / SPECIMENS).iterdir())
         some = f"{folder / SPECIMENS / inside[0]}" if inside else "there is none in it"
         raise StoreError(f"{folder} is a run, and a specimen is wanted\n  one of its specimens:  {some}")
-    return _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+    manifest, case = _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+    _agree(folder / MANIFEST, manifest, case.engine)
+    return manifest, case
+
+
+def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
+    """StoreError for a manifest that is of another engine than the trace."""
+    if wrong := contradiction(said, engine.header):
+        raise StoreError(f"{path} is not of the engine that was driven: {wrong}\n  {_again(path)}")
 
 
 def _write_case(

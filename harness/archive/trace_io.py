@@ -22,6 +22,7 @@ from pydantic import BaseModel, ConfigDict
 
 from harness.archive import digests
 from harness.archive.again import run_again
+from harness.archive.facts import Header
 from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import (
@@ -95,7 +96,7 @@ class _Head(_Strict):
     side: Literal["engine", "reference"]
     scenario_id: str
     row_count: int
-    header: dict[str, Any]
+    header: Header
     rounds: list[_Round]
     ends: list[_End]
     events: list[_Event]

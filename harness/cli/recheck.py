@@ -99,7 +99,7 @@ def _open_case(path: Path, *, reference: bool) -> _Stored:
     case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
     if (path.parent / MANIFEST).exists():  # of the run it lies in
-        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
+        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine.known()
     before = None if case.verdict is None else case.verdict.outcome
     return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
 
@@ -118,7 +118,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         return _Stored(
             folder=_short(reader.folder),
             scenarios=cases,
-            engine=reader.manifest.engine,
+            engine=reader.manifest.engine.known(),
             before=reader.verdict.outcome,
         )
     cases = list(_finished_cases(reader, reference=reference))
@@ -129,7 +129,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
     return _Stored(
         folder=_short(reader.folder),
         scenarios=cases,
-        engine=reader.manifest.engine,
+        engine=reader.manifest.engine.known(),
         before=None,
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
