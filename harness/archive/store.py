@@ -49,6 +49,7 @@ from harness.archive.run_folders import (
 )
 from harness.archive.trace_io import plain, read_trace, trace_files, write_trace
 from harness.contract import plain_files
+from harness.contract.deviations import assumed_in
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario, Verdict
@@ -297,6 +298,15 @@ def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
     manifest, case = _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
     _agree(folder / MANIFEST, manifest, case.engine)
     return manifest, case
+
+
+def started_with(manifest: SpecimenManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
+    """(deviations that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
+
+    A specimen of before either was kept says what its reference took for granted, and `torch`.
+    """
+    told = manifest.header if case.reference is None else case.reference.header
+    return assumed_in(told) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
 
 
 def _agree(path: Path, said: BaseModel, engine: Trace) -> None:

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.archive.store import EVENTS, MANIFEST, read_specimen
+from harness.archive.store import EVENTS, MANIFEST, read_specimen, started_with
 from harness.cli import options, prepare
 from harness.cli.outcome import Exit, guarded
-from harness.contract.deviations import assumed_in
 from harness.contract.usage import UsageError
 from harness.driving.runner import run
 from reports.prose import say
@@ -51,6 +50,7 @@ def command(
     manifest, stored = read_specimen(specimen)
     pair = manifest.header.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
+    assumed, attention = started_with(manifest, stored)
     plan = prepare.make_plan(
         [stored.scenario],
         say=lambda text: say(console, text),
@@ -61,8 +61,8 @@ def command(
         draft=draft,
         gpu_share=gpu_share,
         runs=runs,
-        cpu_attention=str(manifest.header.get("cpu_attention", "torch")),
-        assumed=assumed_in(manifest.header if stored.reference is None else stored.reference.header),
+        cpu_attention=attention,
+        assumed=assumed,
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
