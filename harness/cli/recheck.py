@@ -197,7 +197,7 @@ def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> 
         ),
         folder=_short(stored.folder),
         specimen=_specimen(stored),
-        text_identical=None if reference is None else text_identical(stored.engine, reference),
+        text_identical=None if reference is None else text_identical(stored.engine, reference, stored.scenario),
         rounds=len(stored.engine.rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in stored.engine.rounds),
         seconds={},

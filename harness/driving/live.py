@@ -239,7 +239,7 @@ class LiveEngines:
             verdict=verdict,
             divergences=tuple(divergences),
             findings=tuple(group(divergences)),
-            text_identical=text_identical(trace, reference),
+            text_identical=text_identical(trace, reference, scenario),
             assumed=self.assumed,
             cpu_attention=cpu_attention,
         )

@@ -291,7 +291,7 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
         known=_known(session, scenario, verdict, findings),
         folder=folder,
         specimen=specimen,
-        text_identical=text_identical(engine, reference),
+        text_identical=text_identical(engine, reference, scenario),
         rounds=len(engine.rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
         seconds={
