@@ -66,7 +66,8 @@ def command(
     finally:
         engines.close()
     render_scoreboard(console, board)
-    say(console, f"engine logs: {logs}")
+    if logs.is_dir():
+        say(console, f"engine logs: {logs}")
     write_json(document(board), json)
     return BY_OUTCOME[board.outcome]
 
