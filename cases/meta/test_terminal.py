@@ -347,3 +347,18 @@ def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
     reason = next(at for at, line in enumerate(lines) if line.startswith("no verdict on pd-plugin-bare"))
     assert lines[reason + 1].startswith("  known: F-018 (")
     assert lines[-1].startswith("verdict FAIL: ")
+
+
+def test_what_is_written_up_is_said_once_a_run_and_by_its_id_from_then_on():
+    first, again = (results.judged(name, results.one_ahead) for name in ("pr25015", "single"))
+    known = Known(id="F-012", title="A title", window="0.5.13 and later", assume=True)
+    other = replace(known, id="F-017")
+    signature = first.findings[0].signature
+    third = results.without_engine("pd-plugin-bare", "the engine would not start: x")
+    run = results.run_of(
+        replace(first, known={signature: (known,)}),
+        replace(again, known={signature: (known, other)}),
+        replace(third, known={"the engine would not start: x": (other,)}),
+    )
+    said = [line for line in printed(render_run, run, width=150).splitlines() if line.startswith("  known: ")]
+    assert said == [f"  {known.line}", f"  {other.line}", "  known: F-012, see above", "  known: F-017, see above"]
