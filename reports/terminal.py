@@ -15,7 +15,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import RunResult
 from reports.findings import render_findings, render_known
-from reports.live import STYLE, LiveLine
+from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
 from reports.prose import heading, say, say_pairs
 
@@ -60,7 +60,7 @@ def render_counts(console: Console, result: RunResult) -> None:
         [
             ("scenarios", len(result.results)),
             ("rounds", sum(one.rounds for one in result.results)),
-            ("draft steps", sum(one.draft_steps for one in result.results)),
+            drafted(result.results),
             ("mismatches", mismatches),
             ("ties", result.verdict.ties),
         ],

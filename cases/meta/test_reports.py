@@ -298,7 +298,7 @@ WRONG = {
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "a list 'cells'"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
-    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv DIR"),
+    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv FOLDER"),
 }
 
 
