@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
-from harness.archive import digests
+from harness.archive import digests, event_facts
 from harness.archive.again import run_again
 from harness.archive.facts import Header
 from harness.contract import plain_files
@@ -87,6 +87,12 @@ class _Event(_Strict):
     tick: int
     dp_rank: int
     data: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _is_read_so(self) -> _Event:
+        if why := event_facts.unfit(self.name, self.data):
+            raise ValueError(why)
+        return self
 
 
 class _Head(_Strict):
