@@ -7,6 +7,7 @@ import pytest
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
 from harness.archive import digests
+from harness.archive.event_facts import unfit
 
 FAILING = (("pr25015", results.one_ahead),)
 
@@ -98,3 +99,59 @@ def test_a_commits_files_need_not_know_the_release_they_ran_in(run):
     trace = next(run.glob("pr25015-*")) / "engine.json"
     change(trace, "header", release="0.0.0.dev0", tree="/work/trees/a")
     assert call("recheck", str(run)).exit_code == 1
+
+
+def event(trace, name):
+    return next(one for one in trace["events"] if one["name"] == name)
+
+
+#: Seen as a traceback, or as 23 GB of memory, before they were read in their types.
+TRACES = {
+    "a text that is not there": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].pop("output_ids"),
+        "event 'greedy': output_ids is missing",
+    ),
+    "a number for a text": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].update(output_ids=3),
+        "event 'greedy': output_ids: 3 cannot stand there",
+    ),
+    "an object for a name": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].update(rid={}),
+        "event 'greedy': rid: an object cannot stand there",
+    ),
+    "more tokens than there is room for": (
+        "engine",
+        lambda one: one["rounds"][1]["lens"].__setitem__(0, 10**12),
+        "rounds.1.lens.0: 1000000000000 cannot stand there",
+    ),
+    "rows before the first": (
+        "engine",
+        lambda one: one["rounds"][1]["starts"].__setitem__(0, -5),
+        "rounds.1.starts.0: -5 cannot stand there",
+    ),
+    "a request less": ("engine", lambda one: one["rounds"][1]["lens"].pop(), "entries for"),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_of_what_a_trace_says_beside_its_rows(run, name):
+    side, change_it, said = TRACES[name]
+    path = next(run.glob("pr25015-*")) / f"{side}.json"
+    trace = json.loads(path.read_text())
+    change_it(trace)
+    path.write_text(json.dumps(trace))
+    done = call("recheck", str(run))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr.replace("\n", " ")
+    assert str(path) in done.stderr
+
+
+def test_copied_tails_are_told_one_a_request():
+    said = {"round": 1, "rids": ["a", "b"], "epochs": [0, 0], "committed": [4, 4], "holes": [1, 1], "wrong": [0, 0]}
+    assert unfit("tails", said) == ""
+    assert "different lengths" in unfit("tails", {**said, "holes": [1]})
+    assert "different lengths" in unfit("tails", {**said, "committed": 4})
+    assert unfit("of-a-later-version", {"anything": object.__name__}) == ""

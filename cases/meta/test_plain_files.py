@@ -1,9 +1,11 @@
 """What is no regular file in a folder that somebody names is refused before it is opened, and named."""
 
 import os
+import re
 import shutil
 import signal
 import socket
+from pathlib import Path
 
 import pytest
 
@@ -156,7 +158,7 @@ def test_a_pipe_that_is_named_itself_is_meant(tmp_path):
     reader, writer = os.pipe()
     os.write(writer, b"{}")
     os.close(writer)
-    assert plain_files.named(plain_files.Path(f"/proc/self/fd/{reader}")) == b"{}"
+    assert plain_files.named(Path(f"/proc/self/fd/{reader}")) == b"{}"
     os.close(reader)
 
 
@@ -176,3 +178,24 @@ def test_a_bundle_that_is_a_pipe(tmp_path):
     os.mkfifo(tmp_path / "bundle")
     with pytest.raises(bundle.BundleError, match="it is a named pipe"), bundle.opened(tmp_path / "bundle"):
         pass
+
+
+#: Modules in which a file is read otherwise, and whose it is.
+OURS = {
+    "harness/archive/digests.py": "what was written a moment ago",
+    "harness/cli/bisect_commits.py": "a search's own working folder",
+    "harness/cli/bisect_step.py": "a search's own working folder",
+    "reports/page.py": "templates",
+}
+
+
+def test_no_reader_of_what_somebody_names_opens_a_file_by_itself():
+    root = Path(__file__).parents[2]
+    rooms = ("harness/archive", "harness/night", "harness/cli", "harness/driving", "reports")
+    modules = [*(path for room in rooms for path in (root / room).glob("*.py")), root / "cases" / "catalogue.py"]
+    found = {
+        path.relative_to(root).as_posix()
+        for path in (*modules, root / "cases" / "known.py")
+        if re.search(r"\.read_(bytes|text)\(|\.open\(\"r", path.read_text())
+    }
+    assert found - {"harness/archive/run_folders.py"} == set(OURS), "read it with harness.contract.plain_files"

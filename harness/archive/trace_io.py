@@ -11,14 +11,14 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from harness.archive import digests, event_facts
 from harness.archive.again import run_again
@@ -37,6 +37,7 @@ from harness.contract.trace import (
     Rows,
     Trace,
 )
+from harness.contract.types import POOL, POOL_IS
 from harness.contract.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
@@ -58,6 +59,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+#: Places of a request, or rows of it: no engine has room for more, and each is walked over.
+Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
+
+
 class _Round(_Strict):
     index: int
     tick: int
@@ -66,12 +71,19 @@ class _Round(_Strict):
     mode: str
     rids: tuple[str, ...]
     epochs: tuple[int, ...]
-    starts: tuple[int, ...]
-    lens: tuple[int, ...]
+    starts: tuple[Tokens, ...]
+    lens: tuple[Tokens, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
     graphs: dict[str, int] = {}
     side: str = ""
+
+    @model_validator(mode="after")
+    def _is_of_its_requests(self) -> _Round:
+        for name in ("epochs", "starts", "lens", "final"):
+            if len(getattr(self, name)) != len(self.rids):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.rids)} rids")
+        return self
 
 
 class _End(_Strict):
