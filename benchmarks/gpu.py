@@ -90,21 +90,30 @@ def generated(out: Path, scenarios: int, seconds: int, share: str) -> Iterator[J
         )
 
 
-#: Job -> probe levels and repeats: longer rounds need fewer.
+#: Job -> levels, repeats and engines of a level: longer rounds need fewer.
 COSTS = {
-    "graphs": ("off,tokens,full", 9),
-    "eager": ("off,full", 4),
-    "medium-graphs": ("off,full", 6),
-    "large-graphs": ("off,full", 6),
-    "large-eager": ("off,full", 2),
+    "graphs": ("off,full,resting", 40, 3),
+    "eager": ("off,full", 4, 1),
+    "large-graphs": ("off,full", 6, 1),
+    "deep-graphs": ("off,full", 6, 1),
+    "large-eager": ("off,full", 2, 1),
 }
 
 
 def cost(out: Path) -> Iterator[Job]:
-    for mode, (levels, repeats) in COSTS.items():
+    for mode, (levels, repeats, each) in COSTS.items():
         name = f"cost-{mode}"
         argv = ("-m", "benchmarks.gpu_jobs", "cost", mode, "--engine", MAIN, "--out", str(out), "--levels", levels)
-        argv += ("--repeats", str(repeats), "--together", str(len(COSTS)), "--json", _json(out, name))
+        argv += (
+            "--repeats",
+            str(repeats),
+            "--each",
+            str(each),
+            "--together",
+            str(len(COSTS)),
+            "--json",
+            _json(out, name),
+        )
         yield Job(name=name, argv=argv, seconds=330)
 
 

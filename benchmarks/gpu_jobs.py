@@ -230,7 +230,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=150.0, help="seconds after which no scenario is begun")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--device", default="cuda", help="cpu only rehearses")
-    parser.add_argument("--levels", default="off,tokens,full", help="probe levels, the untraced one first")
+    parser.add_argument(
+        "--levels", default="off,tokens,full", help="probe levels (and resting), the untraced one first"
+    )
+    parser.add_argument("--each", type=int, default=1, help="engines of each level")
     parser.add_argument("--together", type=int, default=1, help="jobs that must have booted before any is measured")
     parser.add_argument("--patience", type=float, default=120.0, help="seconds that they are waited for")
     parser.add_argument("--workers", default="1,2,4")

@@ -10,6 +10,7 @@ from harness.both_sides.packed import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import summary_of
 from harness.engine_side.probes.dock import BLOCK_BYTES, Dock
+from harness.engine_side.probes.graph_probe import Book
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.probes.snapshot import copied, outputs_of
 
@@ -17,25 +18,27 @@ from harness.engine_side.probes.snapshot import copied, outputs_of
 def dock():
     return Dock(
         move=lambda *_given: pytest.fail("there is no device here"),
-        event=lambda _used: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+        event=lambda _used, _stream: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
         new=lambda size: torch.empty(size, dtype=torch.uint8),
         wait=lambda: None,
     )
 
 
-def told(recorder):
-    """A decode round with a proposal, as the control side reads it."""
+def told(recorder, *, held=False):
+    """A decode round with a proposal, as the control side reads it; held: copied when the round is over."""
+    copied = recorder.held if held else recorder.copied
     starts = torch.tensor([7, 9])
     recorder.open_round(
         mode="DECODE",
         rids=["a", "b"],
-        starts=recorder.copied({"starts": starts}),
+        starts=copied({"starts": starts}),
         lens=[0, 0],
         final=[True, True],
     )
-    starts += 100  # what was copied stays
+    if not held:
+        starts += 100  # what was copied stays
     ids = torch.tensor([[1, 2], [3, 4]]).T  # not contiguous
-    copy = recorder.copied({"ids": ids, "probs": ids.to(torch.float16) / 8})
+    copy = copied({"ids": ids, "probs": ids.to(torch.float16) / 8})
     facts = {"phase": "EXTEND", "requests": [0, 1], "mapped": False, "layered": False}
     recorder.note("proposals", copy, **facts)
     recorder.close_round()
@@ -45,8 +48,10 @@ def told(recorder):
 
 
 def test_a_round_says_the_same_whether_it_lands_or_is_shipped():
-    shipped, landed = told(Recorder()), told(Recorder(dock()))
+    shipped, landed, held = told(Recorder()), told(Recorder(dock())), told(Recorder(dock()), held=True)
     assert landed == shipped
+    assert held == shipped
+    assert told(Recorder(), held=True) == shipped
     assert landed[-1][0]["starts"] == [7, 9]
     assert landed[0][1]["ids"] == [[1, 3], [2, 4]]
 
@@ -73,14 +78,47 @@ def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
 def test_what_a_graph_left_is_taken_along_among_the_rest():
     recorder = Recorder(dock())
     current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
-    recorder.note("tree", recorder.copied({"next": torch.tensor([5])}), width=1)
-    buffer = torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8)
-    base = current.keep(buffer)
-    buffer.zero_()
+    recorder.note("tree", recorder.held({"next": torch.tensor([5])}), width=1)
+    book = Book(buffer=torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8))
+    base = current.keep(book)
+    book.buffer.zero_()
     recorder.close_round()
     ((_, held),) = recorder.take(all_of_them=True)
     found = read(held["bytes"], [(base, [("x", "int64", 0, (3,))])])
     assert found["x"].tolist() == [1, 2, 3]
+
+
+def test_what_is_held_and_written_to_ends_the_run():
+    recorder = Recorder(dock())
+    starts = torch.tensor([7])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}), lens=[0], final=[True])
+    starts[0] += 1
+    with pytest.raises(RuntimeError, match="one of starts was written to before the round was over"):
+        recorder.close_round()
+
+
+def test_whoever_asks_before_the_round_is_over_is_told_and_it_is_copied_once():
+    recorder = Recorder(dock())
+    current = recorder.open_round(
+        mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}), lens=[0], final=[True]
+    )
+    assert current.starts == [7]
+    current.accepted = recorder.held({"lens": torch.tensor([2])})
+    recorder.note("sampled", current.accepted, width=1)
+    assert current.accept_lens == [2]
+    recorder.close_round()
+    ((message, held),) = recorder.take(all_of_them=True)
+    (event,) = named(message)["events"]
+    ((base, _),) = event["pieces"]
+    assert (base, len(held["bytes"])) == (8, 16)
+
+
+def test_what_pytorch_does_not_count_writes_of_is_copied_at_once():
+    with torch.inference_mode():
+        starts = torch.tensor([7])
+        copy = dock().held({"starts": starts})
+        starts += 1
+    assert copy.read()["starts"].tolist() == [7]
 
 
 def test_more_than_a_block_holds_goes_into_the_next_and_comes_back_in_one_piece():

@@ -130,8 +130,8 @@ def test_an_event_is_made_once_and_recorded_again(made):
     library = Library()
     one = made(library)
     before = len(library.events)
-    event = one.event()
-    assert one.event(event) is event
+    event = one.event(None, SIDE)
+    assert one.event(event, SIDE) is event
     assert len(library.events) == before + 1
     assert set(library.events) == {2}  # CU_EVENT_DISABLE_TIMING
     library.cuEventQuery = None
@@ -145,7 +145,7 @@ def test_an_event_is_made_once_and_recorded_again(made):
 class OnDevice:
     """Stands for a contiguous tensor of a device; address: told to whoever copies."""
 
-    is_cuda, dtype, shape, nbytes = True, torch.int64, torch.Size([2]), 16
+    is_cuda, dtype, shape, nbytes, _version = True, torch.int64, torch.Size([2]), 16, 0
 
     def __init__(self, address):
         self.address = address
@@ -156,40 +156,58 @@ class OnDevice:
     def is_contiguous(self):
         return True
 
+    def is_inference(self):
+        return False
+
 
 @pytest.fixture
 def docked():
-    """A dock, what it launched (origins, stream) and the stream that is current."""
-    now = SimpleNamespace(stream=SIDE, launched=[])
+    """A dock, what it launched (origins, stream), the stream that is current, and how often it waited for all."""
+    now = SimpleNamespace(stream=SIDE, launched=[], waits=0)
+
+    def wait():
+        now.waits += 1
+
     now.dock = Dock(
         move=lambda moves, stream: now.launched.append(([origin for _, origin, _ in moves], stream)),
-        event=lambda used: used or SimpleNamespace(query=lambda: True, synchronize=lambda: None),
+        event=lambda used, stream: used or SimpleNamespace(stream=stream, query=lambda: True, synchronize=lambda: None),
         new=lambda size: torch.empty(size, dtype=torch.uint8),
-        wait=lambda: None,
+        wait=wait,
         stream=lambda: now.stream,
     )
     return now
 
 
-def test_what_a_graph_left_is_launched_with_what_comes_next(docked):
-    docked.dock.land(OnDevice(1), later=True)
-    assert docked.launched == []
-    docked.dock.copied({"a": OnDevice(2), "b": OnDevice(3)})
-    assert docked.launched == [([1, 2, 3], SIDE)]
-
-
-def test_but_not_after_the_next_replay_nor_in_another_stream_nor_in_another_round(docked):
-    docked.dock.land(OnDevice(1), later=True)
-    docked.dock.settle()  # as before a replay
-    docked.dock.settle()
-    docked.dock.land(OnDevice(2), later=True)
-    docked.stream = 5
-    docked.dock.land(OnDevice(3), later=True)
-    docked.stream = 6
-    docked.dock.copied({"a": OnDevice(4)})
-    docked.dock.land(OnDevice(5), later=True)
+def test_what_waits_for_the_end_of_a_round_is_launched_in_one_go(docked):
+    docked.dock.held({"a": OnDevice(1)})
+    docked.dock.keep(OnDevice(2))
+    docked.dock.copied({"b": OnDevice(3), "c": OnDevice(4)})
+    docked.dock.held({"d": OnDevice(5), "none": None})
+    docked.dock.keep(OnDevice(6))
+    assert docked.launched == [([3, 4], SIDE)]
     docked.dock.leave()
-    assert docked.launched == [([1], SIDE), ([2], SIDE), ([3], 5), ([4], 6), ([5], 6)]
+    assert docked.launched == [([3, 4], SIDE), ([2, 6, 1, 5], SIDE)]
+    docked.dock.leave()
+    assert len(docked.launched) == 2
+
+
+def test_where_the_stream_changed_meanwhile_the_device_is_waited_for(docked):
+    docked.dock.held({"a": OnDevice(1)})
+    docked.stream = 5
+    docked.dock.leave()
+    assert (docked.launched, docked.waits) == ([([1], 5)], 1)
+
+
+def test_a_round_has_arrived_when_every_stream_it_used_has(docked):
+    docked.dock.land(OnDevice(1))
+    docked.stream = 5
+    docked.dock.land(OnDevice(2))
+    arrival = docked.dock.leave()
+    assert [event.stream for event in arrival.events] == [SIDE, 5]
+    arrival.events[1].query = lambda: False
+    assert not arrival.ready()
+    arrival.events[1].query = lambda: True
+    assert arrival.ready()
 
 
 def test_an_event_comes_back_once_its_round_was_read(docked):
@@ -197,7 +215,7 @@ def test_an_event_comes_back_once_its_round_was_read(docked):
     first = docked.dock.leave()
     docked.dock.land(OnDevice(1))
     second = docked.dock.leave()
-    assert second.event is not first.event
+    assert second.events != first.events
     first.bytes()
     docked.dock.land(OnDevice(1))
-    assert docked.dock.leave().event is first.event
+    assert docked.dock.leave().events == first.events

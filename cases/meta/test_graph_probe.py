@@ -15,7 +15,9 @@ from harness.both_sides.packed import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
 from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
-from harness.engine_side.probes.graph_probe import Book, GraphProbe
+from harness.engine_side.probes import graph_probe
+from harness.engine_side.probes.dock import Dock
+from harness.engine_side.probes.graph_probe import Arena, Book, GraphProbe
 from harness.engine_side.probes.probe import Probe
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.probes.snapshot import copied, outputs_of
@@ -329,13 +331,55 @@ def test_padding_is_left_out(rows, batch, requests, packed, kept):
     assert without_padding(array, batch=batch, requests=requests, packed=packed).tolist() == list(range(kept))
 
 
-def test_before_any_replay_what_waits_is_told_to_go(place):
+def test_a_graph_that_runs_again_before_its_round_is_over_is_told_first(place):
     graph = captured(place, batch_of([3], [7], size=1))
-    other = place.cuda.CUDAGraph()  # one without a model
+    (book,) = place.graphs.books
     seen = []
-    place.graphs.before_replay = lambda: seen.append("before")
-    place.graphs.wanted = lambda: True
-    place.graphs.on_replay = lambda _book: seen.append("after")
+    place.graphs.before_replay = lambda again: seen.append(again)
     graph.replay()
-    other.replay()
-    assert seen == ["before", "after", "before"]
+    assert seen == []
+    book.kept = object()
+    graph.replay()
+    assert seen == [book]
+
+
+def test_what_is_kept_is_copied_before_it_is_written_to_again_and_only_then():
+    launched = []
+    dock = Dock(
+        move=lambda moves, _stream: launched.append([origin for _, origin, _ in moves]),
+        event=lambda _used, _stream: None,
+        new=lambda size: torch.empty(size, dtype=torch.uint8),
+        wait=lambda: None,
+    )
+    recorder = Recorder(dock)
+    book = Book(buffer=SimpleNamespace(nbytes=8, is_cuda=True, data_ptr=lambda: 4711), lasting=True)
+    for _ in range(2):
+        recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+        recorder.before_replay(book)  # the round before kept it, and that is over
+        recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 0})
+        recorder.close_round()
+    assert launched == [[4711], [4711]]
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+    recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 0})
+    assert len(launched) == 2
+    recorder.before_replay(book)
+    recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 1})
+    assert len(launched) == 3
+    recorder.close_round()
+    assert len(launched) == 4
+
+
+def test_buffers_last_where_there_is_room_for_them(monkeypatch):
+    def closed(arena, values):
+        book = Book()
+        data = torch.tensor(values)
+        book.put("forward", is_draft=True, batch=1, copies=(copied({"x": data}),))
+        book.close(arena)
+        return book
+
+    monkeypatch.setattr(graph_probe, "ARENA_BYTES", 300)
+    arena = Arena("cpu")
+    books = [closed(arena, values) for values in ([1, 2], [3, 4], [5, 6, 7, 8, 9, 10])]
+    assert [book.lasting for book in books] == [True, True, False]
+    assert [book.buffer.view(torch.int64).tolist() for book in books] == [[1, 2], [3, 4], [5, 6, 7, 8, 9, 10]]
+    assert not closed(None, [1]).lasting

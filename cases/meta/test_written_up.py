@@ -10,7 +10,8 @@ from cases import known
 from cases.meta import handmade
 from harness.contract.deviations import DEVIATIONS
 from harness.contract.types import EngineConfig, SpecConfig
-from harness.contract.written_up import BOOK, WRITTEN_UP, known_as
+from harness.contract.written_up import BOOK, CAPTURED, WRITTEN_UP, known_as
+from harness.engines.launch import GRAPH_SIZES
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = {
@@ -135,3 +136,20 @@ def test_a_crash_is_known_where_its_scenario_can_show_it():
     assert ids(freed, scenario(graphs=True), release="0.5.13", device="cuda") == ["F-026"]
     assert ids(freed, scenario(), release="0.5.13", device="cuda") == []
     assert ids(freed, scenario(graphs=True), release="0.5.17", device="cuda") == []
+
+
+@pytest.mark.parametrize(
+    ("graphs", "requests", "expected"), [(True, 4, []), (True, 5, ["F-011"]), (False, 1, ["F-011"])]
+)
+def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_captured_for(graphs, requests, expected):
+    made = scenario(algorithm="MTP", graphs=graphs)
+    made = made.model_copy(update={"requests": made.requests[:1] * requests})
+    for what in ("off", "nan"):
+        assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13", device="cuda") == expected
+    assert max(GRAPH_SIZES) == CAPTURED
+
+
+def test_what_is_left_of_a_nan_once_narrow_blocks_are_assumed_points_to_padding():
+    made, nan = scenario(algorithm="MTP", graphs=True), "NUMERIC:extend:EXTEND:hidden_out-nan"
+    assert ids(nan, made, release="0.5.13", device="cuda") == ["F-027", "F-029"]
+    assert ids(nan, made, release="0.5.13", device="cuda", reasons=("assumed: F-027, in CUDA graphs",)) == ["F-029"]

@@ -5,8 +5,8 @@ It must not judge, and must return what was seen up to a crash or a hang, with a
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,14 +48,19 @@ class _Run:
     #: requests that go through SGLang's own `fake` backend
     faked: set[str] = field(default_factory=set)
     idle: bool = False
-    #: what the last turn brought and was not read yet, with the rank it is of
-    unread: list[tuple[Callable[[], Messages], Place]] = field(default_factory=list)
+    #: turns that were asked for
+    turns: int = 0
+    #: what turns brought and was not read yet, with the rank it is of and the turn that brought it
+    unread: deque[tuple[Callable[[], Messages], Place, int]] = field(default_factory=deque)
+    #: events, and where each belongs: (turn, 0 for what the turn before it brought, 1 for what was done and seen since)
+    events: list[tuple[tuple[int, int], Event]] = field(default_factory=list)
     #: the scenario's tick of each turn a side counted
     ticks: dict[tuple[str, int], int] = field(default_factory=dict)
     unpackers: dict[Place, Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
+    _reading: Iterator[bool] | None = None
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
-        self.assembler.events.append(Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data))
+        self.events.append(((self.turns, 1), Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data)))
 
     def perform(self, op: Op) -> None:
         action = getattr(self, f"_do_{op.kind}", None)
@@ -145,24 +150,48 @@ class _Run:
 
     def _turn(self) -> None:
         expect, self.announced = self.announced, []
+        self.turns += 1
         turns = self.engine.turn(expect=expect, meanwhile=self.read)
         for turn in turns:
             self.ticks[(turn.side, turn.number)] = self.tick
-            self.unread.append((turn.messages, (turn.side, turn.dp_rank, turn.tp_rank)))
+            self.bring(turn.messages, (turn.side, turn.dp_rank, turn.tp_rank))
             self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
         self.idle = all(turn.state["idle"] for turn in turns)
         self.on_turn(self.tick, turns[-1].state)
         self.tick += 1
 
-    def read(self) -> None:
-        """Assemble what was brought; a round is of the turn it ran in, however late it comes."""
-        unread, self.unread = self.unread, []
-        for messages, place in unread:
-            side, dp_rank, tp_rank = place
-            for packed, held in messages():
-                tick = self.ticks.get((side, packed.get("turn", -1)), self.tick)
-                for message, arrays in self.unpackers[place].unpack(packed, held):
-                    self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
+    def bring(self, messages: Callable[[], Messages], place: Place) -> None:
+        """To be read while the engine is at a later turn."""
+        self.unread.append((messages, place, self.turns))
+
+    def read(self, answered: Callable[[], bool] = lambda: False) -> None:
+        """Assemble what was brought, until the engine has answered: whoever reads on then keeps it waiting."""
+        self._reading = self._reading or self._reader()
+        while next(self._reading) and not answered():
+            """Read on."""
+
+    def _reader(self) -> Iterator[bool]:
+        """One message after the other; False whenever nothing is left."""
+        while True:
+            while self.unread:
+                yield from self._read_one(*self.unread.popleft())
+            yield False
+
+    def _read_one(self, messages: Callable[[], Messages], place: Place, brought: int) -> Iterator[bool]:
+        """A round is of the turn it ran in, however late it comes, and events keep their place, however late read."""
+        side, dp_rank, tp_rank = place
+        for packed, held in messages():
+            tick = self.ticks.get((side, packed.get("turn", -1)), self.tick)
+            for message, arrays in self.unpackers[place].unpack(packed, held):
+                self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
+                self.events += [((brought + 1, 0), event) for event in self.assembler.events]
+                self.assembler.events.clear()
+                yield True
+
+    def trace(self, *, header: dict[str, Any]) -> Trace:
+        """Everything that was done, seen and read."""
+        self.assembler.events = [event for _, event in sorted(self.events, key=lambda one: one[0])]
+        return self.assembler.build(scenario_id=self.scenario.id, header=header)
 
 
 def _to(side: str | None, message: str) -> str:
@@ -192,7 +221,7 @@ def drive(
             run.perform(op)
         _finish(run)
     except EngineCrashed as error:
-        run.unread.append((partial(list, error.messages), _place_of(error.report)))
+        run.bring(partial(list, error.messages), _place_of(error.report))
         run.note("crash", **_crash_data(error.report))
     except EngineLost as error:
         run.note("lost", **_lost_data(error.report))
@@ -202,7 +231,7 @@ def drive(
     if run.faults:
         header["faults"] = run.faults
     run.read()
-    return run.assembler.build(scenario_id=scenario.id, header=header)
+    return run.trace(header=header)
 
 
 def _place_of(told: dict[str, Any]) -> Place:
@@ -216,7 +245,7 @@ def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
 
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
-        run.unread.append((partial(list, ended["messages"]), _place_of(rank)))
+        run.bring(partial(list, ended["messages"]), _place_of(rank))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)

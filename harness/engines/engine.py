@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import marshal
 import os
+import select
 import selectors
 import socket
 import subprocess
@@ -48,6 +49,8 @@ DEFECT = "harness defect, which says nothing about SGLang"
 Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
 #: what the probe of one rank told, in order
 Messages = list[Frame]
+#: What is done while an engine takes a turn, given what tells whether it has.
+Meanwhile = Callable[[Callable[[], bool]], None]
 
 
 class EngineError(Exception):
@@ -387,10 +390,10 @@ class Engine:
         ends = self._ask_host(command, seconds=COLLECT_SECONDS)["ends"]
         return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
-    def turn(self, *, expect: list[str], meanwhile: Callable[[], None] = lambda: None) -> list[Turn]:
+    def turn(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[Turn]:
         """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung.
 
-        meanwhile: called once while the engine takes the turn.
+        meanwhile: called once while the engine takes the turn, with what tells whether it has.
         """
         self._turns += 1
         own = [self._expected(peer, expect) for peer in self.ranks]
@@ -399,7 +402,7 @@ class Engine:
             self._await_arrivals(own)
         for peer, names in zip(self.ranks, own, strict=True):
             self._send(peer, {"op": "turn", "turn": self._turns, "expect": names, "polled": together})
-        meanwhile()
+        meanwhile(_answered(self.ranks))
         frames = self._receive_all()
         return [self._read_turn(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
 
@@ -560,3 +563,11 @@ def _messages(arrays: dict[str, np.ndarray]) -> Messages:
         index, _, label = name.partition(".")
         messages[int(index)][1][label] = array
     return messages
+
+
+def _answered(peers: list[_Peer]) -> Callable[[], bool]:
+    """Whether some of them have something to say."""
+    poller = select.poll()
+    for peer in peers:
+        poller.register(peer.sock, select.POLLIN)
+    return lambda: bool(poller.poll(0))

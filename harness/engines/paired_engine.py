@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines import scratch
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, Turn
+from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, Meanwhile, Turn
 
 SIDES = ("prefill", "decode")
 
@@ -143,7 +143,7 @@ class PairedEngine:
         self.prefill.collect(asked)
         return self.decode.collect(asked)
 
-    def turn(self, *, expect: list[str], meanwhile: Callable[[], None] = lambda: None) -> list[Turn]:
+    def turn(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[Turn]:
         """One turn of the prefill side, then one of the decode side. meanwhile: called while either takes its turn."""
         return [
             turn
@@ -169,7 +169,7 @@ def _own(side: str) -> Callable[[str], str]:
     return name
 
 
-def _named(name: str, side: Engine, expect: list[str], meanwhile: Callable[[], None]) -> list[Turn]:
+def _named(name: str, side: Engine, expect: list[str], meanwhile: Meanwhile) -> list[Turn]:
     try:
         return side.turn(expect=expect, meanwhile=meanwhile)
     except (EngineCrashed, EngineHung, EngineLost) as error:

@@ -71,7 +71,7 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
-    probe = GraphProbe()
+    probe = GraphProbe(device=boot["device"])
     if boot.get("mutants_in_graphs"):
         from ..mutants.fault_graphs import Captured
 

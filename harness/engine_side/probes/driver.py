@@ -77,13 +77,11 @@ class Driver:
                 raise RuntimeError(f"CUDA error: the driver would not copy {count} bytes to the host ({error})")
 
     def _batch(self, call: Callable[[int, int], int], moves: Moves, stream: int) -> None:
-        to, origin, sizes = self._to, self._from, self._sizes
-        for i, move in enumerate(moves):
-            to[i], origin[i], sizes[i] = move
-        if error := call(len(moves), stream):
-            raise RuntimeError(
-                f"CUDA error: the driver would not copy {len(moves)} pieces to the host at once ({error})"
-            )
+        count = len(moves)
+        to, origin, sizes = zip(*moves, strict=True)
+        self._to[:count], self._from[:count], self._sizes[:count] = list(to), list(origin), list(sizes)
+        if error := call(count, stream):
+            raise RuntimeError(f"CUDA error: the driver would not copy {count} pieces to the host at once ({error})")
 
     def _batch_call(self) -> Callable[[int, int], int] | None:
         """(how many, stream) -> the driver's number; None where it has no such call."""
@@ -104,10 +102,10 @@ class Driver:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def event(self, used: Any = None) -> Event:
-        """An event at this place of the current stream: a new one, or one whose time has passed."""
-        found = used if used is not None else self._new_event()
-        if error := self._record(found.handle, self.stream()):
+    def event(self, used: Any, stream: int) -> Event:
+        """An event at this place of a stream: a new one, or one whose time has passed."""
+        found: Event = used if used is not None else self._new_event()
+        if error := self._record(found.handle, stream):
             raise RuntimeError(f"CUDA error: the driver would not record an event ({error})")
         return found
 
@@ -143,7 +141,7 @@ class Driver:
         pairs = list(zip(host, device, strict=True))
         try:
             self.move([(to.data_ptr(), given.data_ptr(), given.numel()) for to, given in pairs], stream)
-            event = self.event()
+            event = self.event(None, stream)
             event.synchronize()
             there = event.query()
         except RuntimeError as error:

@@ -29,6 +29,7 @@ from .snapshot import Copy, copied, inputs_of, outputs_of
 
 if TYPE_CHECKING:
     from ..mutants.fault_graphs import Captured
+    from .open_round import Round
 
 Original = Callable[..., Any]
 
@@ -49,10 +50,17 @@ class Call:
 
 @dataclass
 class Book:
-    """What one graph does, in order, and the buffer its copies are in: uint8 [n], filled again by every replay."""
+    """What one graph does, in order, and the buffer its copies are in: uint8 [n], filled again by every replay.
+
+    lasting: nothing but this graph writes to the buffer. Else it holds until the next replay of any graph, since graphs
+    share a pool of memory, which is given to nothing but captures.
+    """
 
     calls: list[Call] = field(default_factory=list)
     buffer: torch.Tensor | None = None
+    lasting: bool = False
+    #: the round that keeps the buffer as it is until its end
+    kept: Round | None = None
     #: forwards that follow each other: (whether the draft's, batch, how many)
     runs: list[tuple[bool, int, int]] = field(default_factory=list)
     _parts: list[torch.Tensor] = field(default_factory=list)
@@ -73,38 +81,62 @@ class Book:
                 self._size += copy.data.numel()
         self.calls.append(Call(what, is_draft, batch, tuple(fields)))
 
-    def close(self) -> None:
+    def close(self, arena: Arena | None = None) -> None:
         """Pack everything into one buffer; still inside the capture, so the packing is replayed too."""
         forwards = [(call.is_draft, call.batch) for call in self.calls if call.what == "forward"]
         self.runs = [(*kind, len(list(same))) for kind, same in groupby(forwards)]
         if self._parts:
-            self.buffer = torch.cat(self._parts)
+            place = None if arena is None else arena.give(self._size)
+            self.buffer, self.lasting = torch.cat(self._parts, out=place), place is not None
         self._parts = []
 
 
-#: Told which graph has just been replayed, if it has calls. Its buffer holds until the next replay of **any** graph,
-#: since graphs share one memory pool: that pool is given to nothing but captures, which run nothing, so nobody else
-#: writes to it in between.
+class Arena:
+    """Memory of a device that no pool of graphs gives to anybody else, so that what is put there may wait."""
+
+    def __init__(self, device: str) -> None:
+        """Call outside of any capture."""
+        self._whole = torch.empty(ARENA_BYTES, dtype=torch.uint8, device=device)
+        self._used = 0
+
+    def give(self, size: int) -> torch.Tensor | None:
+        """uint8 [size]; None if there is not so much left."""
+        start, end = self._used, self._used + size
+        if end > ARENA_BYTES:
+            return None
+        self._used = -(-end // ALIGNED) * ALIGNED
+        return self._whole[start:end]
+
+
+#: What all graphs of a tiny pair fill a twentieth of.
+ARENA_BYTES = 1 << 25
+#: Of where each buffer begins: what a copy likes.
+ALIGNED = 256
+
+#: Told which graph has just been replayed, if it has calls.
 OnReplay = Callable[[Book], None]
 
 
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
-    mutants: those that the graphs shall hold, where an engine is booted for them.
+    mutants: those that the graphs shall hold, where an engine is booted for them. device: where buffers are to last
+    until the end of a round; None: they hold until the next replay.
     """
 
-    def __init__(self, mutants: Captured | None = None) -> None:
+    def __init__(self, mutants: Captured | None = None, device: str | None = None) -> None:
         self.mutants = mutants
+        self._device = device
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
         #: whether a replay is worth telling
         self.wanted: Callable[[], bool] = lambda: False
-        #: told that some graph is about to be replayed
-        self.before_replay: Callable[[], None] = lambda: None
+        #: told that a graph is about to write to its buffer again
+        self.before_replay: Callable[[Book], None] = lambda _book: None
         #: told that a model is about to run outside any capture
         self.on_eager: Callable[[], None] = lambda: None
         self._open: Book | None = None
+        self._arena: Arena | None = None
         self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
 
     def install(self, *, chooser_module: types.ModuleType, choosers: Sequence[str]) -> None:
@@ -151,7 +183,7 @@ class GraphProbe:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
             book, self._open = self._open, None
             if book is not None and book.calls:
-                book.close()
+                book.close(self._arena)
                 self._books[graph] = book
             return original(graph, *args, **kwargs)
 
@@ -159,9 +191,10 @@ class GraphProbe:
 
     def _replay(self, original: Original) -> Original:
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self.before_replay()
-            result = original(graph, *args, **kwargs)
             book = self._books.get(graph)
+            if book is not None and book.kept is not None:
+                self.before_replay(book)
+            result = original(graph, *args, **kwargs)
             if book is not None and self.on_replay is not None and self.wanted():
                 self.on_replay(book)
             return result
@@ -174,6 +207,8 @@ class GraphProbe:
         def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(runner, *args, **kwargs)
             runner.model.forward = self._watched(runner.model.forward, runner)
+            if self._device is not None and self._arena is None:
+                self._arena = Arena(self._device)
             if self.mutants is not None:
                 self.mutants.prepare(next(runner.model.parameters()).device)
             return result

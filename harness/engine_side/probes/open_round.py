@@ -89,6 +89,8 @@ class Round:
     events: list[dict[str, Any]] = field(default_factory=list)
     parts: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
+    #: copies that had not landed when they were held, and the places that wait to be told
+    waiting: list[tuple[list[tuple[int, int]], Copy]] = field(default_factory=list)
     layouts: Layouts = field(default_factory=lambda: Layouts())
     dock: Dock | None = None
 
@@ -105,17 +107,36 @@ class Round:
         return self.accepted
 
     def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
-        """Take copies along; where each begins in the round's bytes, and the number of its layout."""
-        number = self.layouts.number
-        return [
-            (copy.base if copy.base >= 0 else self._placed(copy.data), number(copy.fields))
-            for copy in copies
-            if copy is not None
-        ]
+        """Take copies along; where each begins in the round's bytes, and the number of its layout.
 
-    def keep(self, buffer: torch.Tensor) -> int:
-        """Take along what a graph's buffer holds until the next replay; where it begins in the round's bytes."""
-        return self._placed(buffer.clone()) if self.dock is None else self.dock.land(buffer, later=True)
+        Those that have not landed are told when the round is closed.
+        """
+        pieces: list[tuple[int, int]] = []
+        for copy in copies:
+            if copy is None:
+                continue
+            if copy.fields:
+                base = copy.base if copy.base >= 0 else self._placed(copy.data)
+                pieces.append((base, self.layouts.number(copy.fields)))
+            else:
+                self.waiting.append((pieces, copy))
+        return pieces
+
+    def landed(self) -> None:
+        """Everything has: tell what waited."""
+        number = self.layouts.number
+        for pieces, copy in self.waiting:
+            pieces.append((copy.base, number(copy.fields)))
+
+    def keep(self, book: Book) -> int:
+        """Take along what a graph left in its buffer; where it begins in the round's bytes."""
+        assert book.buffer is not None
+        if self.dock is None:
+            return self._placed(book.buffer.clone())
+        if not book.lasting:
+            return self.dock.land(book.buffer)
+        book.kept = self
+        return self.dock.keep(book.buffer)
 
     def _placed(self, data: torch.Tensor) -> int:
         if self.dock is not None:

@@ -35,6 +35,8 @@ class Probe:
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
+        #: small tensors of a round's own, which only the older workers write to before it is over
+        self._kept = recorder.copied if release.generation == "v1" else recorder.held
         #: what goes into the forward in progress, until it was copied, and the copy
         self._inputs: Tensors | None = None
         self._before: Copy | None = None
@@ -64,8 +66,7 @@ class Probe:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
             self.graphs.on_eager = self._take_inputs
-            if self.recorder.dock is not None:
-                self.graphs.before_replay = self.recorder.dock.settle
+            self.graphs.before_replay = self.recorder.before_replay
 
     def install_rounds(self) -> None:
         """Only what tells which batches ran and what they committed: the token level."""
@@ -82,7 +83,7 @@ class Probe:
         def forward_batch_generation(worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not recorder.active:
                 return original(worker, batch, *args, **kwargs)
-            recorder.open_round(**read_batch(batch, recorder.copied))
+            recorder.open_round(**read_batch(batch, self._kept))
             self._prefills = bool(batch.forward_mode.is_extend() or getattr(batch, "is_extend_in_batch", False))
             try:
                 result = original(worker, batch, *args, **kwargs)
@@ -132,7 +133,7 @@ class Probe:
         if links is None or links.numel() == 0:
             return
         width = links.shape[-1]
-        copy = self.recorder.copied({"next": links, "sibling": verify_input.retrieve_next_sibling})
+        copy = self._kept({"next": links, "sibling": verify_input.retrieve_next_sibling})
         self.recorder.note("tree", copy, width=width)
 
     def _draft_prefill(self, original: Original) -> Original:
@@ -160,7 +161,7 @@ class Probe:
     def _proposals(self, phase: str, draft_input: Any, requests: list[int]) -> None:
         if not requests:
             return
-        copy = self.recorder.copied({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
+        copy = self._kept({"ids": draft_input.topk_index, "probs": draft_input.topk_p})
         layered = self.release.layered
         self.recorder.note("proposals", copy, phase=phase, requests=requests, mapped=self._mapped, layered=layered)
 
@@ -262,8 +263,8 @@ class Probe:
         for is_draft, batch, count in book.runs:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
-            step = recorder.step - 1 if is_draft else 0
-            recorder.last = {"phase": phase, "step": step, "round": current.index}
+        if book.runs:
+            recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:
         """The Phase of a forward that `runner` is about to run in the current round."""

@@ -156,6 +156,9 @@ class Recorder:
         if current is None:
             return
         starts = current.given_starts
+        if self.dock is not None:
+            self.dock.land_held()
+            current.landed()
         if isinstance(starts, Copy):
             pieces, said = current.hold((starts,)), None
         else:
@@ -206,12 +209,21 @@ class Recorder:
         current = self.round or self._current()
         assert book.buffer is not None
         facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), phases
-        facts["base"] = current.keep(book.buffer)
+        facts["base"] = current.keep(book)
         current.events.append(facts)
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """A copy of tensors as they are now, for `note`."""
         return copied(tensors) if self.dock is None else self.dock.copied(tensors)
+
+    def held(self, tensors: Tensors) -> Copy | None:
+        """As `copied`, of tensors that nobody writes to before the round is over (see `Dock.held`)."""
+        return copied(tensors) if self.dock is None else self.dock.held(tensors)
+
+    def before_replay(self, book: Book) -> None:
+        """A graph is about to write to its buffer again: if the round in progress keeps that, it is copied first."""
+        if book.kept is self.round and self.dock is not None:
+            self.dock.land_held()
 
     def put(self, message: dict[str, Any]) -> None:
         """A message of its own, in its place among what happened in the current round."""

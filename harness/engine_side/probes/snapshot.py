@@ -28,8 +28,8 @@ _NAMES: dict[torch.dtype, str] = {}
 class Copy:
     """Some tensors' values at one moment; fields say which is where.
 
-    data: uint8 [n] on the tensors' own device; or, of what has landed, the dock and where it holds them. base: where
-    they begin in the round's bytes then, else -1.
+    data: uint8 [n] on the tensors' own device; or, of what lands, the dock, and where it holds them as soon as it does.
+    base: where they begin in the round's bytes then, else -1. fields: empty as long as it waits to land.
     """
 
     data: Any
@@ -40,8 +40,8 @@ class Copy:
         """The values; waits for the device."""
         if isinstance(self.data, torch.Tensor):
             return packed.read(self.data.cpu().numpy(), [(0, self.fields)])
-        dock, *place = self.data
-        return packed.read(dock.bytes(*place), [(0, self.fields)])
+        found = self.data[0].bytes(self)
+        return packed.read(found, [(0, self.fields)])
 
 
 def copied(tensors: Tensors) -> Copy | None:

@@ -55,7 +55,7 @@ class VerifyProbe:
             current = self._recorder.round
             if current is not None and current.mode == "DECODE":
                 predict, accept_lens, accept_index = result
-                copy = self._recorder.copied({"predict": predict, "lens": accept_lens, "index": accept_index})
+                copy = self._recorder.held({"predict": predict, "lens": accept_lens, "index": accept_index})
                 assert copy is not None
                 current.accepted = copy
                 current.extend_rids = list(range(len(current.rids)))

@@ -1,0 +1,205 @@
+"""Recorded rounds of multi-layer MTP that outgrew their CUDA graphs, against the plan of the prefill before them.
+
+    python -m benchmarks.stale_plan FOLDER [FOLDER …]
+
+FOLDER: a scenario or a specimen (cases/recorded/mtp/graphs-outgrown-0.5.13), greedy and without a prefix cache. A line
+a round: how far the verified rows that the plan covers are from what it says of them, and from what each request's own
+text says; then the same of the proposing rows of the layers behind the first (docs/findings.md, F-011). No engine runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from cases.checkpoints import make
+from harness.archive.store import StoredScenario, read_case
+from harness.contract.trace import RoundRecord
+from harness.contract.types import Phase
+from reference.model import Target
+from reference.mtp import MtpHead
+from reference.mtp_stale import Planned, layer_says, target_says
+from reference.pair import load_pair
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """What a trace holds of rows, by (round, rid, phase, step, slot)."""
+
+    case: StoredScenario
+    places: dict[tuple[int, str, str, int, int], int]
+
+    @classmethod
+    def of(cls, case: StoredScenario) -> Recorded:
+        ints, strings = case.engine.rows.ints, case.engine.rows.strings
+        names = zip(ints["round"], strings["rid"], strings["phase"], ints["step"], ints["slot"], strict=True)
+        places = {(int(a), str(b), str(c), int(d), int(e)): place for place, (a, b, c, d, e) in enumerate(names)}
+        return cls(case=case, places=places)
+
+    def number(self, column: str, *where: int | str) -> int:
+        return int(self.case.engine.rows.ints[column][self._at(where)])
+
+    def chosen(self, *where: int | str) -> int:
+        return int(self.case.engine.rows.lists["chosen_ids"][self._at(where)][0])
+
+    def state(self, side: str, *where: int | str) -> Tensor:
+        """Its hidden row [h] of a side, 'hidden_in' or 'hidden_out'."""
+        held = self.case.engine.tensors[f"{side}.{where[2]}"]
+        return torch.tensor(held[self.number(side, *where)])
+
+    def text(self, rid: str) -> list[int]:
+        """Prompt and everything that was generated."""
+        ends = [list(end.output_ids) for end in self.case.engine.ends if end.rid == rid]
+        return [*self.case.scenario.request(rid).prompt, *(ends[0] if ends else [])]
+
+    def _at(self, where: Sequence[int | str]) -> int:
+        index, rid, phase, step, slot = where
+        return self.places[int(index), str(rid), str(phase), int(step), int(slot)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outgrown:
+    """A decode round that ran eagerly, and the prefill before it."""
+
+    record: RoundRecord
+    prefill: RoundRecord
+
+
+def outgrown(case: StoredScenario) -> Iterator[Outgrown]:
+    """Every decode round whose verify no graph ran."""
+    before: RoundRecord | None = None
+    for record in case.engine.rounds:
+        if record.mode == "PREFILL":
+            before = record
+        elif before is not None and record.mode == "DECODE" and Phase.VERIFY not in record.graphs:
+            yield Outgrown(record=record, prefill=before)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """Rows [m,h] as recorded, as the plan says, and of a verify as its own text says; rows: how many there were."""
+
+    recorded: Tensor
+    planned: Tensor
+    own: Tensor | None
+    rows: int
+
+
+def verified(told: Recorded, target: Target, one: Outgrown) -> Compared:
+    """The verified rows that the target's plan covers."""
+    index, n = one.record.index, told.case.scenario.spec.n
+    rows = [(index, rid, "VERIFY", 0, slot) for rid in one.record.rids for slot in range(n)]
+    plan = [
+        Planned(cached=tuple(told.text(rid)[:start]), rows=length)
+        for rid, start, length in zip(one.prefill.rids, one.prefill.starts, one.prefill.lens, strict=True)
+    ]
+    tokens = [told.number("input_id", *row) for row in rows]
+    planned = target_says(target, plan, tokens, [told.number("position", *row) for row in rows])
+    own = list[Tensor]()
+    for place, (rid, start) in enumerate(zip(one.record.rids, one.record.starts, strict=True)):
+        chain = tokens[place * n : (place + 1) * n]
+        own.append(target.forward(torch.tensor([*told.text(rid)[:start], *chain]))[start:])
+    recorded = torch.stack([told.state("hidden_out", *row) for row in rows[: len(planned)]])
+    return Compared(recorded=recorded, planned=planned, own=torch.cat(own)[: len(planned)], rows=len(rows))
+
+
+def proposed(told: Recorded, head: MtpHead, one: Outgrown) -> Iterator[Compared]:
+    """Layer by layer behind the first, the proposing rows that its plan covers.
+
+    A node that was refused has token 0; each layer reads the tokens of the one before, shifted left, with what that
+    one proposed behind the last accepted node.
+    """
+    record, spec = one.record, told.case.scenario.spec
+    nodes = [(record.index, rid, "VERIFY", 0, slot) for rid in record.rids for slot in range(spec.n)]
+    states = torch.stack([told.state("hidden_out", *row) for row in nodes])
+    positions = [told.number("position", *row) for row in nodes]
+    lasts = [place * spec.n + length - 1 for place, length in enumerate(record.lens)]
+    fed = [told.chosen(*row) if row[4] < record.lens[record.rids.index(row[1])] else 0 for row in nodes]
+    for layer in range(spec.k):
+        proposing = [
+            (record.index, rid, "EXTEND", layer, a - 1) for rid, a in zip(record.rids, record.lens, strict=True)
+        ]
+        if layer:
+            said = layer_says(head.layers[layer], _layer_plan(told, one.prefill, layer), fed, states, positions)
+            known = [(row, last) for row, last in zip(proposing, lasts, strict=True) if last < len(said)]
+            recorded = torch.stack([told.state("hidden_out", *row) for row, _ in known])
+            planned = said[[last for _, last in known]]
+            yield Compared(recorded=recorded, planned=planned, own=None, rows=len(proposing))
+        blocks = [fed[at : at + spec.n] for at in range(0, len(fed), spec.n)]
+        fed = [token for block in blocks for token in [*block[1:], block[-1]]]
+        for row, last in zip(proposing, lasts, strict=True):
+            fed[last] = told.chosen(*row)
+
+
+def _layer_plan(told: Recorded, prefill: RoundRecord, layer: int) -> list[Planned]:
+    """As the prefill planned it for one layer: what each request's earlier chunks left in its cache."""
+    plan = list[Planned]()
+    for rid, epoch, length in zip(prefill.rids, prefill.epochs, prefill.lens, strict=True):
+        rows = [
+            (record.index, rid, "DRAFT_PREFILL", layer, slot)
+            for record in told.case.engine.rounds
+            if record.mode == "PREFILL" and record.index < prefill.index and (rid, epoch) in _who(record)
+            for slot in range(record.lens[record.rids.index(rid)])
+        ]
+        states = torch.stack([told.state("hidden_in", *row) for row in rows]) if rows else None
+        tokens = tuple(told.number("input_id", *row) for row in rows)
+        plan.append(Planned(cached=tokens, rows=length, states=states))
+    return plan
+
+
+def _who(record: RoundRecord) -> set[tuple[str, int]]:
+    return set(zip(record.rids, record.epochs, strict=True))
+
+
+def greatest(one: Tensor, other: Tensor) -> Tensor:
+    """The greatest difference of each row [m]."""
+    return (one - other).abs().amax(dim=-1)
+
+
+def described(told: Recorded, head: MtpHead, one: Outgrown) -> str:
+    """The line of one round."""
+    said = verified(told, head.target, one)
+    assert said.own is not None
+    plan = " + ".join(f"{rid} {s}..{s + n - 1}" for rid, s, n in zip(*_chunks(one.prefill), strict=True))
+    far, near = greatest(said.recorded, said.own).min(), greatest(said.recorded, said.planned).max()
+    layers = [
+        (len(each.recorded), each.rows, greatest(each.recorded, each.planned)) for each in proposed(told, head, one)
+    ]
+    worst = max((float(differences.max()) for count, _, differences in layers if count), default=float("nan"))
+    return (
+        f"round {one.record.index:3} planned for {plan}: {len(said.planned)} of {said.rows} verified rows, off by at "
+        f"most {near:.4f}, from their own text by at least {far:.2f}; {sum(count for count, _, _ in layers)} of "
+        f"{sum(rows for _, rows, _ in layers)} proposing rows, at most {worst:.4f}"
+    )
+
+
+def _chunks(record: RoundRecord) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
+    return record.rids, record.starts, record.lens
+
+
+def main() -> int:
+    torch.set_num_threads(1)
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        print(__doc__)
+        return 2
+    for name in sys.argv[1:]:
+        told = Recorded.of(read_case(Path(name)))
+        with tempfile.TemporaryDirectory() as made:
+            pair = make(told.case.scenario.checkpoint, Path(made))
+            dtype = getattr(torch, str(told.case.engine.header["dtype"]))
+            _, head = load_pair(pair.target, pair.draft, torch.float32, held=dtype)
+        assert isinstance(head, MtpHead), f"{name}: no multi-layer draft"
+        print(name)
+        for one in outgrown(told.case):
+            print(" ", described(told, head, one))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

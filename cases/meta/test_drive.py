@@ -1,0 +1,96 @@
+"""Driving a scenario, on a pretended engine: what is read while the engine is busy, and what that must not change."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from harness.contract.types import Op, RequestSpec, Scenario
+from harness.driving.drive import drive
+from harness.engines.engine import EngineCrashed
+
+TURNS = 5
+
+
+def of_round(turn, index):
+    """Two messages that make no rows: an event and a batch."""
+    said = {"ev": "again", "round": index, "step": 0, "rows": turn}
+    batch = {"ev": "round", "index": index, "mode": "IDLE", "rids": [], "epochs": [], "starts": [], "lens": []}
+    return [({**message, "turn": turn}, {}) for message in (said, {**batch, "final": [], "forwards": {}})]
+
+
+class Slow:
+    """An engine that brings a turn's rounds one turn late, and has answered after `patience` messages were read."""
+
+    handshakes = ({"dp_rank": 0},)
+
+    def __init__(self, patience, *, falls=False):
+        self.patience, self.falls, self.number, self.read = patience, falls, 0, []
+
+    def begin(self, **_asked):
+        return [{"pool": {"free": 1}}]
+
+    def submit(self, **_asked):
+        return True
+
+    def turn(self, *, expect, meanwhile):
+        asked = 0
+
+        def answered():
+            nonlocal asked
+            asked += 1
+            return asked >= self.patience
+
+        meanwhile(answered)
+        self.read.append(asked)
+        self.number += 1
+        if self.falls and self.number == TURNS:
+            raise EngineCrashed({"error": "x"}, of_round(self.number - 1, self.number - 2))
+        late = [*of_round(self.number - 1, 2 * self.number), *of_round(self.number - 1, 2 * self.number + 1)]
+        messages = list if self.number == 1 else lambda: late
+        state = {"idle": self.number >= TURNS, "running": [], "waiting": [], "chunked": None}
+        return [SimpleNamespace(number=self.number, side="", dp_rank=0, tp_rank=0, state=state, messages=messages)]
+
+    def end(self):
+        return [{"messages": of_round(self.number, 99), "pool": {"free": 1}, "fired": {}}]
+
+    def collect(self, rids):
+        return [{"rid": rid, "reason": "stop", "output_ids": [1], "cached_tokens": 0} for rid in rids]
+
+
+SCENARIO = Scenario(
+    name="slow",
+    requests=(RequestSpec(rid="a", prompt=(1, 2, 3), max_new_tokens=4),),
+    script=(Op(kind="submit", rids=("a",)), Op(kind="tick", count=2), Op(kind="drain")),
+)
+
+
+def traced(engine):
+    trace = drive(engine, SCENARIO)
+    return (
+        [(event.name, event.tick, event.data.get("rows")) for event in trace.events],
+        [(record.index, record.tick) for record in trace.rounds],
+        [(end.rid, end.tick) for end in trace.ends],
+    )
+
+
+@pytest.mark.parametrize("falls", [False, True], ids=["to the end", "until it falls"])
+def test_a_trace_says_the_same_however_quickly_the_engine_answers(falls):
+    patient, quick, halfway = (Slow(patience, falls=falls) for patience in (10**9, 1, 3))
+    told = traced(patient)
+    assert traced(quick) == told
+    assert traced(halfway) == told
+    events, rounds, ends = told
+    assert [name for name, _, _ in events if name == "crash"] == ["crash"] * falls
+    ticks = [tick for _, tick in rounds]
+    assert ticks == sorted(ticks)
+    assert len(rounds) == (2 * (TURNS - 2) + 1 if falls else 2 * (TURNS - 1) + 1)
+    assert bool(ends) is not falls
+
+
+def test_nothing_is_read_while_the_engine_waits():
+    quick = Slow(1)
+    drive(quick, SCENARIO)
+    assert quick.read == [0, 0, 1, 1, 1]
+    patient = Slow(10**9)
+    drive(patient, SCENARIO)
+    assert patient.read == [0, 0, 4, 4, 4]
