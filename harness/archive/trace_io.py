@@ -11,17 +11,19 @@ import os
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.archive import digests
+from harness.archive import digests, event_facts
 from harness.archive.again import run_again
+from harness.archive.facts import Header
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import (
     FLOAT_COLUMNS,
@@ -35,6 +37,7 @@ from harness.contract.trace import (
     Rows,
     Trace,
 )
+from harness.contract.types import POOL, POOL_IS
 from harness.contract.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
@@ -56,6 +59,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
+#: Places of a request, or rows of it: no engine has room for more, and each is walked over.
+Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
+
+
 class _Round(_Strict):
     index: int
     tick: int
@@ -64,12 +71,19 @@ class _Round(_Strict):
     mode: str
     rids: tuple[str, ...]
     epochs: tuple[int, ...]
-    starts: tuple[int, ...]
-    lens: tuple[int, ...]
+    starts: tuple[Tokens, ...]
+    lens: tuple[Tokens, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
     graphs: dict[str, int] = {}
     side: str = ""
+
+    @model_validator(mode="after")
+    def _is_of_its_requests(self) -> _Round:
+        for name in ("epochs", "starts", "lens", "final"):
+            if len(getattr(self, name)) != len(self.rids):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.rids)} rids")
+        return self
 
 
 class _End(_Strict):
@@ -86,6 +100,12 @@ class _Event(_Strict):
     dp_rank: int
     data: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _is_read_so(self) -> _Event:
+        if why := event_facts.unfit(self.name, self.data):
+            raise ValueError(why)
+        return self
+
 
 class _Head(_Strict):
     """The JSON file: everything of a trace that is not a row or a tensor."""
@@ -94,7 +114,7 @@ class _Head(_Strict):
     side: Literal["engine", "reference"]
     scenario_id: str
     row_count: int
-    header: dict[str, Any]
+    header: Header
     rounds: list[_Round]
     ends: list[_End]
     events: list[_Event]
@@ -197,7 +217,7 @@ def read_trace(folder: Path, side: str) -> Trace:
     """One side from `folder`; TraceError if anything about it is unfit."""
     files = trace_files(folder, side)
     for file in files.values():
-        if not file.is_file():
+        if not file.exists():
             present = ", ".join(sorted(path.name for path in folder.glob("*"))) if folder.is_dir() else "no folder"
             raise TraceError(
                 file,
@@ -205,7 +225,7 @@ def read_trace(folder: Path, side: str) -> Trace:
                 allowed=", ".join(path.relative_to(folder).as_posix() for path in files.values()),
                 do=f"{_why_gone(folder, files['json'])}, or {_run_again(folder)}",
             )
-    content = {name: file.read_bytes() for name, file in files.items()}
+    content = {name: _bytes(file) for name, file in files.items()}
     head = _read_head(files["json"], content["json"], side)
     rows = _read_rows(files["rows"], content["rows"], head.row_count)
     tensors = _read_tensors(files["tensors"], content["tensors"])
@@ -225,6 +245,15 @@ def read_trace(folder: Path, side: str) -> Trace:
         events=tuple(Event(**dict(event)) for event in head.events),
         tensors=tensors,
     )
+
+
+def _bytes(file: Path) -> bytes:
+    try:
+        return plain_files.content(file)
+    except OSError as error:
+        raise TraceError(
+            file, found=str(error.strerror), allowed="a file that can be read", do=_run_again(_folder(file))
+        ) from error
 
 
 def _check_version(file: Path, found: int) -> None:
@@ -259,7 +288,7 @@ def _read_head(file: Path, written: bytes, side: str) -> _Head:
 def header_of(file: Path) -> dict[str, Any] | None:
     """The header in a trace's JSON file, whatever else of the trace is unfit; None where there is none to be read."""
     try:
-        found = parsed(file.read_bytes())
+        found = parsed(plain_files.content(file))
     except (OSError, NotJSON):
         return None
     header = found.get("header") if isinstance(found, dict) else None
