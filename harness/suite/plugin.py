@@ -209,7 +209,10 @@ def _of_families(file: Path) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
+    """Engine tests first: by release, then those of one boot configuration together, what ends its engine last of them.
+
+    Tests that look at many releases, and say so with `last`, come behind all others.
+    """
     if config.getoption("--family"):
         others = [item for item in items if FAMILY_SCENARIO not in getattr(item, "fixturenames", ())]
         items[:] = [item for item in items if item not in others]
@@ -217,13 +220,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     order = {item: number for number, item in enumerate(items)}
     first_seen: dict[tuple[Any, ...], int] = {}
     for item in items:
-        first_seen.setdefault(_configuration(item, config), order[item])
+        wanted = _configuration(item, config)
+        for part in (wanted, wanted[:2]):
+            first_seen.setdefault(part, order[item])
 
     def place(item: pytest.Item) -> tuple[Any, ...]:
         mark = item.get_closest_marker("engine")
         if mark is None:
-            return (1, 0, False, order[item])
-        return (0, first_seen[_configuration(item, config)], bool(mark.kwargs.get("ends_it")), order[item])
+            return (1, order[item])
+        wanted, (last, ends) = _configuration(item, config), (bool(mark.kwargs.get(how)) for how in ("last", "ends_it"))
+        return (0, last, first_seen[wanted[:2]], first_seen[wanted], ends, order[item])
 
     items.sort(key=place)
 
@@ -259,7 +265,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
     config.stash[ENGINES] = live
     yield live
-    live.close()
+    live.end()
 
 
 def _ready_environment(version: str) -> envs.EngineEnv:
