@@ -85,11 +85,8 @@ class Template:
         try:
             self._start(environment)
             self._ask({"op": "prepare", "boot": self.launch.boot})
-        except BaseException as error:  # one that was not waited for to the end is in no known state
-            self.close()
-            if isinstance(error, OSError | wire.WireClosed):
-                raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
-            raise
+        except (OSError, wire.WireClosed) as error:
+            raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
     def copy(self, path: str, *, log: Path, environment: Mapping[str, str]) -> Copied:
         """A new copy, which leads a session of its own and connects to the socket at `path`."""
@@ -97,7 +94,6 @@ class Template:
         try:
             return Copied(int(self._ask({**order, "environment": dict(environment)})["pid"]), self)
         except (OSError, wire.WireClosed) as error:
-            self.close()
             raise EngineError(f"the process that engines are copied from is gone; its log: {self.log}") from error
 
     def _start(self, environment: Mapping[str, str]) -> None:
@@ -117,9 +113,14 @@ class Template:
             )
 
     def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Its answer to an order. Without one it is ended: the next order would otherwise get this one's."""
         assert self._orders is not None
-        wire.send(self._orders, order)
-        return wire.receive(self._orders)[0]
+        try:
+            wire.send(self._orders, order)
+            return wire.receive(self._orders)[0]
+        except BaseException:
+            self.close()
+            raise
 
     def collect(self, pid: int) -> None:
         """A copy that has ended may go; nothing happens where its template is gone too."""
