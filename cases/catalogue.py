@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import SCENARIO_SCHEMA, Scenario
 from harness.contract.validation import Unfit, shown, validated
@@ -75,7 +76,7 @@ def load(name: str) -> Case:
     if not path.is_file():
         raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
-        case = validated(parsed(path.read_bytes()), Case)
+        case = validated(parsed(plain_files.content(path)), Case)
     except (NotJSON, Unfit) as error:
         raise CaseError(f"case file {path} is not valid: {error}") from error
     if case.id != name:
@@ -86,7 +87,7 @@ def load(name: str) -> Case:
 def read_scenario(path: Path) -> Scenario:
     """A scenario from a JSON file of its own; CaseError for a missing, malformed or newer-version file."""
     try:
-        content = parsed(path.read_bytes())
+        content = parsed(plain_files.named(path))
     except OSError as error:
         raise CaseError(
             f"cannot read scenario file {path}: {error.strerror}\n  name a JSON file:  --scenario-file FILE"

@@ -38,6 +38,7 @@ from cases.recipes import (
     TableRecipe,
     Weights,
 )
+from harness.contract import plain_files
 
 if TYPE_CHECKING:
     from reference.sensitivity import Measurement
@@ -333,7 +334,7 @@ def _open(recipe: Recipe, root: Path) -> Checkpoint:
     """The pair at `root`, or CheckpointMakeError if it is not the one `recipe` makes."""
     advice = "remove the folder and make it again"
     try:
-        manifest = json.loads((root / MANIFEST).read_text())
+        manifest = json.loads(plain_files.content(root / MANIFEST))
     except (OSError, ValueError) as error:
         message = f"{root} has no readable {MANIFEST} ({error}): not made by this module; {advice}"
         raise CheckpointMakeError(message) from error

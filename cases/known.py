@@ -16,6 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
+from harness.contract import plain_files
 from harness.contract.validation import Unfit, validated
 
 FILE = Path(__file__).with_name("known.toml")
@@ -69,7 +70,7 @@ class _File(BaseModel):
 def read(path: Path = FILE) -> tuple[Entry, ...]:
     """Every entry of a file; CaseError names the place and what is allowed there."""
     try:
-        return validated(tomllib.loads(path.read_bytes().decode()), _File).known
+        return validated(tomllib.loads(plain_files.named(path).decode()), _File).known
     except OSError as error:
         raise CaseError(
             f"cannot read known findings from {path}: {error.strerror}\n  name a file:  --known FILE"

@@ -124,6 +124,10 @@ def _chunk(draw: st.DrawFn, boot: Boot) -> int:
     return draw(st.sampled_from(usual or [page, 2 * page]), label="chunk")
 
 
+#: Numbers are drawn in parts below this.
+PART = 50
+
+
 class Kit:
     """What leads and bystanders draw with: the timeline being written, and labelled draws in its terms."""
 
@@ -138,7 +142,17 @@ class Kit:
         self.home = self.integer(0, boot.engine.dp - 1, "rank") if boot.engine.dp > 1 else 0
 
     def integer(self, low: int, high: int, label: str) -> int:
-        return self.draw(st.integers(low, max(low, high)), label=label)
+        """A number in [low, high], drawn in parts if it may be large.
+
+        Hypothesis now and then takes an integer from the constants of whatever of this project is imported, but none
+        below 100: the same seed shall give the same scenarios whoever draws them, and after every edit.
+        """
+        high = max(low, high)
+        if high < PART:
+            return self.draw(st.integers(low, high), label=label)
+        part = self.draw(st.integers(0, (high - low) // PART), label=f"{label}, part")
+        rest = min(PART - 1, high - low - PART * part)
+        return low + PART * part + self.draw(st.integers(0, rest), label=label)
 
     def chance(self, label: str) -> bool:
         return self.draw(st.booleans(), label=label)

@@ -22,12 +22,19 @@ NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERM
 ABOUT_THE_TEXT = ("finish", "losslessness")
 
 
-def render_findings(console: Console, results: Sequence[ScenarioResult], *, most: int = 8, look: bool = True) -> None:
+def render_findings(
+    console: Console,
+    results: Sequence[ScenarioResult],
+    *,
+    most: int = 8,
+    look: bool = True,
+    told: set[str] | None = None,
+) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
-    look: name the command that judges again; False where that is what was just done.
+    look: name the command that judges again; False where that is what was just done. told: see `render_known`.
     """
-    left = most
+    left, told = most, set() if told is None else told
     for one in results:
         roots = roots_of(one)
         if not roots:
@@ -35,7 +42,7 @@ def render_findings(console: Console, results: Sequence[ScenarioResult], *, most
         for finding in roots[: max(left, 0)]:
             say(console)
             say(console, describe(finding.first, one.scenario, finding=finding))
-            render_known(console, one, finding.signature)
+            render_known(console, one, finding.signature, told=told)
         if left > 0:
             render_next(console, one, look=look)
         left -= len(roots)
@@ -44,15 +51,18 @@ def render_findings(console: Console, results: Sequence[ScenarioResult], *, most
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
 
 
-def render_first(console: Console, one: ScenarioResult, *, where: str) -> None:
-    """The first root finding, how many others there are, the two facts, and where to look. where: case and engine."""
+def render_first(console: Console, one: ScenarioResult, *, where: str, told: set[str] | None = None) -> None:
+    """The first root finding, how many others there are, the two facts, and where to look. where: case and engine.
+
+    told: see `render_known`.
+    """
     roots = roots_of(one)
     if roots:
         first = next((found for found in roots if found.first.first), roots[0])
         say(console)
         say(console, where, style="bold")
         say(console, describe(first.first, one.scenario, finding=first))
-        render_known(console, one, first.signature)
+        render_known(console, one, first.signature, told=set() if told is None else told)
         if len(roots) > 1:
             others = ", ".join(found.signature for found in roots if found is not first)
             say(console, f"  {counted(len(roots) - 1, 'other finding')}: {others}")
@@ -64,9 +74,16 @@ def known_lines(one: ScenarioResult, text: str) -> list[str]:
     return [known.line for known in one.known.get(text, ())]
 
 
-def render_known(console: Console, one: ScenarioResult, text: str) -> None:
-    for line in known_lines(one, text):
-        say(console, f"  {line}", style="cyan")
+def render_known(console: Console, one: ScenarioResult, text: str, *, told: set[str]) -> None:
+    """What a signature or a reason may be. told: lines that were printed before, which are not printed again."""
+    found = one.known.get(text, ())
+    for known in found:
+        if known.line not in told:
+            told.add(known.line)
+            say(console, f"  {known.line}", style="cyan")
+            found = tuple(other for other in found if other is not known)
+    if found:
+        say(console, f"  known: {', '.join(known.id for known in found)}, see above", style="cyan")
 
 
 def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 from rich.console import Console
@@ -119,6 +119,13 @@ def engine_facts(header: dict[str, Any]) -> list[str]:
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""
     return [f"{facts}, torch {header.get('torch')}{reverted}", *ours]
+
+
+def drafted(results: Sequence[ScenarioResult]) -> tuple[str, int]:
+    """How much was drafted: steps, or, where layers do it while they catch up, how many of them a round."""
+    if results and all(one.scenario.spec.algorithm == "MTP" for one in results):
+        return "draft layers", max(one.scenario.spec.layers for one in results)
+    return "draft steps", sum(one.draft_steps for one in results)
 
 
 def scenario_line(now: str, result: ScenarioResult) -> Text:

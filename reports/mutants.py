@@ -48,7 +48,17 @@ def _line(place: str, score: Score) -> Text:
 
 
 def render_scoreboard(console: Console, board: Scoreboard) -> None:
-    """The matrix, then each mutant that is not killed, each check that kills nothing, and the verdict."""
+    """The matrix, then each mutant that is not killed, each check that kills nothing, and the verdict.
+
+    Where no mutant ran nobody can have killed any, and there is no matrix.
+    """
+    if any(score.fate is not Fate.NOT_RUN for score in board.scores):
+        _matrix(console, board)
+    _complain(console, board)
+    _sum_up(console, board)
+
+
+def _matrix(console: Console, board: Scoreboard) -> None:
     names = list(board.by_check)
     heading(console, f"mutants on SGLang {board.engine}: who kills what")
     for number, name in enumerate(names):
@@ -58,8 +68,6 @@ def render_scoreboard(console: Console, board: Scoreboard) -> None:
         for score in board.scores:
             if score.fault.family == family:
                 say(console, _row(names, score))
-    _complain(console, board)
-    _sum_up(console, board)
 
 
 def _row(names: Sequence[str], score: Score) -> Text:
@@ -86,7 +94,7 @@ def _complain(console: Console, board: Scoreboard) -> None:
             say(console, f"  look again:  eaglecheck mutants --engine {board.engine} --only {','.join(ids)}")
     for name in board.idle_checks:
         say(console, f"check {name} kills no mutant: it proves nothing; find it one, or remove it", style="bold red")
-    for name, why in EXCUSED.items():
+    for name, why in EXCUSED.items() if board.whole else ():
         say(console, f"check {name} has no mutant here: {why}")
 
 
@@ -95,6 +103,8 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
     each = ", ".join(f"{counts[fate]} {str(fate).lower()}" for fate in Fate if counts[fate])
     busy = sum(bool(killed) for killed in board.by_check.values())
     say(console)
-    checks = f"{busy} of {len(board.by_check)} checks kill at least one"
-    mutants = counted(len(board.scores), "mutant")
-    say(console, f"verdict {board.outcome}: {mutants}, {each}; {checks}", style=STYLE[board.outcome])
+    checks = f"; {busy} of {len(board.by_check)} checks kill at least one"
+    if set(counts) <= {Fate.NOT_RUN}:
+        checks = ", so no check was asked"
+    mutants = ", ".join(filter(None, [counted(len(board.scores), "mutant"), each]))
+    say(console, f"verdict {board.outcome}: {mutants}{checks}", style=STYLE[board.outcome])

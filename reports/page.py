@@ -23,7 +23,7 @@ from harness.driving.progress import ScenarioResult
 from reports.findings import facts, known_lines, roots_of
 from reports.frames import Frames
 from reports.histogram import histograms
-from reports.live import engine_facts
+from reports.live import drafted, engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
@@ -132,7 +132,7 @@ def exercised(report: Report) -> list[tuple[str, int]]:
     return [
         ("scenarios", len(results)),
         ("rounds", sum(one.rounds for one in results)),
-        ("draft steps", sum(one.draft_steps for one in results)),
+        drafted(results),
         ("positions compared", verdict.compared.get("positions", 0)),
         ("token choices compared", verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)),
         ("mismatches", sum(found.count for one in results for found in one.findings)),

@@ -59,7 +59,7 @@ def _result(case: StoredScenario, source: Source) -> ScenarioResult:
         known=known_of(case.scenario, verdict, findings, release=source.release, device=source.device),
         folder=short(case.folder),
         specimen=source.specimen(case.folder),
-        text_identical=None if case.reference is None else text_identical(case.engine, case.reference),
+        text_identical=None if case.reference is None else text_identical(case.engine, case.reference, case.scenario),
         rounds=len(rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
         seconds={},

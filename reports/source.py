@@ -55,7 +55,7 @@ class Source:
 
 def open_source(path: Path, *, judged: bool = True) -> Source:
     """The run, scenario or specimen in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
-    return _case(path) if (path / SCENARIO).is_file() else _run(path, judged=judged)
+    return _case(path) if (path / SCENARIO).exists() else _run(path, judged=judged)
 
 
 def short(path: Path) -> Path:
@@ -81,7 +81,7 @@ def _run(path: Path, *, judged: bool) -> Source:
         folder=short(reader.folder),
         name=reader.folder.name,
         manifest=reader.manifest,
-        engine=_described(reader.manifest.engine, folders),
+        engine=_described(reader.manifest.engine.known(), folders),
         verdict=reader.verdict.verdict() if whole and reader.verdict is not None else _merged(verdicts, missing),
         folders=folders,
         missing=missing,
@@ -91,7 +91,7 @@ def _run(path: Path, *, judged: bool) -> Source:
 def _case(path: Path) -> Source:
     folder = path.resolve()
     found = read_verdict(folder, ScenarioVerdict)
-    inside = (folder.parent / MANIFEST).is_file()
+    inside = (folder.parent / MANIFEST).exists()
     manifest = RunReader.open(folder.parent, allow_incomplete=True).manifest if inside else None
     case = read_case(folder)
     missing = "" if found is not None else "a specimen keeps no verdict: the findings are those it was made from"
@@ -103,7 +103,7 @@ def _case(path: Path) -> Source:
         folder=short(folder),
         name=folder.name,
         manifest=manifest,
-        engine=_described({} if manifest is None else manifest.engine, [folder]),
+        engine=_described({} if manifest is None else manifest.engine.known(), [folder]),
         verdict=failed if found is None else found.verdict(),
         folders=[folder],
         missing=missing,

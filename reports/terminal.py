@@ -15,7 +15,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import RunResult
 from reports.findings import render_findings, render_known
-from reports.live import STYLE, LiveLine
+from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
 from reports.prose import heading, say, say_pairs
 
@@ -43,11 +43,12 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
 
     again: the line that says how to look at it again, instead of naming `recheck`, which a recheck must not do.
     """
+    told: set[str] = set()
     render_counts(console, result)
     render_situations(console, result)
-    render_findings(console, result.results, look=not again)
+    render_findings(console, result.results, look=not again, told=told)
     render_cost(console, result)
-    render_verdict(console, result, notes=notes, again=again)
+    render_verdict(console, result, notes=notes, again=again, told=told)
 
 
 def render_counts(console: Console, result: RunResult) -> None:
@@ -59,7 +60,7 @@ def render_counts(console: Console, result: RunResult) -> None:
         [
             ("scenarios", len(result.results)),
             ("rounds", sum(one.rounds for one in result.results)),
-            ("draft steps", sum(one.draft_steps for one in result.results)),
+            drafted(result.results),
             ("mismatches", mismatches),
             ("ties", result.verdict.ties),
         ],
@@ -101,15 +102,23 @@ def render_cost(console: Console, result: RunResult) -> None:
     )
 
 
-def render_verdict(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
+def render_verdict(
+    console: Console,
+    result: RunResult,
+    *,
+    notes: Sequence[str] = (),
+    again: str = "",
+    told: set[str] | None = None,
+) -> None:
     """What was not exercised, why a verdict is missing, where everything lies, and the verdict as the last line."""
+    told = set() if told is None else told
     say(console)
     for reason in caveats(result):
         say(console, reason, style="dim")
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
-        render_known(console, next(one for one in result.results if reason in one.verdict.reasons), reason)
+        render_known(console, next(one for one in result.results if reason in one.verdict.reasons), reason, told=told)
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")

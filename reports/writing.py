@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.cli.documents import OutputError, write_text
+from harness.cli.places import writable
 from reports.columns import FRAMES, arrow_schema, frame, join
 from reports.frames import trend_row
 from reports.markdown import render_markdown
@@ -59,13 +60,11 @@ def _frames(report: Report) -> Iterable[tuple[str, pd.DataFrame]]:
 
 
 def _whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
-    part = folder / f"{name}.part"
+    part = writable(folder, option=option, what="frames") / f"{name}.part"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         part.write_bytes(content)
         part.replace(folder / name)
     except OSError as error:
-        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
         raise OutputError(
-            f"cannot write {name} into {folder}: {why}\n  name another folder:  --{option} DIR"
+            f"cannot write {name} into {folder}: {error.strerror}\n  name another folder:  --{option} FOLDER"
         ) from error

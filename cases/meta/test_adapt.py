@@ -1,11 +1,14 @@
 """Engine options of a command line, and combinations that are refused before an engine is booted."""
 
+from pathlib import Path
+
 import pytest
 
+from cases import catalogue
 from cases.fixed import default_scenarios
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.adapt import Wanted, adapted, check_possible
+from harness.driving.adapt import Wanted, adapted, check_possible, refusal
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
 TREE = SpecConfig(k=2, t=2, n=5)
@@ -133,3 +136,18 @@ def test_probe_levels(given, level, tmp_path):
         env=env, spec=SpecConfig(), engine=EngineConfig(), target=tmp_path, draft=tmp_path, probe=given
     )
     assert launch.boot["probe"] == level
+
+
+@pytest.mark.parametrize(
+    ("version", "refused"), [("0.5.13", False), ("0.5.15", False), ("0.5.16", True), ("0.5.17", True), ("0.5.23", True)]
+)
+def test_what_no_transfer_serves_is_refused_before_a_boot(version, refused):
+    """On 0.5.17 and 0.5.23 it ended as a defect of ours; on 0.5.13 it is a hang of SGLang's own (#23668)."""
+    scenario = catalogue.read_scenario(Path(__file__).parents[1] / "scenarios" / "pd-retract-by-pause.json")
+    why = refusal(scenario, version=version, device="cpu")
+    assert bool(why) is refused
+    if refused:
+        assert "op 'retract' with engine.pd" in why
+        assert "a release before 0.5.16" in why
+    alone = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"pd": False})})
+    assert refusal(alone, version=version, device="cpu") == ""

@@ -66,7 +66,8 @@ def test_an_interrupted_installation_is_not_taken_for_none(home: Path) -> None:
 
 def test_a_home_that_can_hold_nothing_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home.write_text("a file")
-    for place, why in ((home, f"{home} is no folder"), (home / "below", f"{home} is no folder")):
+    nothing_goes = (Path("/proc/eaglecheck"), "/proc cannot be written to")  # whatever access(2) says to root
+    for place, why in ((home, f"{home} is no folder"), (home / "below", f"{home} is no folder"), nothing_goes):
         monkeypatch.setenv("EAGLECHECK_HOME", str(place))
         disk = only("disk")
         assert (disk.status, disk.detail) == ("missing", f"EAGLECHECK_HOME is {place}, and {why}")

@@ -227,8 +227,8 @@ def _same(one, other):
 
 
 def test_csv_comes_back_with_lists_as_numbers_between_blanks(run, frames, tmp_path):
-    write_csv(read_report(run), tmp_path / "new" / "folder")
-    table = pd.read_csv(tmp_path / "new" / "folder" / "positions.csv", keep_default_na=False, dtype={"chosen": str})
+    write_csv(read_report(run), tmp_path / "new")
+    table = pd.read_csv(tmp_path / "new" / "positions.csv", keep_default_na=False, dtype={"chosen": str})
     assert list(table.columns) == [column.name for column in FRAMES["positions"]]
     assert len(table) == len(frames.positions)
     chosen = [tuple(map(int, text.split())) for text in table["chosen"]]

@@ -88,6 +88,18 @@ def test_a_night_keeps_the_cells_that_are_done_and_is_not_green(place):
     assert [one["engine"] for one in document["cells"]] == ["0.5.12.post1"]
     assert "0.5.13/case/pr25015 was planned and not reported" in document["incomplete"]
     assert not list(place.glob("nights/*/night.json")), "and counts for nothing later"
+    (night,) = place.glob("nights/*")
+    assert f"the night {night.name} never finished, 1 of 2 cells driven: nights/{night.name} has no night.json" in said
+    assert f"  the same night again:  eaglecheck {' '.join(NIGHT)} --json out.json\n" in said
+
+
+def test_a_shard_keeps_the_cells_that_are_done_and_judges_nothing(place):
+    code, document, said = interrupt(place, [*NIGHT, "--shard", "1/2"], signal.SIGTERM, once=False)
+    assert (code, document["interrupted"], document["shard"]) == (3, True, [1, 2]), said
+    assert (document["planned"], document["reported"], document["cells"]) == (1, 0, [])
+    assert not {"outcome", "green"} & set(document)
+    assert "the shard " in said
+    assert "--shard 1/2" in said
 
 
 def test_a_search_keeps_what_was_tried(place, monkeypatch):
@@ -101,11 +113,12 @@ def test_a_search_keeps_what_was_tried(place, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("harness.cli.bisect_releases.one_run", one_run)
-    done = call(*BISECT, "--json", "out.json")
+    done = call(*BISECT, "--fresh", "--json", "out.json")
     document = json.loads((place / "out.json").read_text())
     assert done.exit_code == 3, done.output
     assert (document["interrupted"], document["exact"], document["note"]) == (True, False, "interrupted")
     assert [(one["name"], one["call"]) for one in document["tried"]] == [("0.5.11", "bad")]
+    assert f"  go on:  eaglecheck {' '.join(BISECT)} --json out.json\n" in done.stderr
 
 
 def test_a_search_and_mutants_that_had_not_begun_are_written_too(place):
@@ -115,6 +128,7 @@ def test_a_search_and_mutants_that_had_not_begun_are_written_too(place):
     code, document, said = interrupt(place, MUTANTS, once=False)
     assert (code, document["interrupted"], document["verdict"], document["mutants"]) == (3, True, "UNKNOWN", []), said
     assert document["unsound"] == ["interrupted: 0 mutants of 2 asked"]
+    assert f"eaglecheck {' '.join(MUTANTS)} --json out.json" in said
 
 
 def test_without_json_nothing_is_written_and_the_interrupt_goes_on():

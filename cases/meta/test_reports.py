@@ -143,10 +143,10 @@ def test_a_block_is_longer_fenced_than_anything_inside_it():
 
 def test_a_pull_request_number_links_to_nothing(work):
     run = results.store(work / "runs", *FAILING)
-    place = run / "manifest.json"
-    known = json.loads(place.read_text())
-    known["engine"]["revert"] = 25015
-    place.write_text(json.dumps(known))
+    for place, key in ((run / "manifest.json", "engine"), *((one, "header") for one in run.glob("*/engine.json"))):
+        known = json.loads(place.read_text())
+        known[key]["revert"] = 25015
+        place.write_text(json.dumps(known))
     results.reseal(run)
     assert "with `#25015` reverted" in markdown(run).splitlines()[0]
 
@@ -298,7 +298,7 @@ WRONG = {
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "a list 'cells'"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
-    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv DIR"),
+    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv FOLDER"),
 }
 
 

@@ -8,7 +8,9 @@ from typing import get_args
 
 import pytest
 
+from cases import catalogue
 from cases.catalogue import read_scenario
+from cases.families import FAMILIES
 from cases.situations import SITUATIONS
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
@@ -77,3 +79,15 @@ def test_situations_that_are_named_exist():
         - set(RequestSpec.model_fields)
     )
     assert {name for name in named if name not in SITUATIONS} <= {"schema_version"}
+
+
+def test_every_scenario_of_every_family_is_listed_by_name_and_so_is_the_corpus():
+    listed = section("Those that are there")
+    names = {family: {one.name for one in each.scenarios} for family, each in FAMILIES.items()}
+    told = {
+        family: set(re.findall(r"`([^`]+)`", line.split("|")[3]))
+        for line in listed.splitlines()
+        for family in re.findall(r"^\| `([^`]+)` \|", line)
+    }
+    assert told == names
+    assert all(f"`{name}`" in listed for name in catalogue.names())

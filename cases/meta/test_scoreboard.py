@@ -5,16 +5,19 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from packaging.version import Version
 from rich.console import Console
 
 from harness.both_sides.faults import FAULTS
 from harness.checks import CHECKS
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
+from harness.contract.written_up import WRITTEN_UP
+from harness.engines import envs
 from harness.engines.engine import EngineError
 from harness.search import mutants
 from harness.search.mutants import Campaign, judged
-from harness.search.scoreboard import EXCUSED, Fate, Score, Scoreboard, document
+from harness.search.scoreboard import EXCUSED, SINCE, Fate, Score, Scoreboard, document
 from reports.mutants import MutantLine, render_scoreboard
 
 LATE = FAULTS["draft-position-late"]
@@ -174,3 +177,47 @@ def test_mutant_that_the_engine_refuses_is_not_run():
     engines = drives({LATE.id: EngineError("the engine refused 'fault': nothing to wrap")})
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
     assert (score.fate, score.why) == (Fate.NOT_RUN, "the engine refused 'fault': nothing to wrap")
+
+
+def layered(release):
+    """What is printed where one mutant of MTP layers is asked for."""
+    one = next(fault for fault in FAULTS.values() if fault.needs == "layers")
+    made = Campaign(drives({}), release, [one]).run()
+    stream = io.StringIO()
+    render_scoreboard(Console(file=stream, width=200), made)
+    return made, stream.getvalue().splitlines()
+
+
+def test_where_no_mutant_ran_there_is_no_matrix_and_no_word_of_checks_that_nobody_asked():
+    made, lines = layered("0.5.11")
+    assert made.outcome is Outcome.UNKNOWN
+    assert [line[:20] for line in lines if line] == [
+        f"NOT RUN: {made.scores[0].fault.id}"[:20],
+        "  because: before 0.5.13"[:20],
+        "verdict UNKNOWN: 1 mutant"[:20],
+    ]
+    assert lines[-1] == "verdict UNKNOWN: 1 mutant, 1 not run, so no check was asked"
+
+
+@pytest.mark.parametrize(
+    ("release", "reason"),
+    [
+        ("0.5.11", "(F-023)"),
+        ("0.5.12.post1", "(F-023)"),
+        ("0.5.13", "(F-011)"),
+        ("0.5.15.post1", "(F-011)"),
+        ("0.5.16", "were not tried"),
+    ],
+)
+def test_why_layers_are_not_asked_is_what_the_book_says_of_that_release(release, reason):
+    made, _ = layered(release)
+    assert reason in made.scores[0].why
+
+
+def test_every_finding_named_in_a_reason_is_in_that_release():
+    """The newest release that a reason still keeps out has the finding it names."""
+    for reasons in SINCE.values():
+        for first, why in reasons:
+            named = [one for one in WRITTEN_UP if f"({one.id})" in why]
+            before = max((one for one in envs.SUPPORTED if Version(one) < Version(first)), key=Version)
+            assert all(one.on(before) for one in named), (first, why)

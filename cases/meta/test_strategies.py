@@ -2,7 +2,9 @@
 
 import ast
 import functools
+import importlib.util
 import inspect
+import sys
 from collections import Counter
 
 import pytest
@@ -53,6 +55,21 @@ def test_same_seed_gives_the_same_scenarios_and_another_seed_others():
     first = [scenario.id for scenario in some(boot)]
     assert first == [scenario.id for scenario in some(boot)]
     assert set(first).isdisjoint(scenario.id for scenario in some(boot, seed_value=6))
+
+
+def test_what_else_is_imported_changes_no_draw(tmp_path):
+    """Hypothesis draws from the constants of modules outside of site-packages."""
+    before = some(BOOTS["plain"])
+    file = tmp_path / "constants_of_a_user.py"
+    file.write_text(f"VALUES = {list(range(100, 1100))}\n")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    try:
+        spec.loader.exec_module(module)
+        assert some(BOOTS["plain"]) == before
+    finally:
+        del sys.modules[file.stem]
 
 
 def test_scenarios_of_one_seed_are_all_different():

@@ -11,13 +11,13 @@ from rich.console import Console
 from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
-from harness.contract.types import Kind
+from harness.contract.types import Kind, SpecConfig
 from harness.contract.written_up import Known
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor import Finding
 from reports.findings import render_first
-from reports.live import LiveLine
+from reports.live import LiveLine, drafted
 from reports.machine import render_doctor, render_engines
 from reports.matrix import render_matrix
 from reports.prose import say_pairs
@@ -347,3 +347,28 @@ def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
     reason = next(at for at, line in enumerate(lines) if line.startswith("no verdict on pd-plugin-bare"))
     assert lines[reason + 1].startswith("  known: F-018 (")
     assert lines[-1].startswith("verdict FAIL: ")
+
+
+def test_what_is_written_up_is_said_once_a_run_and_by_its_id_from_then_on():
+    first, again = (results.judged(name, results.one_ahead) for name in ("pr25015", "single"))
+    known = Known(id="F-012", title="A title", window="0.5.13 and later", assume=True)
+    other = replace(known, id="F-017")
+    signature = first.findings[0].signature
+    third = results.without_engine("pd-plugin-bare", "the engine would not start: x")
+    run = results.run_of(
+        replace(first, known={signature: (known,)}),
+        replace(again, known={signature: (known, other)}),
+        replace(third, known={"the engine would not start: x": (other,)}),
+    )
+    said = [line for line in printed(render_run, run, width=150).splitlines() if line.startswith("  known: ")]
+    assert said == [f"  {known.line}", f"  {other.line}", "  known: F-012, see above", "  known: F-017, see above"]
+
+
+def test_where_layers_draft_there_are_no_steps_to_count():
+    spec = SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+    chain = results.judged("single", results.sound)
+    layered = replace(chain, scenario=chain.scenario.model_copy(update={"spec": spec}), draft_steps=0)
+    assert drafted([layered, layered]) == ("draft layers", 3)
+    assert drafted([layered, chain]) == ("draft steps", chain.draft_steps)
+    assert drafted([]) == ("draft steps", 0)
+    assert "draft layers 3" in " ".join(printed(render_run, results.run_of(layered)).split())

@@ -127,6 +127,17 @@ def test_a_reason_without_a_finding_points_too():
     assert known_as([reason], scenario=scenario(), release="0.5.13", device="cpu") == {}
 
 
+def test_a_crash_is_known_where_its_scenario_can_show_it():
+    few = "CRASH:ledger:VERIFY:srt/speculative/eagle_worker_common.py:_compact_accept_to_front"
+    assert ids(few, scenario(k=2, t=2, n=2), release="0.5.23") == ["F-028"]
+    assert ids(few, scenario(k=2, t=2, n=3), release="0.5.23") == []
+    assert ids(few, scenario(k=2, t=2, n=2), release="0.5.12.post1") == []
+    freed = "CRASH:ledger:DRAFT:srt/speculative/triton_ops/cache_locs.py:assign_extend_cache_locs_func"
+    assert ids(freed, scenario(graphs=True), release="0.5.13", device="cuda") == ["F-026"]
+    assert ids(freed, scenario(), release="0.5.13", device="cuda") == []
+    assert ids(freed, scenario(graphs=True), release="0.5.17", device="cuda") == []
+
+
 @pytest.mark.parametrize(
     ("graphs", "requests", "expected"), [(True, 4, []), (True, 5, ["F-011"]), (False, 1, ["F-011"])]
 )

@@ -15,6 +15,7 @@ from typing import Any
 
 from harness.archive import digests
 from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO
+from harness.contract import plain_files
 
 #: Commands whose own line makes their run anew.
 WHOLE = ("run", "replay")
@@ -42,7 +43,7 @@ def run_again(folder: Path) -> str:
 def _as_written(path: Path) -> bool:
     """Whether a scenario's file is whole JSON and, as far as its folder's digests tell, what it was."""
     try:
-        content = path.read_bytes()
+        content = plain_files.content(path)
     except OSError:
         return False
     return bool(_parsed(content.decode(errors="replace"))) and not digests.changed(
@@ -87,7 +88,7 @@ def _assumed(manifest: Mapping[str, Any]) -> list[str]:
 def _handshake(path: Path) -> dict[str, Any]:
     """The first that is whole; {} without one."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = plain_files.content(path).decode(errors="replace").splitlines()
     except OSError:
         return {}
     return next((found for line in lines if (found := _parsed(line)).get("event") == "handshake"), {})
@@ -96,7 +97,7 @@ def _handshake(path: Path) -> dict[str, Any]:
 def _object(path: Path) -> dict[str, Any]:
     """What the file holds; of one that is no JSON any more, the release and device that its text names."""
     try:
-        text = path.read_text(errors="replace")
+        text = plain_files.content(path).decode(errors="replace")
     except OSError:
         return {}
     named = {key: found[1] for key in ("release", "device") if (found := re.search(rf'"{key}": "([\w.+-]+)"', text))}

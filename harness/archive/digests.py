@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from harness.contract import plain_files
+
 SUMS = "SHA256SUMS"
 LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 #: What to say of a file that has changed.
@@ -32,7 +34,7 @@ def sums_of(folder: Path, files: Iterable[Path], *, also: Mapping[str, bytes]) -
 def read_sums(folder: Path) -> dict[str, str]:
     """Path in the folder -> digest; empty where the folder has no SUMS. A line that is none is left out."""
     try:
-        text = (folder / SUMS).read_text(errors="replace")
+        text = plain_files.content(folder / SUMS).decode(errors="replace")
     except OSError:
         return {}
     return {found[2]: found[1] for line in text.splitlines() if (found := LINE.fullmatch(line))}

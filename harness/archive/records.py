@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from harness.archive.facts import EngineFacts, Header
 from harness.archive.trace_io import plain
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Scenario, Verdict
 
@@ -31,7 +32,7 @@ class RunManifest(_Strict):
     python: str = ""
     seed: int | None = None
     #: what the engine said about itself, or would have been: release, device, environment
-    engine: dict[str, Any] = Field(default_factory=dict)
+    engine: EngineFacts = Field(default_factory=EngineFacts)
 
 
 class SpecimenManifest(_Strict):
@@ -42,7 +43,7 @@ class SpecimenManifest(_Strict):
     scenario_id: str
     release: str
     device: str
-    header: dict[str, Any]
+    header: Header
     signature: str
     replay: str
 

@@ -24,6 +24,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
+from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
@@ -47,6 +48,8 @@ from harness.archive.run_folders import (
     unfinished,
 )
 from harness.archive.trace_io import plain, read_trace, trace_files, write_trace
+from harness.contract import plain_files
+from harness.contract.deviations import assumed_in
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario, Verdict
@@ -210,7 +213,7 @@ class RunReader:
         path = self.folder / EVENTS
         if not path.exists():
             return []
-        content = path.read_bytes()
+        content = _bytes(path)
         lines = content.split(b"\n")
         cut_off = bool(lines[-1]) and self.verdict is None
         found = [
@@ -225,10 +228,13 @@ def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
     """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
     scenario = _read_model(folder / SCENARIO, Scenario)
     has_reference = reference and trace_files(folder, "reference")["json"].exists()
+    engine = read_trace(folder, "engine")
+    if (folder.parent / MANIFEST).exists():
+        _agree(folder.parent / MANIFEST, _read_model(folder.parent / MANIFEST, RunManifest).engine, engine)
     return StoredScenario(
         folder=folder,
         scenario=scenario,
-        engine=read_trace(folder, "engine"),
+        engine=engine,
         reference=read_trace(folder, "reference") if has_reference else None,
         findings=tuple(read_findings(folder / FINDINGS)),
         verdict=read_verdict(folder, ScenarioVerdict),
@@ -247,10 +253,7 @@ def read_verdict(folder: Path, model: type[Model]) -> Model | None:
 
 def read_findings(path: Path) -> Iterator[Divergence]:
     """The divergences of findings.jsonl."""
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise StoreError(f"{path} is missing: the folder is incomplete\n  {_again(path)}") from error
+    content = _bytes(path, gone="the folder is incomplete")
     for number, line in enumerate(content.splitlines(), 1):
         yield _validated(path, FindingLine, _json_object(path, number, line), line=number).divergence()
     _unchanged(path, content)
@@ -288,11 +291,28 @@ def write_specimen(
 
 def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
     """What `write_specimen` wrote. StoreError for anything else, a whole run among it."""
-    if not (folder / SCENARIO).is_file() and (folder / SPECIMENS).is_dir():
+    if not (folder / SCENARIO).exists() and (folder / SPECIMENS).is_dir():
         inside = sorted(path.name for path in (folder / SPECIMENS).iterdir())
         some = f"{folder / SPECIMENS / inside[0]}" if inside else "there is none in it"
         raise StoreError(f"{folder} is a run, and a specimen is wanted\n  one of its specimens:  {some}")
-    return _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+    manifest, case = _read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+    _agree(folder / MANIFEST, manifest, case.engine)
+    return manifest, case
+
+
+def started_with(manifest: SpecimenManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
+    """(deviations that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
+
+    A specimen of before either was kept says what its reference took for granted, and `torch`.
+    """
+    told = manifest.header if case.reference is None else case.reference.header
+    return assumed_in(told) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
+
+
+def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
+    """StoreError for a manifest that is of another engine than the trace."""
+    if wrong := contradiction(said, engine.header):
+        raise StoreError(f"{path} is not of the engine that was driven: {wrong}\n  {_again(path)}")
 
 
 def _write_case(
@@ -368,15 +388,20 @@ def _point_latest(root: Path, folder: Path) -> None:
 
 
 def _read_model(path: Path, model: type[Model]) -> Model:
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError as error:
-        raise StoreError(
-            f"{path} is missing: not one of our folders, or an incomplete one\n  {_again(path)}"
-        ) from error
+    content = _bytes(path, gone="not one of our folders, or an incomplete one")
     found = _validated(path, model, _json_object(path, 1, content))
     _unchanged(path, content)  # last: whoever finds out more says more
     return found
+
+
+def _bytes(path: Path, *, gone: str = "it was there a moment ago") -> bytes:
+    """What is in a file of a folder; StoreError where it is none. gone: what it means that it is not there."""
+    try:
+        return plain_files.content(path)
+    except FileNotFoundError as error:
+        raise StoreError(f"{path} is missing: {gone}\n  {_again(path)}") from error
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}\n  {_again(path)}") from error
 
 
 def _unchanged(path: Path, content: bytes) -> None:
@@ -402,7 +427,7 @@ def _check_sums(folder: Path, verdict: RunVerdict) -> None:
             raise StoreError(
                 f"{path} is missing: it was there when the run ended\n  {_again(path)}\n  {_on_purpose(path)}"
             )
-        if path.is_file() and digests.changed(kept, name, path.read_bytes()):
+        if path.is_file() and digests.changed(kept, name, _bytes(path)):
             raise _damaged(path)
 
 

@@ -10,15 +10,17 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from harness.archive import digests
-from harness.archive.trace_faults import TraceError, check_version, damaged, run_again_in
+from harness.archive import digests, event_facts
+from harness.archive.facts import Header
+from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import (
     TRACE_SCHEMA,
@@ -28,6 +30,7 @@ from harness.contract.trace import (
     Rows,
     Trace,
 )
+from harness.contract.types import POOL, POOL_IS
 from harness.contract.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
@@ -35,6 +38,10 @@ SIDES = ("engine", "reference")
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+#: Places of a request, or rows of it: no engine has room for more, and each is walked over.
+Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
 
 
 class _Round(_Strict):
@@ -45,12 +52,19 @@ class _Round(_Strict):
     mode: str
     rids: tuple[str, ...]
     epochs: tuple[int, ...]
-    starts: tuple[int, ...]
-    lens: tuple[int, ...]
+    starts: tuple[Tokens, ...]
+    lens: tuple[Tokens, ...]
     final: tuple[bool, ...]
     forwards: dict[str, int]
     graphs: dict[str, int] = {}
     side: str = ""
+
+    @model_validator(mode="after")
+    def _is_of_its_requests(self) -> _Round:
+        for name in ("epochs", "starts", "lens", "final"):
+            if len(getattr(self, name)) != len(self.rids):
+                raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.rids)} rids")
+        return self
 
 
 class _End(_Strict):
@@ -67,6 +81,12 @@ class _Event(_Strict):
     dp_rank: int
     data: dict[str, Any]
 
+    @model_validator(mode="after")
+    def _is_read_so(self) -> _Event:
+        if why := event_facts.unfit(self.name, self.data):
+            raise ValueError(why)
+        return self
+
 
 class _Head(_Strict):
     """The JSON file: everything of a trace that is not a row or a tensor."""
@@ -75,7 +95,7 @@ class _Head(_Strict):
     side: Literal["engine", "reference"]
     scenario_id: str
     row_count: int
-    header: dict[str, Any]
+    header: Header
     rounds: list[_Round]
     ends: list[_End]
     events: list[_Event]
@@ -154,7 +174,7 @@ def read_trace(folder: Path, side: str) -> Trace:
 
     files = trace_files(folder, side)
     for file in files.values():
-        if not file.is_file():
+        if not file.exists():
             present = ", ".join(sorted(path.name for path in folder.glob("*"))) if folder.is_dir() else "no folder"
             raise TraceError(
                 file,
@@ -162,7 +182,7 @@ def read_trace(folder: Path, side: str) -> Trace:
                 allowed=", ".join(path.relative_to(folder).as_posix() for path in files.values()),
                 do=f"{_why_gone(folder, files['json'])}, or {run_again_in(folder)}",
             )
-    content = {name: file.read_bytes() for name, file in files.items()}
+    content = {name: _bytes(file) for name, file in files.items()}
     head = _read_head(files["json"], content["json"], side)
     rows = read_rows(files["rows"], content["rows"], head.row_count)
     tensors = _read_tensors(files["tensors"], content["tensors"])
@@ -184,6 +204,15 @@ def read_trace(folder: Path, side: str) -> Trace:
     )
 
 
+def _bytes(file: Path) -> bytes:
+    try:
+        return plain_files.content(file)
+    except OSError as error:
+        raise TraceError(
+            file, found=str(error.strerror), allowed="a file that can be read", do=run_again_in(folder_of(file))
+        ) from error
+
+
 def _read_head(file: Path, written: bytes, side: str) -> _Head:
     try:
         content = parsed(written)
@@ -203,7 +232,7 @@ def _read_head(file: Path, written: bytes, side: str) -> _Head:
 def header_of(file: Path) -> dict[str, Any] | None:
     """The header in a trace's JSON file, whatever else of the trace is unfit; None where there is none to be read."""
     try:
-        found = parsed(file.read_bytes())
+        found = parsed(plain_files.content(file))
     except (OSError, NotJSON):
         return None
     header = found.get("header") if isinstance(found, dict) else None

@@ -18,6 +18,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from harness.bisect.subjects import Run
+from harness.contract import plain_files
 from harness.contract.types import Outcome
 from harness.engines.closure import home
 
@@ -53,7 +54,7 @@ class Cache:
     def runs(self, identity: Mapping[str, Any]) -> list[Run]:
         """The runs kept under this identity, oldest first; a line that is not whole is not there."""
         try:
-            lines = self._path(identity).read_text().splitlines()
+            lines = plain_files.content(self._path(identity)).decode(errors="replace").splitlines()
         except OSError:
             return []
         found = (_entry(line) for line in lines[1:])

@@ -20,7 +20,7 @@ from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.documents import check_target, write_json
 from harness.cli.engine_options import engine_options
-from harness.cli.interrupted import kept
+from harness.cli.interrupted import kept, typed_again
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
@@ -71,7 +71,7 @@ def command(
     )
     trials = Trials(failure=setting.subject.failure, cache=Cache.at_home(), repeat=repeat, fresh=fresh)
     try:
-        with kept(json, lambda stop: _by_now(setting, trials, repo, stop)):
+        with kept(json, lambda stop: _by_now(setting, trials, repo, stop), left=_left):
             if repo is None:
                 document = _over_releases(setting, trials, bad=bad, good=good, console=console)
             else:
@@ -81,6 +81,14 @@ def command(
     render_bisect(console, document)
     write_json(document, json)
     return Exit.PASS if document["exact"] else Exit.UNKNOWN
+
+
+def _left() -> str:
+    """A search goes on where it was: whoever types it again waits for nothing twice."""
+    return (
+        "what was judged on installed releases is remembered, and is not run again\n"
+        f"  go on:  {typed_again(without=('--fresh',))}"
+    )
 
 
 def _by_now(setting: Setting, trials: Trials, repo: Path | None, stop: KeyboardInterrupt) -> dict[str, Any]:

@@ -16,12 +16,11 @@ from typing import Any
 from rich.console import Console
 
 from cases import catalogue
-from harness.archive.store import MANIFEST, read_specimen
+from harness.archive.store import MANIFEST, read_specimen, started_with
 from harness.bisect.subjects import Failure, Run, Subject
 from harness.bisect.verdicts import checks_version, folder_digest
 from harness.cli import prepare
 from harness.cli.programs import check_scenarios
-from harness.contract.deviations import assumed_in
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
@@ -43,6 +42,7 @@ class Setting:
     gpu_share: float | None = None
     pair: tuple[Path, Path] | None = None
     assumed: tuple[str, ...] = ()
+    cpu_attention: str = "torch"
     runs: Path | None = None
 
     def identity(self, env: envs.EngineEnv, *, tree: str = "") -> Mapping[str, Any] | None:
@@ -60,6 +60,7 @@ class Setting:
             "lock": {"python": sys.version.split()[0], "torch": env.torch},
             "device": self.device,
             "assumed": sorted(self.assumed),
+            "cpu_attention": self.cpu_attention,
             "checks": checks_version(),
         }
 
@@ -73,6 +74,7 @@ class Setting:
             "gpu_share": self.gpu_share,
             "pair": None if self.pair is None else [str(folder) for folder in self.pair],
             "assumed": list(self.assumed),
+            "cpu_attention": self.cpu_attention,
             "runs": str(prepare.runs_root(self.runs).absolute()),  # the other process works in another folder
         }
 
@@ -88,6 +90,7 @@ def setting_of(plain: Mapping[str, Any]) -> Setting:
         gpu_share=plain["gpu_share"],
         pair=None if pair is None else (Path(pair[0]), Path(pair[1])),
         assumed=tuple(plain["assumed"]),
+        cpu_attention=plain["cpu_attention"],
         runs=Path(plain["runs"]),
     )
 
@@ -142,20 +145,22 @@ def _corpus(name: str, device: str) -> Setting:
 
 
 def _specimen(folder: Path) -> Setting:
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).exists():
         raise UsageError(
             f"--case {folder}: not a specimen folder, it has no {MANIFEST}\n"
             "  specimens lie in <run folder>/specimens; or name a corpus case: " + ", ".join(catalogue.names())
         )
     manifest, stored = read_specimen(folder)
     pair = manifest.header.get("pair")
+    assumed, attention = started_with(manifest, stored)
     return Setting(
         subject=Subject(
             name=stored.scenario.name, scenario=stored.scenario, failure=Failure(signature=manifest.signature)
         ),
         device=manifest.device,
         pair=None if not pair else (Path(pair[0]), Path(pair[1])),
-        assumed=() if stored.reference is None else assumed_in(stored.reference.header),
+        assumed=assumed,
+        cpu_attention=attention,
     )
 
 
@@ -176,6 +181,7 @@ def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: Li
             gpu_share=setting.gpu_share,
             runs=setting.runs,
             assumed=setting.assumed,
+            cpu_attention=setting.cpu_attention,
             env=env,
         )
     except UsageError as error:  # this release does not run this scenario, another may

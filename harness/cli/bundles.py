@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.cli.documents import check_target
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError, unknown
 from harness.engines import envs
@@ -64,6 +65,7 @@ def unpack(
     from harness.machines import kernels
     from harness.machines.unpack import unpack as install_bundle
 
+    check_target(None if keep_kernels is None else str(keep_kernels), what="keep-kernels")
     console = Console()
 
     def tell(text: str) -> None:

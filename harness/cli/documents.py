@@ -168,6 +168,7 @@ def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
 
 #: What goes into a file, by the option that names the file.
 CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown", "junit": "JUnit XML", "summary": "summary"}
+CONTENT["keep-kernels"] = "kernels"
 
 
 def check_target(target: str | None, *, what: str = "json", inputs: Iterable[Path | None] = ()) -> None:

@@ -116,9 +116,10 @@ def command(
         for cases_of in alike.values()
     ]
     documents: list[dict[str, Any]] = []
+    told: set[str] = set()
     with kept(json, lambda _stop: matrix_document(documents)):
         for cases_of, todo in plans:
-            _run(todo, cases_of, documents, console=console)
+            _run(todo, cases_of, documents, console=console, told=told)
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
@@ -160,7 +161,9 @@ def _engine(plan: Plan) -> str:
     return f"SGLang {plan.env.version}" + (f" with #{plan.revert} reverted" if plan.revert else "")
 
 
-def _run(plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]], *, console: Console) -> None:
+def _run(
+    plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]], *, console: Console, told: set[str]
+) -> None:
     """One engine, with or without a fix reverted: every case, sharing boots where the cases allow; adds its cells."""
     heading(console, _engine(plan))
     try:
@@ -170,7 +173,7 @@ def _run(plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]
         documents += _cells(stop.result, plan, cases)
         raise
     for one in result.results:
-        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}")
+        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}", told=told)
     documents += _cells(result, plan, cases)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from harness.both_sides.faults import FAULTS, Fault
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, write_json
-from harness.cli.interrupted import kept
+from harness.cli.interrupted import kept, typed_again
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.deviations import IDLE_CRASH
 from harness.contract.usage import UsageError, unknown
@@ -61,14 +61,19 @@ def command(
     try:
         with MutantLine(console) as line:
             campaign = Campaign(engines, env.version, faults, line, wanted.changes())
-            with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted"))):
+            with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
                 board = campaign.run()
     finally:
         engines.close()
     render_scoreboard(console, board)
-    say(console, f"engine logs: {logs}")
+    if logs.is_dir():
+        say(console, f"engine logs: {logs}")
     write_json(document(board), json)
     return BY_OUTCOME[board.outcome]
+
+
+def _left() -> str:
+    return f"nothing of a campaign is kept\n  ask again, or fewer of them with --only:  {typed_again()}"
 
 
 def _chosen(only: str | None) -> list[Fault]:

@@ -18,6 +18,7 @@ from harness.cli import options
 from harness.cli.documents import check_target
 from harness.cli.nightly import check_store, conclude
 from harness.cli.outcome import Exit, guarded
+from harness.cli.places import writable
 from harness.contract.usage import UsageError
 from harness.night import store
 from harness.night.document import junit
@@ -54,6 +55,7 @@ def command(
         check_target(None if target is None else str(target), what=option)
     entries = known.read(known_file or known.FILE)
     if shards:
+        writable(nights, option="nights", what="nights")
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
     else:
         folder, night = _newest(nights)

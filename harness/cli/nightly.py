@@ -22,7 +22,7 @@ from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
 from harness.cli.documents import write_json
-from harness.cli.interrupted import kept
+from harness.cli.interrupted import kept, typed_again
 from harness.cli.outcome import BY_OUTCOME, Exit
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
@@ -119,11 +119,16 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         told=lambda result: render_cell(console, result),
     )
     mine = set(todo.mine)
-    with kept(None if todo.shard[1] > 1 else json, lambda _stop: _by_now(driver, todo, asked.nights, entries)):
+
+    def left() -> str:
+        return _left(folder, todo, done=len(driver.results), seeded=asked.seed is not None)
+
+    with kept(json, lambda _stop: _by_now(driver, todo, asked.nights, entries), left=left):
         results = driver.run([cell for cell in cells if cell.key in mine])
     night = Night(plan=todo, finished=_now(), cells=tuple(results))
     store.finish(folder, night)
     if todo.shard[1] > 1:
+        write_json(document.shard_document(todo, night.cells), json)
         say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
         say(
             console, f"judge the whole night, once all shards are here:  eaglecheck night {asked.nights} --nights STORE"
@@ -135,8 +140,20 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
 def _by_now(driver: Driver, todo: NightPlan, root: Path, entries: Sequence[known.Entry]) -> dict[str, Any]:
     """The cells that are done, judged as what they are: a part of a night. It is kept nowhere else."""
     done = tuple(driver.results[key] for key in todo.mine if key in driver.results)
+    if todo.shard[1] > 1:
+        return document.shard_document(todo, done)
     part = Night(plan=todo, finished=_now(), cells=done)
     return document.document(judge(part, past=_past(root, part)[1], known=entries, today=today()))
+
+
+def _left(folder: Path, todo: NightPlan, *, done: int, seeded: bool) -> str:
+    """What an interrupted night leaves behind, and how to have the same one again."""
+    again = typed_again(more=() if seeded else ("--seed", str(todo.seed)))
+    what = "night" if todo.shard[1] == 1 else "shard"
+    return (
+        f"the {what} {todo.id} never finished, {done} of {counted(len(todo.mine), 'cell')} driven: {folder} has no "
+        f"{store.NIGHT}, and counts for nothing\n  the same {what} again:  {again}"
+    )
 
 
 def _past(root: Path, night: Night) -> tuple[list[Kept], list[Night]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
+from harness.cli import places
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.contract import deviations
 from harness.contract.types import Scenario
@@ -155,23 +155,17 @@ def runs_root(folder: Path | None) -> Path:
 
 def writable(root: Path, *, option: str = "runs", what: str = "run folders") -> Path:
     """The folder that `option` names, made if need be; UsageError if nothing can be written into it."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=root):
-            pass
-    except OSError as error:
-        why = "it is a file" if isinstance(error, FileExistsError) else error.strerror
-        raise UsageError(
-            f"{what} cannot be written to {root}: {why}\n  name another folder:  --{option} FOLDER"
-        ) from error
-    return root
+    return places.writable(root, option=option, what=what)
 
 
 def split_list(text: str, *, what: str) -> list[str]:
-    """'a,b' as ['a', 'b']; UsageError if nothing is named or something is named twice."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts:
+    """'a,b' as ['a', 'b']; UsageError if nothing is named, something is named twice, or a comma stands for nothing."""
+    parts = [part.strip() for part in text.split(",")]
+    if not any(parts):
         raise UsageError(f"--{what} names nothing; give a comma-separated list")
+    if not all(parts):
+        named = ",".join(part for part in parts if part)
+        raise UsageError(f"--{what} {text}: nothing stands beside one of the commas\n  leave it out:  --{what} {named}")
     doubled = sorted({part for part in parts if parts.count(part) > 1})
     if doubled:
         raise UsageError(f"--{what} names {doubled[0]!r} twice")

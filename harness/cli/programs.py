@@ -38,7 +38,7 @@ def choose_scenarios(names: list[str], files: list[Path], family: str | None = N
         raise UsageError(f"--family {family} says nothing about a --scenario-file\n  leave one of them out")
     for name in names:
         if name not in known:
-            raise UsageError(unknown("scenario", name, known) + _owner(name))
+            raise UsageError(unknown("scenario", name, known) + (_owner(name) or _of_others(family)))
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
     twice = [name for (name, _), count in Counter((one.name, one.id) for one in chosen).items() if count > 1]
     if twice:
@@ -50,6 +50,15 @@ def _owner(name: str) -> str:
     """Where a scenario of that name is, if another family has it."""
     found = [family for family, one in FAMILIES.items() if any(scenario.name == name for scenario in one.scenarios)]
     return f"\n  {name} is a scenario of another family:  --family {found[0]} --scenario {name}" if found else ""
+
+
+def _of_others(family: str | None) -> str:
+    """How to see the names that other families have."""
+    others = [one for one in FAMILIES if one != (family or next(iter(FAMILIES)))]
+    return (
+        f"\n  other families have scenarios of their own, by name in docs/scenarios.md: {', '.join(others)}"
+        f"\n  for example:  --family {others[0]} --scenario {FAMILIES[others[0]].scenarios[0].name}"
+    )
 
 
 def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None) -> None:

@@ -61,7 +61,7 @@ def command(
     check_target(json)
     kept = not fresh_reference
     try:
-        stored = _open_case(run, reference=kept) if (run / SCENARIO).is_file() else _open_run(run, reference=kept)
+        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
             error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
@@ -99,8 +99,8 @@ def _open_case(path: Path, *, reference: bool) -> _Stored:
     """One scenario's folder, or a specimen. reference False: the stored one is not asked for."""
     case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
-    if (path.parent / MANIFEST).is_file():  # of the run it lies in
-        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine
+    if (path.parent / MANIFEST).exists():  # of the run it lies in
+        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine.known()
     before = None if case.verdict is None else case.verdict.outcome
     return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
 
@@ -119,7 +119,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         return _Stored(
             folder=_short(reader.folder),
             scenarios=cases,
-            engine=reader.manifest.engine,
+            engine=reader.manifest.engine.known(),
             before=reader.verdict.outcome,
         )
     cases = list(_finished_cases(reader, reference=reference))
@@ -130,7 +130,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
     return _Stored(
         folder=_short(reader.folder),
         scenarios=cases,
-        engine=reader.manifest.engine,
+        engine=reader.manifest.engine.known(),
         before=None,
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
@@ -198,7 +198,7 @@ def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> 
         ),
         folder=_short(stored.folder),
         specimen=_specimen(stored),
-        text_identical=None if reference is None else text_identical(stored.engine, reference),
+        text_identical=None if reference is None else text_identical(stored.engine, reference, stored.scenario),
         rounds=len(stored.engine.rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in stored.engine.rounds),
         seconds={},

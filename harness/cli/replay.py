@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.archive.store import EVENTS, MANIFEST, read_specimen
+from harness.archive.store import EVENTS, MANIFEST, read_specimen, started_with
 from harness.cli import options, prepare
 from harness.cli.outcome import Exit, guarded
-from harness.contract.deviations import assumed_in
 from harness.contract.usage import UsageError
 from harness.driving.runner import run
 from reports.prose import say
@@ -32,18 +31,18 @@ def command(
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
     console = Console()
-    if (specimen / MANIFEST).is_file() and (specimen / EVENTS).is_file():
+    if (specimen / MANIFEST).exists() and (specimen / EVENTS).exists():
         found = sorted(str(path.parent) for path in specimen.glob(f"specimens/*/{MANIFEST}"))
         has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
         raise UsageError(
             f"{specimen} is a run folder, not a specimen; {has}\n"
             f"  judge a run again with:  eaglecheck recheck {specimen}"
         )
-    if specimen.is_file():
+    if specimen.exists() and not specimen.is_dir():
         raise UsageError(f"{specimen} is a file, no folder: looked for a specimen\n  {_specimens(runs)}")
     if not specimen.exists():
         raise UsageError(f"there is no folder {specimen}: looked for a specimen\n  {_specimens(runs)}")
-    if not (specimen / MANIFEST).is_file():
+    if not (specimen / MANIFEST).exists():
         raise UsageError(
             f"{specimen} is not a specimen folder: it has no {MANIFEST}\n"
             "  specimens lie in <run folder>/specimens; judge a run again with:  eaglecheck recheck RUN"
@@ -51,6 +50,7 @@ def command(
     manifest, stored = read_specimen(specimen)
     pair = manifest.header.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
+    assumed, attention = started_with(manifest, stored)
     plan = prepare.make_plan(
         [stored.scenario],
         say=lambda text: say(console, text),
@@ -61,8 +61,8 @@ def command(
         draft=draft,
         gpu_share=gpu_share,
         runs=runs,
-        cpu_attention=str(manifest.header.get("cpu_attention", "torch")),
-        assumed=assumed_in(manifest.header if stored.reference is None else stored.reference.header),
+        cpu_attention=attention,
+        assumed=assumed,
     )
     with LiveLine(console) as line:
         result = run(plan, observers=[line])

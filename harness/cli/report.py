@@ -11,7 +11,9 @@ from rich.console import Console
 
 from harness.cli.documents import check_target
 from harness.cli.outcome import Exit, guarded
+from harness.cli.places import check_folder
 from harness.cli.shown import Matrix, Mutants
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.usage import UsageError
 from harness.contract.validation import Unfit, validated
@@ -73,6 +75,9 @@ def command(
         raise UsageError(
             f"--html and --markdown are one file: {html}\n  name two:  --html report.html --markdown report.md"
         )
+    for option, folder in (("csv", csv), ("parquet", parquet)):
+        if folder is not None:
+            check_folder(folder, option=option, what="frames")
     console = Console(stderr="-" in (html, markdown))
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
@@ -124,7 +129,7 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     target = f"{command}.json" if path.exists() else path
     again = f"write it:  {HOW[command]} --json {target}"
     try:
-        found = parsed(path.read_bytes())
+        found = parsed(plain_files.named(path))
     except OSError as error:
         raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
     except NotJSON as error:

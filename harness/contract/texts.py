@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from harness.contract.trace import Trace
+from harness.contract.types import Phase, Scenario
 
 
-def text_identical(engine: Trace, reference: Trace) -> bool | None:
-    """Whether every request's text equals the plain greedy text as far as it got; None if there is no text at all."""
-    plain = {event.data["rid"]: tuple(event.data["output_ids"]) for event in reference.events if event.name == "greedy"}
-    compared = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
-    if not compared:
+def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool | None:
+    """Whether every greedy request's text equals the plain greedy text as far as it got; None if there is no text.
+
+    Of a request that an engine took with it when it died, what had been committed may differ already; that it does
+    not yet says nothing.
+    """
+    greedy = {request.rid for request in scenario.requests if request.temperature == 0.0}
+    told = [event.data for event in reference.events if event.name == "greedy"]
+    plain = {str(data["rid"]): tuple(data["output_ids"]) for data in told if data["rid"] in greedy}
+    ended = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
+    lost = plain.keys() - {end.rid for end, _ in ended}
+    if any(_goes_astray(committed(engine, rid, scenario), plain[rid]) for rid in lost):
+        return False
+    if not ended:
         return None
     return all(
         end.output_ids == text[: len(end.output_ids)] and (end.reason == "abort" or len(end.output_ids) == len(text))
-        for end, text in compared
+        for end, text in ended
     )
+
+
+def committed(engine: Trace, rid: str, scenario: Scenario) -> dict[int, int]:
+    """Place in the output -> token, for what verifies committed of a request; its first token came with its prompt."""
+    rows, prompt = engine.rows, len(scenario.request(rid).prompt)
+    mine = (rows.strings["phase"] == Phase.ACCEPT) & (rows.strings["rid"] == rid)
+    places = rows.ints["committed"][mine] + 1 + rows.ints["slot"][mine] - prompt
+    return dict(zip(places.tolist(), rows.ints["input_id"][mine].tolist(), strict=True))
+
+
+def _goes_astray(tokens: dict[int, int], text: tuple[int, ...]) -> bool:
+    return any(text[place] != token for place, token in tokens.items() if 0 <= place < len(text))

@@ -296,6 +296,11 @@ WRITTEN_UP = (
         id="F-026",
         title="A batch larger than the captured ones leaves the draft graphs with addresses of freed memory",
         releases=("0.5.13", "0.5.13"),
+        signatures=(
+            "CRASH:ledger:DRAFT:*/cache_locs.py:assign_extend_cache_locs_func",
+            "CRASH:ledger:EXTEND:*/batch_result_processor.py:process_batch_result_decode",
+        ),
+        drives=lambda scenario: scenario.engine.graphs and not _layers(scenario),
     ),
     WrittenUp(
         id="F-027",
@@ -304,6 +309,16 @@ WRITTEN_UP = (
         releases=("0.5.13", "0.5.14"),
         signatures=("NUMERIC:extend:EXTEND:hidden_out-off", "NUMERIC:extend:EXTEND:hidden_out-nan"),
         drives=_layers_in_graphs,
+    ),
+    WrittenUp(
+        id="F-028",
+        title="A tree of fewer nodes than a draft has steps ends the engine in its first verify (topk > 1)",
+        releases=("0.5.13", None),
+        signatures=(
+            "CRASH:ledger:VERIFY:*/eagle_worker_common.py:_compact_accept_to_front",
+            "CRASH:ledger:VERIFY:*/eagle_worker_v2.py:_compact_accept_to_front",
+        ),
+        drives=lambda scenario: scenario.spec.t > 1 and scenario.spec.n <= scenario.spec.k,
     ),
     WrittenUp(
         id="F-029",

@@ -28,6 +28,9 @@ LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
 #: lies between this and 0.5.23, which has another way on a CPU, was not tried.
 LAST_WITH_POWERS = Version("0.5.17")
+#: From here on a decode side whose requests are all taken back has the prompts read again on the prefill side, by
+#: reading of 0.5.15 (which lacks it) and 0.5.16 (which has it); seen on 0.5.17 and 0.5.23.
+FIRST_WITH_RECOMPUTE = Version("0.5.16")
 #: Before it nothing of a hand-over is asked of the algorithm; before 0.5.12 there is no registry at all.
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
@@ -88,6 +91,7 @@ def refusal(scenario: Scenario, *, version: str, device: str) -> str:
         impossible(scenario.spec, scenario.engine, version=version, device=device)
         or too_deep(scenario)
         or unfollowed(scenario, version=version)
+        or unserved(scenario, version=version)
     )
 
 
@@ -154,5 +158,18 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
             f"the layers of {scenario.checkpoint!r} read each other's output, and in CUDA graphs SGLang {version} runs "
             "some of their rows once more, which the reference does not follow\n"
             f"  allowed: --no-graphs, or a release behind {last}"
+        )
+    return ""
+
+
+def unserved(scenario: Scenario, *, version: str) -> str:
+    """Why what stands in for the network between two engines does not serve the script; empty if it does."""
+    taken_back = any(op.kind == "retract" for op in scenario.script)
+    if scenario.engine.pd and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
+        return (
+            f"op 'retract' with engine.pd: SGLang {version} then has prompts read again on the prefill side, which the "
+            "transfers of this version do not serve\n"
+            "  allowed: a smaller engine.pool_tokens, which makes the decode side take requests back by itself; "
+            f"engine.pd false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""

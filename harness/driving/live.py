@@ -57,6 +57,9 @@ class ScenarioOutcome:
     divergences: tuple[Divergence, ...]
     findings: tuple[Finding, ...]
     text_identical: bool | None
+    #: how the engine and the reference were started, which a replay repeats
+    assumed: tuple[str, ...] = ()
+    cpu_attention: CpuAttention = "torch"
 
     def __repr__(self) -> str:
         reverted = f" with {self.revert} reverted" if self.revert else ""
@@ -94,10 +97,12 @@ class ScenarioOutcome:
         """A folder that `eaglecheck replay` runs again, where there is something to look at."""
         name = f"{self.scenario.name}-{self.scenario.id}-{self.release}" + (f"-r{self.revert}" if self.revert else "")
         folder = root / SPECIMENS / name
+        header = {**self.trace.header, "release": self.release}
+        header |= {"assumed": list(self.assumed), "cpu_attention": self.cpu_attention}
         return write_specimen(
             folder,
             self.scenario,
-            engine=replace(self.trace, header={**self.trace.header, "release": self.release}),
+            engine=replace(self.trace, header=header),
             reference=self.reference,
             divergences=self.divergences,
             signature=self.first.signature if self.first else str(self.verdict.outcome),
@@ -226,7 +231,15 @@ class LiveEngines:
             self.close()
             raise
 
-    def judge(self, scenario: Scenario, trace: Trace, *, release: str, revert: int | None) -> ScenarioOutcome:
+    def judge(
+        self,
+        scenario: Scenario,
+        trace: Trace,
+        *,
+        release: str,
+        revert: int | None,
+        cpu_attention: CpuAttention = "torch",
+    ) -> ScenarioOutcome:
         """The reference's answer to a trace, and the verdict."""
         from harness.contract.texts import text_identical
 
@@ -241,7 +254,9 @@ class LiveEngines:
             verdict=verdict,
             divergences=tuple(divergences),
             findings=tuple(group(divergences)),
-            text_identical=text_identical(trace, reference),
+            text_identical=text_identical(trace, reference, scenario),
+            assumed=self.assumed,
+            cpu_attention=cpu_attention,
         )
 
     def stream(self, scenarios: Iterable[Scenario], *, engine: str, revert: int | None) -> Iterator[ScenarioOutcome]:
@@ -283,7 +298,8 @@ class LiveEngines:
         if fresh or on_turn is not None or key not in self._outcomes:
             launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)
             trace = self.drive(launch, scenario, on_turn=on_turn)
-            outcome = self.judge(scenario, trace, release=launch.boot["release"], revert=revert)
+            release = launch.boot["release"]
+            outcome = self.judge(scenario, trace, release=release, revert=revert, cpu_attention=cpu_attention)
             if on_turn is None:
                 self._remember(key, outcome)
             self.latest = outcome

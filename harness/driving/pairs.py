@@ -14,6 +14,7 @@ from typing import Any
 import safetensors
 
 from cases import checkpoints
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError
@@ -65,10 +66,11 @@ def _config(option: str, folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UsageError(f"{option} {folder}: no such folder\n  {OWN}")
     file = folder / "config.json"
-    if not file.is_file():
+    _check_plain(option, folder)
+    if not file.exists():
         raise UsageError(f"{option} {folder}: no config.json there, so it is not a checkpoint folder\n  {OWN}")
     try:
-        config = parsed(file.read_bytes())
+        config = parsed(plain_files.content(file))
     except OSError as error:
         raise UsageError(f"{option} {folder}: config.json cannot be read: {error.strerror}\n  {OWN}") from error
     except NotJSON as error:
@@ -92,6 +94,18 @@ def _config(option: str, folder: Path) -> dict[str, Any]:
                 f"{option} {folder}: {weights.name} is damaged or cut off\n  copy it again, whole"
             ) from error
     return dict(config)
+
+
+def _check_plain(option: str, folder: Path) -> None:
+    """UsageError for anything but files and folders in there: SGLang looks at more of them than we do."""
+    for path in sorted(folder.iterdir()):
+        try:
+            if not path.is_dir():
+                plain_files.check(path)
+        except OSError as error:
+            raise UsageError(
+                f"{option} {folder}: {path.name} cannot be read: {error.strerror}\n  remove it, or {OWN}"
+            ) from error
 
 
 def load_now(pair: OwnPair) -> None:

@@ -210,6 +210,8 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
             except EngineError as error:
                 if isinstance(error, NoLease) and session.lease is not None:
                     session.lease = replace(session.lease, wait=0.0)
+                if engine is not None:
+                    engine.close()  # before the next one boots, which may need its card, its memory or its ports
                 session.settle()
                 _give_up(session, scenario, str(error))
                 engine = None
@@ -291,7 +293,7 @@ def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds:
         known=_known(session, scenario, verdict, findings),
         folder=folder,
         specimen=specimen,
-        text_identical=text_identical(engine, reference),
+        text_identical=text_identical(engine, reference, scenario),
         rounds=len(engine.rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
         seconds={

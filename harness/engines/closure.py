@@ -27,6 +27,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness.contract import plain_files
+
 Progress = Callable[[str], None]
 
 REQUIREMENTS = Path(__file__).with_name("closure.txt")
@@ -243,7 +245,7 @@ def free_gb(path: Path) -> float:
 def read_marker(folder: Path) -> dict[str, Any] | None:
     """What READY.json says; None where there is none, or it is not whole."""
     try:
-        data = json.loads((folder / MARKER).read_text())
+        data = json.loads(plain_files.content(folder / MARKER))
     except (OSError, ValueError):
         return None
     return data if isinstance(data, dict) else None

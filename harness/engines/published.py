@@ -18,6 +18,7 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from harness.contract import plain_files
 from harness.engines import closure
 
 #: A list younger than this is used without asking again.
@@ -97,7 +98,7 @@ def _has_pip() -> bool:
 
 def _read() -> tuple[tuple[str, ...], float] | None:
     try:
-        data = json.loads(_path().read_text())
+        data = json.loads(plain_files.content(_path()))
         return tuple(str(name) for name in data["versions"]), float(data["when"])
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from harness.contract import plain_files
 from harness.engines.closure import EnvError
 
 FORMAT = 1
@@ -244,6 +245,7 @@ def opened(path: Path) -> Iterator[Reader]:
     """The bundle, ready to be read; BundleError where there is none."""
     with contextlib.ExitStack() as stack:
         try:
+            plain_files.check(path)  # it is read back and forth
             reader = Reader(path, stack.enter_context(tarfile.open(path, "r:")))
         except OSError as error:
             raise BundleError(

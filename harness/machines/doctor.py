@@ -14,6 +14,7 @@ import platform
 import shlex
 import shutil
 import sys
+import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from fnmatch import fnmatch
@@ -163,8 +164,7 @@ def _left_behind() -> list[Finding]:
 def _disk() -> Finding:
     place = envs.home()
     above = next(path for path in (place, *place.parents) if path.exists())
-    if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-        why = f"{above} cannot be written to" if above.is_dir() else f"{above} is no folder"
+    if why := _unfit(above):
         detail = f"EAGLECHECK_HOME is {place}, and {why}"
         return Finding(name="disk", status="missing", detail=detail, mend="export EAGLECHECK_HOME=/path/with/space")
     free = closure.free_gb(place)
@@ -178,6 +178,17 @@ def _disk() -> Finding:
         detail=f"{detail}, {need} GB needed",
         mend="export EAGLECHECK_HOME=/path/with/space",
     )
+
+
+def _unfit(folder: Path) -> str:
+    """Why nothing can be made in there, found out by doing it: root may write everywhere, and /proc takes nothing."""
+    if not folder.is_dir():
+        return f"{folder} is no folder"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError:
+        return f"{folder} cannot be written to"
 
 
 def _graphics() -> Iterator[Finding]:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
 from typing import Any
 
 from harness.contract.types import Outcome
 from harness.night.judge import Group, Judgement, Status
-from harness.night.records import CellResult
+from harness.night.records import CellResult, NightPlan
 
 NIGHT_SCHEMA = 1
 #: What XML 1.0 cannot hold, not even escaped.
@@ -48,6 +49,21 @@ def document(judged: Judgement) -> dict[str, Any]:
             for trend in judged.trends
         ],
         "cells": [cell.model_dump(mode="json") for cell in night.cells],
+    }
+
+
+def shard_document(plan: NightPlan, cells: Sequence[CellResult]) -> dict[str, Any]:
+    """What one shard drove, which is not judged alone: no outcome, and nothing that needs the other cells."""
+    return {
+        "schema": NIGHT_SCHEMA,
+        "night": plan.id,
+        "shard": list(plan.shard),
+        "device": plan.device,
+        "revert": plan.revert,
+        "seed": plan.seed,
+        "planned": len(plan.mine),
+        "reported": len(cells),
+        "cells": [cell.model_dump(mode="json") for cell in cells],
     }
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.archive.store import SPECIMENS, StoreError
+from harness.contract import plain_files
 from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan
 from harness.night.store import Kept, begin, disk, finish, new_id, nights
@@ -121,9 +122,20 @@ def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
     seen = []
     for one in cell.findings:
         if one.specimen is not None and (shard.folder / one.specimen).is_dir():
+            _check_copied(shard.folder / one.specimen)
             with disk(folder):
                 shutil.copytree(shard.folder / one.specimen, folder / one.specimen, dirs_exist_ok=True)
             seen.append(one)
         else:
             seen.append(one.model_copy(update={"specimen": None}))
     return cell.model_copy(update={"findings": tuple(seen)})
+
+
+def _check_copied(specimen: Path) -> None:
+    """StoreError for a specimen that holds what cannot be copied to an end."""
+    try:
+        plain_files.check_tree(specimen)
+    except OSError as error:
+        raise StoreError(
+            f"cannot copy {error.filename}: {error.strerror}\n  move it away, or get the shard again, whole"
+        ) from error

@@ -19,6 +19,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from harness.archive.store import StoreError, WriteError
+from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.validation import Unfit, validated
 from harness.night.records import SCHEMA, Night, NightPlan
@@ -60,13 +61,14 @@ def finish(folder: Path, night: Night) -> Path:
 
 def read(folder: Path) -> Kept:
     """One night or shard. StoreError for a folder that is none, is damaged, or was written by another version."""
-    if not (folder / PLAN).is_file():
+    if not (folder / PLAN).exists():
         raise StoreError(
             f"{folder} is not a night: it has no {PLAN}\n"
             f"  make one:  eaglecheck matrix --nights {folder.parent} --engines 0.5.23 --cases pr25015"
         )
     plan = _read(folder / PLAN, NightPlan)
-    return Kept(folder=folder, plan=plan, night=_read(folder / NIGHT, Night) if (folder / NIGHT).is_file() else None)
+    ended = os.path.lexists(folder / NIGHT)
+    return Kept(folder=folder, plan=plan, night=_read(folder / NIGHT, Night) if ended else None)
 
 
 def nights(root: Path) -> list[Kept]:
@@ -76,7 +78,7 @@ def nights(root: Path) -> list[Kept]:
 
 def parts(folder: Path) -> list[Path]:
     """The nights at or below a folder, as artifacts unpack: PART itself, PART/<id>, or one level more."""
-    if (folder / PLAN).is_file():
+    if (folder / PLAN).exists():
         return [folder]
     found = [*folder.glob(f"*/{PLAN}"), *folder.glob(f"*/*/{PLAN}")]
     return sorted(path.parent for path in found)
@@ -86,7 +88,7 @@ def torn(folder: Path, *, deep: bool = True) -> list[Path]:
     """Folders at the places of `parts` (deep False: of `nights`) that hold a night without its plan."""
     inside = [*folder.glob(f"*/{NIGHT}")]
     found = [folder / NIGHT, *inside, *folder.glob(f"*/*/{NIGHT}")] if deep else inside
-    return sorted(path.parent for path in found if path.is_file() and not path.with_name(PLAN).exists())
+    return sorted(path.parent for path in found if not path.with_name(PLAN).exists() and path.exists())
 
 
 def _write(path: Path, model: BaseModel) -> None:
@@ -101,7 +103,7 @@ def _write(path: Path, model: BaseModel) -> None:
 
 def _read(path: Path, model: type[Model]) -> Model:
     try:
-        return validated(parsed(path.read_bytes()), model)
+        return validated(parsed(plain_files.content(path)), model)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}\n  allowed: a night of `eaglecheck matrix`") from error
     except (NotJSON, Unfit) as error:

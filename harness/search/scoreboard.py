@@ -19,16 +19,29 @@ SCHEMA = 1
 
 #: Why there is nothing to drive for a need.
 UNDRIVABLE: dict[str, str] = {}
-_LAYERS = ("0.5.17", "on 0.5.13 and before a multi-layer MTP draft does not run without CUDA graphs")
-#: Need -> the first release on which it can be asked, and why not before.
-SINCE = {
+_LAYERS = (
+    ("0.5.13", "before 0.5.13 all layers of an MTP draft write into one cache (F-023), so nothing is sound there"),
+    ("0.5.16", "before 0.5.16 MTP layers verify with metadata of an earlier forward (F-011), or in CUDA graphs read "
+               "the states of refused tokens (F-020), so nothing is sound there"),
+    ("0.5.17", "before 0.5.17 mutants of MTP layers were not tried"),
+)  # fmt: skip
+#: Need -> releases that end a reason why it cannot be asked before, oldest first, and that reason.
+SINCE: dict[str, tuple[tuple[str, str], ...]] = {
     "layers": _LAYERS,
     "chained": _LAYERS,
-    "chunk": ("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),
-    "dp": ("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),
-    "paged-tree": ("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),
-    "handoff": ("0.5.13", "before 0.5.13 no pair of a prefill and a decode side was driven"),
-    "tree": ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant"),
+    "chunk": (("0.5.13", "before 0.5.13 a chunk's tail is wrong without a mutant (#26329)"),),
+    "dp": (("0.5.13", "before 0.5.13 an idle rank was not driven past its crash (F-007), so nothing is sound there"),),
+    "paged-tree": (("0.5.13", "before 0.5.13 nothing copies the tail of a prefix in the v2 worker"),),
+    "handoff": (
+        (
+            "0.5.13",
+            "before 0.5.13 a prefill side hands over no draft state in the overlap loop (F-014), and "
+            "mutants were not tried in the other",
+        ),
+    ),
+    "tree": (
+        ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant (F-001)"),
+    ),
 }
 #: Checks that may kill nothing: no mutant can be asked of them yet, or none on a CPU.
 EXCUSED: dict[str, str] = {
@@ -39,8 +52,8 @@ EXCUSED: dict[str, str] = {
 
 def undrivable(need: str, release: str) -> str:
     """Why no mutant that needs this can be asked of a release, empty if it can."""
-    first, why = SINCE.get(need, (release, ""))
-    return UNDRIVABLE.get(need, "") or (why if Version(release) < Version(first) else "")
+    before = (why for first, why in SINCE.get(need, ()) if Version(release) < Version(first))
+    return UNDRIVABLE.get(need, "") or next(before, "")
 
 
 class Fate(StrEnum):

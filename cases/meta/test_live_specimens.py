@@ -1,0 +1,55 @@
+"""A specimen of a test session or of a night says how its engine was started, and is replayed and bisected so."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cases.meta import results
+from cases.meta.test_cli_bad_input import call
+from harness.archive.store import read_specimen, started_with
+from harness.cli import bisect_runs, prepare
+from harness.contract.usage import UsageError
+from harness.driving.live import LiveEngines
+
+SCENARIO = results.named("single")
+
+
+@pytest.fixture
+def specimen(tmp_path, monkeypatch):
+    """Kept as a session keeps one that assumes two findings and interprets SGLang's kernels."""
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    engine, reference = results.traces(SCENARIO, results.one_ahead)
+    live = LiveEngines(
+        environment=pytest.fail, default="0.5.23", device="cpu", logs=tmp_path, assumed=("F-003", "F-007")
+    )
+    live._oracles[SCENARIO.checkpoint] = SimpleNamespace(answer=lambda _scenario, _trace: reference)
+    outcome = live.judge(SCENARIO, engine, release="0.5.23", revert=None, cpu_attention="interpreted")
+    assert outcome.divergences
+    return outcome.save_specimen(tmp_path)
+
+
+def test_it_says_how_its_engine_was_started(specimen):
+    manifest, case = read_specimen(specimen)
+    assert manifest.header["assumed"] == ["F-003", "F-007"]
+    assert started_with(manifest, case) == (("F-003", "F-007"), "interpreted")
+
+
+def test_it_is_replayed_so(specimen, monkeypatch):
+    asked = {}
+
+    def plan(_scenarios, **options):
+        asked.update(options)
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(prepare, "make_plan", plan)
+    assert call("replay", str(specimen)).exit_code == 2
+    assert asked["assumed"] == ("F-003", "F-007")
+    assert asked["cpu_attention"] == "interpreted"
+    assert asked["engine"] == "0.5.23"
+
+
+def test_it_is_bisected_so_by_another_process_too(specimen):
+    setting = bisect_runs._specimen(specimen)
+    assert setting.assumed == ("F-003", "F-007")
+    assert setting.cpu_attention == "interpreted"
+    assert bisect_runs.setting_of(setting.plain()).cpu_attention == "interpreted"

@@ -1,0 +1,157 @@
+"""What a manifest or a header says of an engine is read in its types, and must be of the engine that was driven."""
+
+import json
+
+import pytest
+
+from cases.meta import results
+from cases.meta.test_cli_bad_input import call
+from harness.archive import digests
+from harness.archive.event_facts import unfit
+
+FAILING = (("pr25015", results.one_ahead),)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """A run whose digests are gone, as whoever changed it on purpose is told to remove them."""
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    folder = results.store(tmp_path / "runs", *FAILING)
+    for sums in folder.rglob(digests.SUMS):
+        sums.unlink()
+    return folder
+
+
+def change(path, key, **values):
+    document = json.loads(path.read_text())
+    document[key] = {**document[key], **values}
+    path.write_text(json.dumps(document))
+
+
+UNFIT = {
+    "another release": ({"release": "9.9"}, "release is '9.9', and the engine itself told '0.5.23'"),
+    "no release": ({"release": "newest"}, "'newest' is no release\n  allowed: a version such as 0.5.23"),
+    "a number for a release": ({"release": 0.5}, "engine.release: 0.5 cannot stand there"),
+    "another device": ({"device": "cuda"}, "device is 'cuda', and the engine itself told 'cpu'"),
+    "no device": ({"device": "tpu"}, 'allowed: "cpu", "cuda"'),
+    "a revert that was none": ({"revert": 25015}, "revert is 25015, and the engine itself told None"),
+    "a revert in quotes": ({"revert": "25015"}, 'engine.revert: "25015" cannot stand there'),
+    "an attention that there is none of": ({"cpu_attention": "fa3"}, 'allowed: "torch", "interpreted"'),
+    "half a pair": ({"pair": ["target"]}, "a list of 2 to 2 entries"),
+    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+    "a key that is none": ({"relaese": "0.5.23"}, "unknown key 'relaese'; did you mean 'release'?"),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+def test_of_a_run(run, name, tmp_path):
+    changes, said = UNFIT[name]
+    change(run / "manifest.json", "engine", **changes)
+    page = ("--html", str(tmp_path / "page.html"))
+    for typed in (("recheck", str(run)), ("recheck", str(next(run.glob("pr25015-*")))), ("report", str(run), *page)):
+        done = call(*typed)
+        assert done.exit_code == 2, done.output
+        assert said in done.stderr
+        assert str(run / "manifest.json") in done.stderr
+
+
+HEADERS = {
+    "a number for a release": ({"release": 0.5}, "header: release: 0.5 cannot stand there"),
+    "a text for a list": ({"hooks_missing": "none"}, 'header: hooks_missing: "none" cannot stand there'),
+    "a stand-in without a name": ({"replaced": [{"by": "stand-in"}]}, "is missing"),
+    "a length in quotes": ({"context_length": "512"}, 'header: context_length: "512" cannot stand there'),
+    "a truth in quotes": ({"truncates_at_finish": "no"}, 'header: truncates_at_finish: "no" cannot stand there'),
+    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+}
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_of_a_trace(run, name):
+    changes, said = HEADERS[name]
+    trace = next(run.glob("pr25015-*")) / "engine.json"
+    change(trace, "header", **changes)
+    done = call("recheck", str(run))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert str(trace) in done.stderr
+
+
+@pytest.mark.parametrize("name", HEADERS)
+def test_of_a_specimen(run, name):
+    changes, said = HEADERS[name]
+    specimen = next(run.glob("specimens/pr25015-*"))
+    change(specimen / "manifest.json", "header", **changes)
+    done = call("replay", str(specimen))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+
+
+def test_a_specimens_manifest_is_of_its_trace(run):
+    specimen = next(run.glob("specimens/pr25015-*"))
+    manifest = json.loads((specimen / "manifest.json").read_text())
+    (specimen / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
+    done = call("replay", str(specimen))
+    assert done.exit_code == 2, done.output
+    assert "release is '0.5.11', and the engine itself told '0.5.23'" in done.stderr
+
+
+def test_a_commits_files_need_not_know_the_release_they_ran_in(run):
+    trace = next(run.glob("pr25015-*")) / "engine.json"
+    change(trace, "header", release="0.0.0.dev0", tree="/work/trees/a")
+    assert call("recheck", str(run)).exit_code == 1
+
+
+def event(trace, name):
+    return next(one for one in trace["events"] if one["name"] == name)
+
+
+#: Seen as a traceback, or as 23 GB of memory, before they were read in their types.
+TRACES = {
+    "a text that is not there": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].pop("output_ids"),
+        "event 'greedy': output_ids is missing",
+    ),
+    "a number for a text": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].update(output_ids=3),
+        "event 'greedy': output_ids: 3 cannot stand there",
+    ),
+    "an object for a name": (
+        "reference",
+        lambda one: event(one, "greedy")["data"].update(rid={}),
+        "event 'greedy': rid: an object cannot stand there",
+    ),
+    "more tokens than there is room for": (
+        "engine",
+        lambda one: one["rounds"][1]["lens"].__setitem__(0, 10**12),
+        "rounds.1.lens.0: 1000000000000 cannot stand there",
+    ),
+    "rows before the first": (
+        "engine",
+        lambda one: one["rounds"][1]["starts"].__setitem__(0, -5),
+        "rounds.1.starts.0: -5 cannot stand there",
+    ),
+    "a request less": ("engine", lambda one: one["rounds"][1]["lens"].pop(), "entries for"),
+}
+
+
+@pytest.mark.parametrize("name", TRACES)
+def test_of_what_a_trace_says_beside_its_rows(run, name):
+    side, change_it, said = TRACES[name]
+    path = next(run.glob("pr25015-*")) / f"{side}.json"
+    trace = json.loads(path.read_text())
+    change_it(trace)
+    path.write_text(json.dumps(trace))
+    done = call("recheck", str(run))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr.replace("\n", " ")
+    assert str(path) in done.stderr
+
+
+def test_copied_tails_are_told_one_a_request():
+    said = {"round": 1, "rids": ["a", "b"], "epochs": [0, 0], "committed": [4, 4], "holes": [1, 1], "wrong": [0, 0]}
+    assert unfit("tails", said) == ""
+    assert "different lengths" in unfit("tails", {**said, "holes": [1]})
+    assert "different lengths" in unfit("tails", {**said, "committed": 4})
+    assert unfit("of-a-later-version", {"anything": object.__name__}) == ""

@@ -1,0 +1,58 @@
+"""An engine that a run gives up is ended before the next one boots, whatever the run gave it up for."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cases.meta import results
+from harness.contract.types import Outcome
+from harness.driving import runner
+from harness.engines.engine import EngineError, EngineNotClean
+from harness.engines.envs import EngineEnv
+
+SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined"))
+
+
+@pytest.fixture
+def engines(monkeypatch):
+    """Every engine that was started; one that starts while another lives is told."""
+    started = []
+
+    class Pretended:
+        handshakes = ({"release": "0.5.23", "device": "cpu"},)
+        boots_seconds = 0.0
+
+        def __init__(self, *, launch, log):
+            assert all(one.closed for one in started), "two engines at a time"
+            self.closed = False
+            started.append(self)
+
+        def boot(self, *, progress):
+            pass
+
+        def close(self):
+            self.closed = True
+
+    monkeypatch.setattr(runner, "Engine", Pretended)
+    monkeypatch.setattr(runner, "build_launch", lambda **_options: SimpleNamespace(beside=None))
+    monkeypatch.setattr(runner, "_load_oracle", lambda *_folders: None)
+    return started
+
+
+def plan(root):
+    env = EngineEnv(version="0.5.23", python=Path("python"), pythonpath=(), torch="2.13.0", ready=True)
+    pairs = {one.checkpoint: (root, root) for one in SCENARIOS}
+    return runner.Plan(env=env, scenarios=SCENARIOS, pairs=pairs, root=root)
+
+
+@pytest.mark.parametrize("why", [EngineError("the engine refused it"), EngineNotClean("it still holds slots")])
+def test_an_engine_that_is_given_up_is_ended_first(engines, monkeypatch, tmp_path, why):
+    def drive(*_arguments, **_options):
+        raise why
+
+    monkeypatch.setattr(runner, "drive", drive)
+    done = runner.run(plan(tmp_path))
+    assert [one.verdict.outcome for one in done.results] == [Outcome.UNKNOWN] * len(SCENARIOS)
+    assert len(engines) >= len(SCENARIOS)
+    assert all(one.closed for one in engines)

@@ -1,0 +1,84 @@
+"""Where output goes is asked before anything slow, by one rule: a path's last part may be new, and nothing above it."""
+
+import pytest
+
+from cases.meta import nights, results
+from cases.meta.test_cli_bad_input import call
+from harness.cli.places import writable
+from harness.contract.usage import UsageError
+from harness.engines.engine import Engine
+from harness.night import store
+
+
+@pytest.fixture
+def work(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(Engine, "boot", lambda *_, **__: pytest.fail("an engine was booted"))
+    monkeypatch.chdir(tmp_path)
+    results.store(tmp_path / "runs", ("single", results.sound))
+    night = nights.night(nights.cell())
+    store.finish(store.begin(tmp_path / "shards", night.plan), night)
+    (tmp_path / "file").write_text("")
+    return tmp_path
+
+
+FOLDERS = {
+    "runs": ("run", "--engine", "0.5.23", "--scenario", "single", "--runs"),
+    "runs of mutants": ("mutants", "--engine", "0.5.23", "--runs"),
+    "runs of a search": ("bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13", "--runs"),
+    "nights": ("matrix", "--engines", "0.5.23", "--cases", "pr25015", "--nights"),
+    "nights of shards": ("night", "shards", "--nights"),
+    "csv": ("report", "runs/latest", "--csv"),
+    "parquet": ("report", "runs/latest", "--parquet"),
+}
+
+
+@pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
+def test_no_folder_above_the_one_that_is_named_is_made(work, command):
+    before = {path for path in work.iterdir() if path.name != "home"}
+    for named, why in (("no/such/place", "there is no folder no/such"), ("file/below", "Not a directory")):
+        done = call(*command, named)
+        assert done.exit_code == 2, done.output
+        assert f"cannot be written to {named}: {why}\n  name another folder:  {command[-1]} FOLDER" in done.stderr
+    assert {path for path in work.iterdir() if path.name != "home"} == before
+
+
+def test_the_folder_itself_is_made(work):
+    for option in ("--csv", "--parquet"):
+        assert call("report", "runs/latest", option, f"new{option}").exit_code == 0
+        assert (work / f"new{option}").is_dir()
+    assert writable(work / "runs", option="runs", what="run folders") == work / "runs"
+
+
+def test_a_file_is_no_folder(work):
+    done = call("report", "runs/latest", "--csv", "file")
+    assert done.exit_code == 2
+    assert "cannot be written to file: it is a file" in done.stderr
+    (work / "nowhere").symlink_to("gone")
+    with pytest.raises(UsageError, match="it is no folder"):
+        writable(work / "nowhere", option="runs", what="run folders")
+
+
+def test_where_kernels_are_kept_is_asked_before_they_are_compiled(work):
+    done = call("engines", "unpack", "file", "--warm", "--keep-kernels", "no/such/file")
+    assert done.exit_code == 2
+    assert "cannot write the kernels to no/such/file: there is no folder no/such" in done.stderr
+
+
+LISTS = {
+    "engines": ("matrix", "--cases", "pr25015", "--engines"),
+    "cases": ("matrix", "--engines", "0.5.13", "--cases"),
+    "families": ("matrix", "--engines", "0.5.13", "--nights", "nights", "--families"),
+    "revert": ("matrix", "--engines", "0.5.13", "--cases", "pr25015", "--revert"),
+    "only": ("mutants", "--engine", "0.5.13", "--only"),
+}
+NAMED = {"engines": "0.5.13", "cases": "pr25015", "families": "eagle", "revert": "25015", "only": "draft-position-late"}
+
+
+@pytest.mark.parametrize("option", LISTS)
+@pytest.mark.parametrize("text", ["{},,", ",{}", "{}, ,{}"])
+def test_a_comma_that_stands_for_nothing_is_refused(work, option, text):
+    given = text.format(*[NAMED[option]] * 2)
+    done = call(*LISTS[option], given)
+    assert done.exit_code == 2, done.output
+    assert f"--{option} {given}: nothing stands beside one of the commas\n  leave it out:  --{option} " in done.stderr

@@ -1,0 +1,201 @@
+"""What is no regular file in a folder that somebody names is refused before it is opened, and named."""
+
+import os
+import re
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from cases.meta import nights, results
+from cases.meta.test_cli_bad_input import call, made, place  # noqa: F401
+from cases.meta.test_digests import FAILING, OF_A_RUN, OF_A_SCENARIO
+from harness.archive.store import RunReader, StoreError
+from harness.contract import plain_files
+from harness.machines import bundle
+from harness.night import store
+
+#: A command that opens one of these waits, or reads, for ever.
+SECONDS = 20
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting():
+    def late(_number, _frame):
+        raise AssertionError(f"still at it after {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(SECONDS)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def pipe(path):
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def endless(path):
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def folder(path):
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+ODD = {"a named pipe": pipe, "a device": endless, "a folder": folder}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return results.store(tmp_path_factory.mktemp("runs"), *FAILING)
+
+
+@pytest.fixture
+def run(whole, tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    return shutil.copytree(whole, tmp_path / whole.name)
+
+
+def told(done, path):
+    """One refusal, which names the file or, of digests that do not speak, the file they are of."""
+    said = done.stderr.replace("\n", "")
+    assert done.exit_code == 2, done.output
+    assert str(path) in said or (path.name == "SHA256SUMS" and str(path.parent) in said), said
+    assert "verdict" not in done.stdout
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)])
+def test_of_a_run(run, name, kind, tmp_path):
+    _, _, file = name.rpartition("pr25015/")
+    case = next(run.glob("pr25015-*"))
+    path = (case if "pr25015/" in name else run) / file
+    ODD[kind](path)
+    told(call("recheck", str(run)), path)
+    if name not in OF_A_RUN:
+        told(call("recheck", str(case)), path)
+    told(call("report", str(run), "--html", str(tmp_path / "page.html")), path)
+    told(call("diff", str(run), str(run)), path)
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_of_a_runs_events(run, kind):
+    ODD[kind](run / "engine.jsonl")
+    with pytest.raises(StoreError, match=f"engine.jsonl cannot be read: it is {kind}"):
+        RunReader.open(run).events()
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", ["manifest.json", *(name for name in OF_A_SCENARIO if name != "verdict.json")])
+def test_of_a_specimen(run, name, kind):
+    specimen = next((run / "specimens").glob("pr25015-*"))
+    ODD[kind](specimen / name)
+    told(call("replay", str(specimen)), specimen / name)
+    told(call("bisect", "--case", str(specimen), "--bad", "0.5.11", "--good", "0.5.13"), specimen / name)
+
+
+@pytest.mark.parametrize("kind", ODD)
+@pytest.mark.parametrize("name", [store.PLAN, store.NIGHT])
+def test_of_a_night(tmp_path, name, kind):
+    night = nights.night(nights.cell())
+    store.finish(store.begin(tmp_path / "nights", night.plan), night)
+    path = tmp_path / "nights" / night.plan.id / name
+    ODD[kind](path)
+    told(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path)
+    told(call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path)
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
+def test_of_a_nights_specimen(tmp_path, kind):
+    night = nights.night(nights.cell("eagle", nights.seen(specimen="specimens/one")))
+    shard = store.begin(tmp_path / "nights", night.plan)
+    store.finish(shard, night)
+    path = shard / "specimens" / "one" / "tensors"
+    path.parent.mkdir(parents=True)
+    path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
+    done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))
+    told(done, path)
+    assert kind in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["a named pipe", "a device"])
+@pytest.mark.parametrize("side", ["target", "draft"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_of_a_pair(place, side, name, kind):  # noqa: F811
+    path = place / "tiny" / side / name
+    ODD[kind](path)
+    done = call("run", "--engine", "0.5.23", "--target", "tiny/target", "--draft", "tiny/draft")
+    assert done.exit_code == 2, done.output
+    assert f"--{side} tiny/{side}: {name} cannot be read: it is {kind}" in done.stderr.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ("run", "--scenario-file", "/dev/zero"),
+        ("matrix", "--nights", "nights", "--engines", "0.5.23", "--cases", "pr25015", "--known", "/dev/zero"),
+        ("report", "RUN", "--html", "page.html", "--matrix", "/dev/zero"),
+        ("report", "RUN", "--html", "page.html", "--mutants", "/dev/zero"),
+        ("engines", "unpack", "/dev/zero"),
+    ],
+    ids=lambda typed: f"{typed[0]}-{typed[-2]}",
+)
+def test_a_device_that_is_named_itself(place, run, typed):  # noqa: F811
+    done = call(*(str(run) if part == "RUN" else part for part in typed))
+    assert done.exit_code in (2, 3), done.output
+    assert "/dev/zero" in done.stderr
+    assert "it is a device" in done.stderr.replace("\n", " ")
+
+
+def test_a_pipe_that_is_named_itself_is_meant(tmp_path):
+    """As a shell makes one of `<(…)`."""
+    reader, writer = os.pipe()
+    os.write(writer, b"{}")
+    os.close(writer)
+    assert plain_files.named(Path(f"/proc/self/fd/{reader}")) == b"{}"
+    os.close(reader)
+
+
+def test_a_link_to_a_file_is_a_file_and_a_socket_is_none(tmp_path):
+    (tmp_path / "file").write_bytes(b"it")
+    (tmp_path / "link").symlink_to("file")
+    assert plain_files.content(tmp_path / "link") == b"it"
+    with socket.socket(socket.AF_UNIX) as open_socket:
+        open_socket.bind(str(tmp_path / "socket"))
+    with pytest.raises(plain_files.NotPlainError, match="it is a socket"):
+        plain_files.content(tmp_path / "socket")
+    with pytest.raises(FileNotFoundError):
+        plain_files.content(tmp_path / "none")
+
+
+def test_a_bundle_that_is_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "bundle")
+    with pytest.raises(bundle.BundleError, match="it is a named pipe"), bundle.opened(tmp_path / "bundle"):
+        pass
+
+
+#: Modules in which a file is read otherwise, and whose it is.
+OURS = {
+    "harness/archive/digests.py": "what was written a moment ago",
+    "harness/cli/bisect_commits.py": "a search's own working folder",
+    "harness/cli/bisect_step.py": "a search's own working folder",
+    "reports/page.py": "templates",
+}
+
+
+def test_no_reader_of_what_somebody_names_opens_a_file_by_itself():
+    root = Path(__file__).parents[2]
+    rooms = ("harness/archive", "harness/night", "harness/cli", "harness/driving", "reports")
+    modules = [*(path for room in rooms for path in (root / room).glob("*.py")), root / "cases" / "catalogue.py"]
+    found = {
+        path.relative_to(root).as_posix()
+        for path in (*modules, root / "cases" / "known.py")
+        if re.search(r"\.read_(bytes|text)\(|\.open\(\"r", path.read_text())
+    }
+    assert found - {"harness/archive/run_folders.py"} == set(OURS), "read it with harness.contract.plain_files"

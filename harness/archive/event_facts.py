@@ -1,0 +1,100 @@
+"""What an event of a stored trace may say: the keys that are read anywhere have their types, and those of them that an
+event must have are there. Others are kept and not looked at. It must not touch the disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from harness.contract.validation import Unfit, validated
+
+#: What is read of an event without asking whether it is there, by the event's name.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "greedy": ("rid", "output_ids"),
+    "sampled": ("rid", "epoch", "committed", "margin"),
+    "reference_stopped": ("rid", "round"),
+    "request_error": ("rid", "error"),
+    "pool": ("free", "when"),
+    "turn": ("running", "waiting"),
+    "coins": ("round", "coins", "thresholds", "rule"),
+    "again": ("round", "step", "rows"),
+    "handed": ("round", "rids", "prefixes"),
+    "unbuilt": ("round", "rids"),
+    "idle_state": ("round", "phase"),
+    "busy_state": ("round", "phase"),
+    "tails": ("round", "rids", "epochs", "committed", "holes", "wrong"),
+    "abort": ("rid",),
+    "transfer": ("rid",),
+}
+
+
+class _Coins(BaseModel):
+    """Of one request: a coin a node, and the last draw."""
+
+    nodes: tuple[float, ...]
+    final: float
+
+
+class _Rank(BaseModel):
+    """Where a rank stood when an engine hung."""
+
+    dp_rank: int = 0
+    forwards: dict[str, int] = {}
+    at_round: int = -1
+
+
+class _Said(BaseModel):
+    """Every key that is read of any event; an event says a few of them."""
+
+    rid: str = ""
+    rids: tuple[str, ...] = ()
+    epoch: int = 0
+    epochs: tuple[int, ...] = ()
+    committed: int | tuple[int, ...] = 0
+    round: int = -1
+    step: int = 0
+    phase: str = ""
+    side: str = ""
+    when: str = ""
+    what: str = ""
+    why: str = ""
+    error: str = ""
+    site: str = ""
+    trace: str = ""
+    reason: str = ""
+    dp_rank_reported: int = 0
+    ranks: tuple[_Rank, ...] = ()
+    free: int = 0
+    evictable: int = 0
+    metadata: int = 0
+    running: tuple[str, ...] = ()
+    waiting: tuple[str, ...] = ()
+    moving: tuple[str, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    margins: tuple[float | str, ...] = ()
+    margin: float | str = 0.0
+    coins: dict[str, _Coins] = {}
+    thresholds: tuple[float, float] = (1.0, 1.0)
+    rule: str = ""
+    rows: int | None = 0
+    announced: tuple[int, ...] | None = ()
+    prefixes: tuple[int, ...] = ()
+    holes: tuple[int, ...] = ()
+    wrong: tuple[int, ...] = ()
+
+
+def unfit(name: str, data: dict[str, Any]) -> str:
+    """What is wrong with what an event of that name says; empty if nothing is."""
+    missing = [key for key in NEEDS.get(name, ()) if key not in data]
+    if missing:
+        return f"event {name!r}: {missing[0]} is missing\n  allowed keys: {', '.join(NEEDS[name])}, and others"
+    try:
+        said = validated(data, _Said)
+    except Unfit as error:
+        return f"event {name!r}: {error}"
+    shares = [getattr(said, key) for key in NEEDS["tails"] if key != "round"] if name == "tails" else []
+    if any(not isinstance(one, tuple) or len(one) != len(said.rids) for one in shares):
+        return "event 'tails': its lists are of different lengths\n  allowed: one entry a request in each"
+    return ""

@@ -1,0 +1,120 @@
+"""What is kept of an engine: what a manifest says of the one that was asked for, what a header says the engine told.
+
+A manifest is ours, so that every key is known; an engine may tell more than is read here, and what is read has its
+type. It must not touch the disk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from harness.contract.deviations import UnknownDeviation, checked
+from harness.contract.validation import Unfit, validated
+
+#: What a manifest and the engine's own header must agree on.
+SAME = ("release", "device", "revert")
+
+
+def _version(text: str) -> str:
+    try:
+        Version(text)
+    except InvalidVersion as error:
+        raise ValueError(f"{text!r} is no release\n  allowed: a version such as 0.5.23") from error
+    return text
+
+
+def _deviations(ids: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        checked(ids)
+    except UnknownDeviation as error:
+        raise ValueError(str(error)) from error
+    return ids
+
+
+Release = Annotated[str, AfterValidator(_version)]
+Device = Literal["cpu", "cuda"]
+Revert = Annotated[int, Field(ge=1)]
+Pair = Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
+Assumed = Annotated[tuple[str, ...], AfterValidator(_deviations)]
+Attention = Literal["torch", "interpreted"]
+
+
+class EngineFacts(BaseModel):
+    """The object `engine` of a run's manifest; None where a run does not say."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    release: Release | None = None
+    device: Device | None = None
+    revert: Revert | None = None
+    torch: str | None = None
+    python: str | None = None
+    cpu_attention: Attention | None = None
+    pair: Pair | None = None
+    assumed: Assumed | None = None
+
+    def known(self) -> dict[str, Any]:
+        """What it says, as JSON has it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+class _Replaced(BaseModel):
+    operation: str
+    subject: str
+    by: str
+
+
+class _HeaderFacts(BaseModel):
+    """The keys of a header that are read anywhere."""
+
+    release: str = ""
+    device: Device | Literal["", "unknown"] = ""
+    revert: Revert | None = None
+    tree: str | None = None
+    worker: str = ""
+    overlap: bool | None = None
+    backend: str = ""
+    dtype: str = ""
+    torch: str = ""
+    context_length: Annotated[int, Field(ge=1)] | None = None
+    truncates_at_finish: bool = False
+    hooks_missing: tuple[str, ...] | None = None
+    hooks_optional: tuple[str, ...] | None = None
+    replaced: tuple[_Replaced, ...] | None = None
+    metadata_widths: dict[str, int] | None = None
+    faults: tuple[str, ...] = ()
+    lease: dict[str, Any] | None = None
+    cpu_attention: Attention = "torch"
+    pair: Pair | None = None
+    assumed: Assumed = ()
+
+
+def _read(header: dict[str, Any]) -> dict[str, Any]:
+    try:
+        validated(header, _HeaderFacts)
+    except Unfit as error:
+        raise ValueError(str(error)) from error
+    return header
+
+
+#: A header as a field of a document: any keys, and those that are read in their types.
+Header = Annotated[dict[str, Any], AfterValidator(_read)]
+
+
+def contradiction(said: BaseModel, header: Mapping[str, Any]) -> str:
+    """Where a manifest says another engine than the one that told this header; empty where they agree.
+
+    said: what in the manifest is of the engine.
+
+    The files of a commit need not know the release that they run in the environment of.
+    """
+    if not header or header.get("tree") or getattr(said, "release", None) is None:
+        return ""
+    for key in SAME:
+        if hasattr(said, key) and key in header and getattr(said, key) != header[key]:
+            return f"{key} is {getattr(said, key)!r}, and the engine itself told {header[key]!r}"
+    return ""

@@ -1,0 +1,61 @@
+"""The content of files that somebody else laid there: regular ones only, looked at before they are opened.
+
+A named pipe would hold whoever opens it, /dev/zero never ends, and a device may act on being opened. Links to regular
+files are followed. It must not know what the files hold.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+#: What else there is, by `stat`'s word for it.
+KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+class NotPlainError(OSError):
+    """Something that is no regular file; strerror says what it is."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        super().__init__(errno.EINVAL, f"it is {kind}, and a regular file is wanted", str(path))
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a regular file in a folder. NotPlainError for anything else, which is not opened; OSError."""
+    check(path)
+    return path.read_bytes()
+
+
+def named(path: Path) -> bytes:
+    """The bytes of a file that was named itself, where a pipe is meant as one: `--scenario-file <(…)`."""
+    if not stat.S_ISFIFO(path.stat().st_mode):
+        check(path)
+    return path.read_bytes()
+
+
+def check(path: Path) -> None:
+    """NotPlainError for what is there and is no regular file, FileNotFoundError where nothing is."""
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode):
+        raise NotPlainError(path, KINDS.get(stat.S_IFMT(mode), "something else"))
+
+
+def check_tree(folder: Path) -> None:
+    """NotPlainError for the first thing at or below `folder` that is neither a folder nor a regular file.
+
+    Before all of it is copied, or read by somebody else's code. A link to a folder may lead round in a circle.
+    """
+    for place, folders, files in os.walk(folder):
+        for name in sorted(folders):
+            if Path(place, name).is_symlink():
+                raise NotPlainError(Path(place, name), "a link to a folder")
+        for name in sorted(files):
+            check(Path(place, name))
