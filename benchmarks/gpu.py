@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu_jobs import COMBINATIONS
+from benchmarks.gpu_combinations import COMBINATIONS
 from harness.engines import envs
 
 #: Releases built for the torch that GPU machines without a network have, oldest first; the main one of the evidence.

@@ -14,82 +14,22 @@ import json
 import multiprocessing
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_combinations import COMBINATIONS, TREES, Combination
 from benchmarks.gpu_cost import cost, line_of, scenarios_for
 from benchmarks.gpu_numbers import Numbers
 from cases.hunt import Hunt, as_json, greedy_text
-from cases.strategies import BOOTS, Boot, programs
+from cases.strategies import BOOTS, programs
 from harness.both_sides import leases
 from harness.both_sides.faults import FAULTS
 from harness.contract.trace import Trace
-from harness.contract.types import Scenario, SpecConfig
 from harness.driving.live import LiveEngines
 from harness.engines import envs
 from harness.engines.engine import EngineError
 from harness.search.mutants import Campaign
 from harness.search.scoreboard import document
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Combination:
-    """A boot configuration of the generator with the engine options that only a GPU has."""
-
-    boot: str
-    dtype: str = "float16"
-    backend: str = "triton"
-    graphs: bool = True
-    overlap: bool | None = None
-    page: int = 0
-
-    def of(self, scenario: Scenario, asked: argparse.Namespace) -> Scenario:
-        if asked.device == "cpu":  # a rehearsal
-            return scenario
-        options = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap")}
-        if self.page:
-            options["page"] = self.page
-        return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
-
-
-#: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
-TREES = {
-    boot.name: boot
-    for boot in (
-        Boot(name="short-tree", why="two candidates a step, five nodes", spec=SpecConfig(k=2, t=2, n=5)),
-        Boot(name="short-four-tree", why="four candidates a step", spec=SpecConfig(k=2, t=4, n=8)),
-        Boot(name="four-tree", why="with three steps", spec=SpecConfig(k=3, t=4, n=8), assumes=("F-003",)),
-        Boot(name="short-wide-tree", why="eight candidates a step", spec=SpecConfig(k=2, t=8, n=16)),
-    )
-}
-
-COMBINATIONS: dict[str, Combination] = {
-    "plain-graphs": Combination(boot="plain"),
-    "plain-eager": Combination(boot="plain", graphs=False),
-    "plain-graphs-bf16": Combination(boot="plain", dtype="bfloat16"),
-    "plain-graphs-normal-loop": Combination(boot="plain", overlap=False),
-    "pages-graphs": Combination(boot="pages"),
-    "pages-eager-normal-loop": Combination(boot="pages", graphs=False, overlap=False),
-    "small-pool-graphs": Combination(boot="small-pool"),
-    "no-cache-graphs": Combination(boot="no-cache"),
-    "long-draft-graphs-bf16": Combination(boot="long-draft", dtype="bfloat16"),
-    "one-step-graphs": Combination(boot="one-step"),
-    "tree-graphs": Combination(boot="short-tree"),
-    "tree-eager-bf16": Combination(boot="short-tree", graphs=False, dtype="bfloat16"),
-    "four-tree-graphs": Combination(boot="short-four-tree"),
-    "four-tree-graphs-bf16": Combination(boot="short-four-tree", dtype="bfloat16"),
-    "wide-tree-graphs": Combination(boot="short-wide-tree"),
-    "wide-tree-graphs-bf16": Combination(boot="short-wide-tree", dtype="bfloat16"),
-    "wide-tree-eager": Combination(boot="short-wide-tree", graphs=False),
-    "plain-graphs-flashinfer": Combination(boot="plain", backend="flashinfer"),
-    "wide-tree-graphs-flashinfer": Combination(boot="short-wide-tree", backend="flashinfer"),
-    "plain-graphs-fa3": Combination(boot="plain", backend="fa3"),
-    "tree-pages-graphs-fa3": Combination(boot="short-four-tree", backend="fa3", page=4),
-    "tree-pages-graphs-triton": Combination(boot="short-four-tree", page=4),
-    "deeper-tree-pages-graphs-fa3": Combination(boot="four-tree", backend="fa3", page=4),
-    "plain-eager-normal-loop": Combination(boot="plain", graphs=False, overlap=False),
-}
 
 
 def generated(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:

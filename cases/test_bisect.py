@@ -21,11 +21,11 @@ from harness.engines import envs, published
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
 CASE = catalogue.load("pr25015")
 #: Every window of released wheels that a CPU can show, and the releases asked; docs/bisect.md has the whole searches.
-#: The first two run on engines that the tests of the windows share; the others cost a boot a release.
+#: The first two are scenarios that the tests of the windows drive too; the others cost a boot a release.
 WINDOWS = {"pr25015": RELEASES, "pr26329": RELEASES, "pr24881": RELEASES[:2], "pr25109": RELEASES[:2]}
 
 
-@pytest.mark.engine
+@pytest.mark.engine(last=True)
 @pytest.mark.parametrize("name", WINDOWS)
 def test_the_window_of_a_known_bug_comes_back_exactly(engines, monkeypatch, name):
     case, releases = catalogue.load(name), WINDOWS[name]

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from reference.model import CheckpointError, Config, Layer, Target, Weights, read_json, rms_norm
+from reference.checkpoint import CheckpointError, Config, Weights, read_json
+from reference.model import Layer, Target, rms_norm
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from reference import eagle3, mla, model
+from reference.checkpoint import CheckpointError, read_json
 from reference.eagle3 import Eagle3Head
-from reference.model import CheckpointError, DraftHead, Head, Target, read_json
+from reference.model import DraftHead, Head, Target
 
 _LOADERS: dict[str, Callable[..., Head]] = {
     model.DRAFT_ARCHITECTURE: DraftHead.load,

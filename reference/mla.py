@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
 
-from reference.model import CheckpointError, Config, Target, Weights, read_json, rms_norm
+from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, built_here, read_json
+from reference.model import Target, rms_norm
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 #: What this reference leaves out of DeepSeek-V3, and the values that switch it off.
@@ -99,11 +100,8 @@ class LatentConfig(Config):
         file = Path(path) / "config.json"
         raw = read_json(file)
         plain = Config.read(path, architecture=ARCHITECTURE, rotation="yarn")
-        wanted = _OFF | {"first_k_dense_replace": plain.layers, "num_nextn_predict_layers": 1}
-        for key, only in wanted.items():
-            if raw.get(key) != only:
-                raise CheckpointError(f"{file}: {key} is {raw.get(key)!r}; this reference builds only {only!r}")
-        try:
+        built_here(file, raw, _OFF | {"first_k_dense_replace": plain.layers, "num_nextn_predict_layers": 1})
+        with all_keys(file, "DeepSeek-V3"):
             return LatentConfig(
                 **{name: getattr(plain, name) for name in Config.__slots__},
                 q_rank=raw["q_lora_rank"],
@@ -119,8 +117,6 @@ class LatentConfig(Config):
                 normed=raw["norm_topk_prob"],
                 yarn=Yarn.read(file, raw["rope_scaling"]),
             )
-        except KeyError as error:
-            raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected an HF DeepSeek-V3 config") from error
 
 
 def rope_pairs(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
@@ -252,10 +248,7 @@ class NextNHead:
     ) -> NextNHead:
         """Read a folder with a NextN layer; CheckpointError if it is not one or does not fit `target`."""
         config = LatentConfig.load(path)
-        for name in ("hidden", "vocab", "layers"):
-            found, expected = getattr(config, name), getattr(target.config, name)
-            if found != expected:
-                raise CheckpointError(f"{path}: {name} is {found}; expected the target's {expected}: not a pair")
+        a_pair(path, config, target.config, layers=True)
         return NextNHead(Weights(path, dtype, held), config, target)
 
     def features(self, states: list[Tensor]) -> Tensor:

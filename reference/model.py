@@ -9,17 +9,15 @@ Shapes: T rows, h hidden width, V vocabulary, H heads, G key/value heads, d head
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn.functional import embedding, linear, silu
+
+from reference.checkpoint import CheckpointError, Config, Weights, a_pair
 
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
 #: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
@@ -27,107 +25,6 @@ QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
 #: The same norms, and a gate a head (see reference.step).
 STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read as what it should be: names the path, what was found and what was expected."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    """The part of an HF Llama config.json that changes the arithmetic."""
-
-    architecture: str
-    vocab: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    rope_theta: float
-    tied: bool
-
-    @staticmethod
-    def read(path: Path, *, architecture: str, or_else: str | None = None, rotation: str = "default") -> Config:
-        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here.
-
-        or_else: a second architecture that is as good. rotation: the only kind of rotary embedding that is allowed.
-        """
-        file = Path(path) / "config.json"
-        raw = read_json(file)
-        found = raw.get("architectures")
-        allowed = [architecture] if or_else is None else [architecture, or_else]
-        if found not in [[one] for one in allowed]:
-            words = " or ".join(repr([one]) for one in allowed)
-            raise CheckpointError(f"{file}: architectures is {found!r}; expected {words}")
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": rotation}
-        for key, only in wanted.items():
-            value = rope_type if key == "rope_type" else raw.get(key, only)
-            if value != only:
-                raise CheckpointError(f"{file}: {key} is {value!r}; this reference builds only {only!r}")
-        try:
-            return Config(
-                architecture=found[0],
-                vocab=raw["vocab_size"],
-                hidden=raw["hidden_size"],
-                intermediate=raw["intermediate_size"],
-                layers=raw["num_hidden_layers"],
-                heads=raw["num_attention_heads"],
-                kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-                head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-                eps=raw["rms_norm_eps"],
-                rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-                tied=raw.get("tie_word_embeddings", False),
-            )
-        except KeyError as error:
-            raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected an HF Llama config") from error
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The object in a config.json; CheckpointError if there is none."""
-    try:
-        raw = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
-    if not isinstance(raw, dict):
-        raise CheckpointError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
-    return raw
-
-
-class Weights:
-    """The tensors of a checkpoint folder, by name, converted to one dtype; held: rounded to that dtype before."""
-
-    def __init__(self, path: Path, dtype: torch.dtype, held: torch.dtype | None = None) -> None:
-        self.path = Path(path)
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{self.path}: no *.safetensors file; expected at least one")
-        self._tensors: dict[str, Tensor] = {}
-        for file in files:
-            try:
-                loaded = load_file(file)
-            except SafetensorError as error:
-                raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
-            self._tensors |= {
-                name: tensor.to(held or dtype).to(dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in loaded.items()
-            }
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        """The tensor `name`, which must exist and have `shape`."""
-        if name not in self._tensors:
-            raise CheckpointError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
-        found = tuple(self._tensors[name].shape)
-        if found != shape:
-            raise CheckpointError(f"{self.path}: {name!r} has shape {found}; expected {shape}")
-        return self._tensors[name]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -321,10 +218,7 @@ class DraftHead:
     ) -> DraftHead:
         """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see Target.load."""
         config = Config.read(path, architecture=DRAFT_ARCHITECTURE)
-        for name in ("hidden", "vocab"):
-            found, expected = getattr(config, name), getattr(target.config, name)
-            if found != expected:
-                raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
+        a_pair(path, config, target.config)
         if config.layers != 1:
             raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
         if dtype != target.embed.dtype:

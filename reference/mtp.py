@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, linear
 
-from reference.model import CheckpointError, Config, Layer, Target, Weights, causal, read_json, rms_norm
+from reference.checkpoint import CheckpointError, Config, Weights, a_pair, built_here, read_json
+from reference.model import Layer, Target, causal, rms_norm
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
 #: Parts of a MiMo-V2 target that are not Llama arithmetic, and the values that switch them off.
@@ -54,9 +55,7 @@ def read_config(path: Path) -> Config:
         "swa_rope_theta": config.rope_theta,
     }
     wanted |= {name: [0] * config.layers for name in _OFF_EVERYWHERE}
-    for name, only in wanted.items():
-        if raw.get(name) != only:
-            raise CheckpointError(f"{file}: {name} is {raw.get(name)!r}; this reference builds only {only!r}")
+    built_here(file, raw, wanted)
     return config
 
 
@@ -105,10 +104,7 @@ class MtpHead:
     ) -> MtpHead:
         """Every MTP layer in a MiMo-V2 folder; CheckpointError if there is none or it does not fit `target`."""
         config = read_config(path)
-        for name in ("hidden", "vocab"):
-            found, expected = getattr(config, name), getattr(target.config, name)
-            if found != expected:
-                raise CheckpointError(f"{path}: {name} size is {found}; expected the target's {expected}: not a pair")
+        a_pair(path, config, target.config)
         weights, layers = Weights(path, dtype, held), list[MtpLayer]()
         while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
             layers.append(MtpLayer(weights, prefix, config, target))

@@ -14,17 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.contract.trace import Event, RoundRecord, Trace
+from harness.contract.trace import Event, Trace
 from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.alone import Drafter
 from reference.engine_view import EngineView, Turn
 from reference.mtp import Depth, MtpHead, Window, as_held, read_depths, reads
+from reference.mtp_alone import LayersAlone
 from reference.mtp_cache import Owner, Read, Step, held_rows
 from reference.mtp_narrow import Run, Share, block_of, said_in_graphs
 from reference.mtp_pool import pooled, verified_states
 from reference.session import ReferenceSession, sampled
 from reference.stories import Story, is_early_chunk, known_after, stories, where_of, with_fates
-from reference.tree import Tree, with_depths
+from reference.tree import Tree, chain_tree
 from reference.turns import Conditions, verified_rows, verify, walk_of
 from reference.verify import Walk
 from reference.writer import Where, Writer
@@ -155,7 +156,7 @@ class MtpSession(ReferenceSession):
             elif len(chain) == self.spec.k:
                 known = view.conditions(turn, before)
                 known = replace(known, committed=committed) if temperature > 0 else known
-                rounds.append((where, _chain(story.tokens[turn.start], chain), known))
+                rounds.append((where, chain_tree(story.tokens[turn.start], chain), known))
             window = ran.get(id(turn))
             if window and (not view.is_last(turn) or view.has(turn, phase)):
                 self.layer_rows(writer, where, phase, depths, window)
@@ -270,59 +271,10 @@ class MtpSession(ReferenceSession):
     ) -> Drafter:
         if uniform is not None:
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
-        return _LayersAlone(self, request, writer)
-
-
-class _LayersAlone:
-    """One request speculating with layers that draft a token each; rows are written once all windows are known."""
-
-    drafts = 0
-
-    def __init__(self, session: MtpSession, request: RequestSpec, writer: Writer) -> None:
-        self._session, self._writer, self._request = session, writer, request
-        self.layers, self._windows = session.spec.k, list[Window]()
-        self.tokens, self._prompt = list(request.prompt), len(request.prompt)
-        self.tokens.append(int(self._logits(self._forward()[-1]).argmax()))
-        self._hidden = self._forward()
-
-    def _forward(self) -> torch.Tensor:
-        return self._session.target.forward(torch.tensor(self.tokens))
-
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._session.target.logits(hidden)
-
-    def chunk(self, where: Where, length: int, *, final: bool) -> None:
-        start, stop = where.committed, where.committed + length
-        self._session.prompt_rows(self._writer, where, self.tokens, self._hidden, length)
-        guess = None if final or not self._session.guesses else int(self._logits(self._hidden[stop - 1]).argmax())
-        self._windows.append(Window(start=start, stop=stop, known=self._prompt + final, guess=guess))
-
-    def decode(self, where: Where) -> int:
-        session, c = self._session, where.committed
-        self._windows = session.depths(self.tokens, self._hidden, self._windows)[1]
-        chain = _chain(self.tokens[c], self._windows[-1].proposals)
-        (walk,) = session.verify_rounds(self._writer, self.tokens, [(where, chain, Conditions())])
-        self.tokens += walk.tokens
-        self._hidden = self._forward()
-        stop = c + len(walk.tokens)
-        self._windows.append(Window(start=c, stop=stop, known=stop + 1))
-        return len(walk.tokens)
-
-    def close(self, records: list[RoundRecord]) -> None:
-        depths, windows = self._session.depths(self.tokens, self._hidden, self._windows)
-        for record, window in zip(records, windows, strict=True):
-            phase = Phase.DRAFT_PREFILL if record.mode == "PREFILL" else Phase.EXTEND
-            where = where_of(record, rid=self._request.rid, epoch=0, committed=window.start)
-            self._session.layer_rows(self._writer, where, phase, depths, window)
+        return LayersAlone(self, request, writer)
 
 
 def _window(turn: Turn, committed: tuple[int, ...], **known: Any) -> Window:
     """The rows a turn ran the layers over; known: what else a Window holds, such as how much text there was then."""
     length = turn.length if turn.record.mode == "PREFILL" else len(committed)
     return Window(start=turn.start, stop=turn.start + length, **known)
-
-
-def _chain(root: int, proposals: Sequence[int | None]) -> Tree:
-    """The last committed token and the layers' proposals, one under the other."""
-    tokens = [token for token in proposals if token is not None]
-    return with_depths((root, *tokens), tuple(range(-1, len(tokens))))

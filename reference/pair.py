@@ -12,8 +12,9 @@ import torch
 from harness.contract.types import SpecConfig
 from reference import mla, mtp, step
 from reference.chain import Sight
+from reference.checkpoint import read_json
 from reference.heads import load_head
-from reference.model import Head, Target, read_json
+from reference.model import Head, Target
 from reference.mtp import MtpHead
 from reference.mtp_session import MtpSession
 from reference.session import ReferenceSession

@@ -20,7 +20,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from reference.model import STEP_ARCHITECTURE, CheckpointError, Config, Target, Weights, read_json, rms_norm
+from reference.checkpoint import (
+    CheckpointError,
+    Config,
+    Weights,
+    a_pair,
+    all_keys,
+    built_here,
+    of_architecture,
+    read_json,
+)
+from reference.model import STEP_ARCHITECTURE, Target, rms_norm
 from reference.mtp import MtpHead, MtpLayer
 
 ARCHITECTURE = STEP_ARCHITECTURE
@@ -36,9 +46,8 @@ def read_config(path: Path) -> Config:
     """A Step-3.5 config without experts and windows; CheckpointError if it asks for what is not built here."""
     file = Path(path) / "config.json"
     raw = read_json(file)
-    if raw.get("architectures") != [ARCHITECTURE]:
-        raise CheckpointError(f"{file}: architectures is {raw.get('architectures')!r}; expected {[ARCHITECTURE]!r}")
-    try:
+    of_architecture(file, raw, ARCHITECTURE)
+    with all_keys(file, "Step-3.5"):
         layers = raw["num_hidden_layers"] + raw["num_nextn_predict_layers"]
         theta = raw["rope_theta"][0]
         config = Config(
@@ -54,13 +63,9 @@ def read_config(path: Path) -> Config:
             rope_theta=float(theta),
             tied=False,
         )
-    except KeyError as error:
-        raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected a Step-3.5 config") from error
     wanted = {"use_head_wise_attn_gate": True, "rope_theta": [theta] * layers, "yarn_only_types": []}
     wanted |= {name: [only] * layers for name, only in _EVERYWHERE.items()}
-    for name, only in wanted.items():
-        if raw.get(name) != only:
-            raise CheckpointError(f"{file}: {name} is {raw.get(name)!r}; this reference builds only {only!r}")
+    built_here(file, raw, wanted)
     experts = {int(one) for one in raw.get("moe_layers_enum", "").split(",") if one}
     if experts & set(range(layers)):
         raise CheckpointError(
@@ -118,10 +123,7 @@ def load_head(
 ) -> MtpHead:
     """Every MTP layer in a Step-3.5 folder, chained; CheckpointError if there is none or it does not fit `target`."""
     config = read_config(path)
-    for name in ("hidden", "vocab", "layers"):
-        found, expected = getattr(config, name), getattr(target.config, name)
-        if found != expected:
-            raise CheckpointError(f"{path}: {name} is {found}; expected the target's {expected}: not a pair")
+    a_pair(path, config, target.config, layers=True)
     weights, layers = StepWeights(path, dtype, held), list[MtpLayer]()
     embed = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
     while (prefix := f"model.layers.{config.layers + len(layers)}.") + "eh_proj.weight" in weights:

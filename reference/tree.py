@@ -92,3 +92,9 @@ def build_tree(root: int, candidates: Candidates, n: int) -> Tree:
         (root, *(candidates.tokens[index] for index in chosen)),
         (-1, *(node_of[candidates.parents[index]] for index in chosen)),
     )
+
+
+def chain_tree(root: int, proposals: Sequence[int | None]) -> Tree:
+    """The last committed token and one proposal a depth, one under the other; None is no proposal."""
+    tokens = [token for token in proposals if token is not None]
+    return with_depths((root, *tokens), tuple(range(-1, len(tokens))))

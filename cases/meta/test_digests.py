@@ -13,7 +13,8 @@ from cases.meta.test_cli_bad_input import call
 from cases.meta.test_trace_io import assert_same
 from harness.archive.digests import SUMS
 from harness.archive.store import RunReader
-from harness.archive.trace_io import TraceError, read_trace, write_trace
+from harness.archive.trace_faults import TraceError
+from harness.archive.trace_io import read_trace, write_trace
 
 FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
 #: Of a run: everything that is kept of it and read again.

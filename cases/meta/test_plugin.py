@@ -170,13 +170,15 @@ def test_failing_test_names_the_divergence_and_what_to_type(session, tmp_path):
     assert f"eaglecheck replay {folder}" in done.stdout
 
 
-def test_tests_of_one_boot_configuration_run_together_and_those_that_end_their_engine_last(session):
+def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engine_and_those_of_many_last(session):
     text = """
 import pytest
 from cases.programs import DEFAULT, program
 other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, k=1)
 boot = DEFAULT["single"].boot_key()
 def test_plain(): pass
+@pytest.mark.engine(last=True)
+def test_of_many_releases(): pass
 @pytest.mark.engine(boot=boot, ends_it=True)
 def test_killer(): pass
 @pytest.mark.engine
@@ -189,9 +191,9 @@ def test_late(): pass
     done = session(text, "--collect-only", "-q")
     names = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
     many = [f"test_many[{name}]" for name in ("s-0.5.23", "f-0.5.23")]
-    assert names[:4] == [*many, "test_late", "test_killer"]
-    assert set(names[4:6]) == {"test_many[s-0.5.13]", "test_many[f-0.5.13]"}
-    assert names[8] == "test_plain"
+    assert names[:5] == [*many, "test_late", "test_killer", "test_many[o-0.5.23]"]
+    assert set(names[5:7]) == {"test_many[s-0.5.13]", "test_many[f-0.5.13]"}
+    assert names[7:] == ["test_many[o-0.5.13]", "test_of_many_releases", "test_plain"]
 
 
 KILLER = """

@@ -11,9 +11,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
+from reference.checkpoint import CheckpointError
 from reference.eagle3 import Eagle3Head
 from reference.heads import load_head
-from reference.model import CheckpointError, DraftHead, Target, causal
+from reference.model import DraftHead, Target, causal
 
 torch.set_num_threads(1)
 

@@ -19,8 +19,9 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 from cases.checkpoints import make
+from reference.checkpoint import CheckpointError, Weights
 from reference.mla import Experts, LatentConfig, NextNHead, load_target
-from reference.model import CheckpointError, Weights, causal
+from reference.model import causal
 from reference.pair import load_pair
 
 torch.set_num_threads(1)

@@ -10,7 +10,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from cases.checkpoints import RECIPES, make
 from cases.recipes import LatentRecipe, TableRecipe
-from reference.model import CheckpointError, DraftHead, Target, causal
+from reference.checkpoint import CheckpointError
+from reference.model import DraftHead, Target, causal
 
 torch.set_num_threads(1)
 

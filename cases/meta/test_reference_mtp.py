@@ -21,7 +21,7 @@ from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
 from reference import mtp
-from reference.model import CheckpointError
+from reference.checkpoint import CheckpointError
 from reference.pair import load_pair, session_of
 
 torch.set_num_threads(1)

@@ -24,7 +24,7 @@ from cases.checkpoints import RECIPES, make_recipe
 from cases.step_weights import LAYERS
 from harness.contract.types import Phase, RequestSpec, SpecConfig
 from reference import mtp, step
-from reference.model import CheckpointError
+from reference.checkpoint import CheckpointError
 from reference.pair import load_pair, session_of
 
 torch.set_num_threads(1)

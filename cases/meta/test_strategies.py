@@ -1,6 +1,7 @@
 """Generated scenarios are valid, small, labelled, repeatable, and their leads say what they do. No engine here."""
 
 import ast
+import functools
 import importlib.util
 import inspect
 import sys
@@ -25,9 +26,15 @@ def some(boot, count=60, seed_value=5):
     return programs(boot, count=count, seed_value=seed_value)
 
 
+@functools.cache
+def sixty(name):
+    """Drawn once for every test that only looks at them."""
+    return some(next(boot for boot in ALL_BOOTS if boot.name == name))
+
+
 @pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 def test_scenarios_of_a_boot_configuration_share_one_engine(boot):
-    assert {scenario.boot_key() for scenario in some(boot)} == {boot.boot_key()}
+    assert {scenario.boot_key() for scenario in sixty(boot.name)} == {boot.boot_key()}
 
 
 def test_boot_configurations_are_all_different():
@@ -36,7 +43,7 @@ def test_boot_configurations_are_all_different():
 
 @pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 def test_scenarios_survive_json_and_stay_small(boot):
-    for scenario in some(boot):
+    for scenario in sixty(boot.name):
         assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
         assert len(scenario.requests) <= strategies.MOST_REQUESTS + 1
         assert all(len(request.prompt) + request.max_new_tokens <= CONTEXT for request in scenario.requests)

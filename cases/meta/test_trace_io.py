@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cases.meta import handmade
-from harness.archive.trace_io import TraceError, arrow_schema, plain, read_trace, trace_files, write_trace
+from harness.archive.trace_faults import TraceError
+from harness.archive.trace_io import plain, read_trace, trace_files, write_trace
+from harness.archive.trace_table import arrow_schema
 from harness.contract.trace import INT_COLUMNS, TRACE_SCHEMA, Event, RowBuilder, Trace
 
 INTS = st.integers(-(2**62), 2**62)
@@ -61,6 +63,7 @@ def test_reading_leaves_no_thread_behind(stored):
     folder, _, _ = stored
     code = (
         "import os, sys, pathlib, harness.archive.trace_io as t\n"
+        "import harness.archive.trace_table\n"  # importing pyarrow starts threads of its own
         "before = len(os.listdir('/proc/self/task'))\n"
         "assert len(t.read_trace(pathlib.Path(sys.argv[1]), sys.argv[2]).rows)\n"
         "print(len(os.listdir('/proc/self/task')) - before)\n"

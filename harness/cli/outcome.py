@@ -143,7 +143,7 @@ def _foreseen(error: Exception) -> Exit | None:
     from cases.catalogue import CaseError
     from cases.checkpoints import CheckpointMakeError
     from harness.archive.store import StoreError, WriteError
-    from harness.archive.trace_io import TraceError
+    from harness.archive.trace_faults import TraceError
     from harness.cli.documents import OutputError
     from harness.driving.drive import ScriptError
     from harness.engines.closure import EnvError, HomeError

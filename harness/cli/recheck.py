@@ -13,7 +13,8 @@ from rich.console import Console
 from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
 from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
-from harness.archive.trace_io import TraceError, header_of, read_trace, trace_files
+from harness.archive.trace_faults import TraceError
+from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare

@@ -29,6 +29,7 @@ from harness.engines.engine import Engine, EngineNotClean, Launch, NoLease
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.paired_engine import PairedEngine, engine_of
+from harness.engines.templates import Templates, can_copy
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
@@ -129,6 +130,7 @@ class LiveEngines:
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
     _engine: Engine | PairedEngine | None = None
+    _templates: Templates | None = None
     _key: str = ""
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _outcomes: OrderedDict[tuple[Any, ...], ScenarioOutcome] = field(default_factory=OrderedDict)
@@ -168,7 +170,8 @@ class LiveEngines:
         if self._engine is None or self._key != key or not self._alive():
             self.close()
             self.boots += 1
-            engine = engine_of(launch, self.logs / f"engine-{self.boots}.log")
+            log = self.logs / f"engine-{self.boots}.log"
+            engine = self._copied(launch, log) if can_copy(launch) else engine_of(launch, log)
             try:
                 engine.boot()
             except NoLease:
@@ -186,11 +189,23 @@ class LiveEngines:
         flags = [*launch.boot["flags"], COPIES]
         return replace(launch, boot={**launch.boot, "copies": True, "flags": flags}, beside=beside)
 
+    def _copied(self, launch: Launch, log: Path) -> Engine:
+        """An engine that costs no import of SGLang, where the last one was of its kind."""
+        if self._templates is None:
+            self._templates = Templates(self.logs)
+        return self._templates.engine(launch, log)
+
     def close(self) -> None:
         """End the live engine, if there is one."""
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.close()
+
+    def end(self) -> None:
+        """End everything that was started."""
+        self.close()
+        if self._templates is not None:
+            self._templates.close()
 
     def _alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None

@@ -111,7 +111,7 @@ def _check_plain(option: str, folder: Path) -> None:
 def load_now(pair: OwnPair) -> None:
     """Read the user's pair as the reference will, before any engine is booted for it."""
     from harness.driving.oracle import Oracle  # torch
-    from reference.model import CheckpointError
+    from reference.checkpoint import CheckpointError
 
     try:
         Oracle(target=pair.target, draft=pair.draft).load()

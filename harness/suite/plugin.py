@@ -10,23 +10,23 @@ import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from cases.catalogue import Case
 from cases.families import FAMILIES, of_family
 from harness.both_sides import gpus, leases
-from harness.checks.describe import describe
-from harness.cli import prepare
 from harness.contract.deviations import UnknownDeviation, checked
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError
-from harness.driving.live import Borrowed, LiveEngines, ScenarioOutcome
 from harness.engines import envs
+from harness.suite import order
 from harness.suite.census import Census
 from harness.suite.counting import CENSUS, Counting
+
+if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
+    from harness.driving.live import LiveEngines, ScenarioOutcome
 
 #: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
@@ -37,7 +37,7 @@ WORKER_GB = 3.0
 FAMILY_SCENARIO = "family_scenario"
 
 RELEASE = pytest.StashKey[str]()
-ENGINES = pytest.StashKey[LiveEngines]()
+ENGINES = pytest.StashKey["LiveEngines"]()
 LEASE = pytest.StashKey[leases.Request | None]()
 
 
@@ -84,7 +84,6 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--assume: nothing to assume it for\n  name a family too: --family NAME")
     try:
         checked(config.getoption("--assume"))
-        prepare.check_device(config.getoption("--device"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
     except (UsageError, UnknownDeviation, envs.EnvError) as error:
@@ -93,7 +92,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _lease(config: pytest.Config) -> leases.Request | None:
-    return prepare.gpu_lease(config.getoption("--device"), config.getoption("--gpu-share"))
+    """What every engine takes of a GPU; UsageError for a device that cannot be."""
+    device, share = config.getoption("--device"), config.getoption("--gpu-share")
+    if device == "cpu" and share is None:
+        return None
+    from harness.cli import prepare
+
+    return prepare.gpu_lease(prepare.check_device(device), share)
 
 
 def _release(asked: str | None) -> str:
@@ -209,44 +214,18 @@ def _of_families(file: Path) -> bool:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Engine tests first, those of one boot configuration together, tests that end their engine last among them."""
     if config.getoption("--family"):
         others = [item for item in items if FAMILY_SCENARIO not in getattr(item, "fixturenames", ())]
         items[:] = [item for item in items if item not in others]
         config.hook.pytest_deselected(items=others)
-    order = {item: number for number, item in enumerate(items)}
-    first_seen: dict[tuple[Any, ...], int] = {}
-    for item in items:
-        first_seen.setdefault(_configuration(item, config), order[item])
-
-    def place(item: pytest.Item) -> tuple[Any, ...]:
-        mark = item.get_closest_marker("engine")
-        if mark is None:
-            return (1, 0, False, order[item])
-        return (0, first_seen[_configuration(item, config)], bool(mark.kwargs.get("ends_it")), order[item])
-
-    items.sort(key=place)
-
-
-def _configuration(item: pytest.Item, config: pytest.Config) -> tuple[Any, ...]:
-    """What decides which engine a test needs, from its parameters and the arguments of its `engine` mark.
-
-    Parameters that count: release, revert, and the boot key of a Scenario or Case. Mark arguments: release, boot.
-    """
-    mark = item.get_closest_marker("engine")
-    if mark is None:
-        return ()
-    parameters = item.callspec.params if hasattr(item, "callspec") else {}
-    scenarios = [value for value in parameters.values() if isinstance(value, Scenario | Case)]
-    boots = [(value.scenario if isinstance(value, Case) else value).boot_key() for value in scenarios]
-    release = parameters.get("release") or mark.kwargs.get("release") or config.stash[RELEASE]
-    boot = boots[0] if boots else mark.kwargs.get("boot", "")
-    return (release, parameters.get("revert"), boot)
+    items[:] = order.arranged(items, release=config.stash[RELEASE])
 
 
 @pytest.fixture(scope="session")
 def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveEngines]:
     """The worker's live engine; ended with the session."""
+    from harness.driving.live import LiveEngines
+
     config = request.config
     live = LiveEngines(
         environment=_ready_environment,
@@ -259,7 +238,7 @@ def engines(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     )
     config.stash[ENGINES] = live
     yield live
-    live.close()
+    live.end()
 
 
 def _ready_environment(version: str) -> envs.EngineEnv:
@@ -281,6 +260,8 @@ def drive_scenario(engines: LiveEngines) -> Callable[..., ScenarioOutcome]:
 @pytest.fixture
 def commands_on_live_engine(engines: LiveEngines, monkeypatch: pytest.MonkeyPatch) -> LiveEngines:
     """Commands run in this process use the worker's live engine instead of booting one of their own."""
+    from harness.driving.live import Borrowed
+
     monkeypatch.setattr("harness.driving.runner.Engine", lambda *, launch, log: Borrowed(engines, launch))
     return engines
 
@@ -306,6 +287,9 @@ def pytest_runtest_makereport(
 
 
 def _look_again(outcome: ScenarioOutcome) -> str:
+    from harness.checks.describe import describe
+    from harness.cli import prepare
+
     lines = [repr(outcome), *(f"  {reason}" for reason in outcome.verdict.reasons)]
     if outcome.first is not None:
         lines.append(describe(outcome.first, outcome.scenario))

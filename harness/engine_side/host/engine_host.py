@@ -8,6 +8,7 @@ before anything of SGLang is imported: that is where hooks are installed.
 from __future__ import annotations
 
 import asyncio
+import importlib
 import importlib.machinery
 import json
 import os
@@ -21,6 +22,8 @@ from pathlib import Path
 from typing import Any
 
 _HARNESS = Path(__file__).resolve().parents[2]
+#: Said instead of a socket's path: to be copied by those who ask for it over this open socket.
+TEMPLATE = "template"
 
 
 def _own_package() -> None:
@@ -87,11 +90,31 @@ def _watch(lifeline: socket.socket) -> None:
     os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
+def _imported(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
+    """The seams, and behind them everything that SGLang's engine imports before it knows its arguments."""
+    os.environ.update(boot["environment"])
+    hooks, ops = install_seams(boot)
+    import sglang
+
+    _check_version(sglang, boot)
+    for name in ("server_args", "entrypoints.engine"):
+        importlib.import_module(f"sglang.srt.{name}")
+    return hooks, ops
+
+
 def main() -> None:
+    if sys.argv[1] != TEMPLATE:
+        return _run(sys.argv[1])
+    from eaglecheck_engine.engine_side.host.template import copied
+
+    return _run(*copied(socket.socket(fileno=int(sys.argv[2])), _imported))
+
+
+def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
+    """prepared: hooks and CpuOps, where this is a copy of a process that has imported everything."""
     from eaglecheck_engine.engine_side.host.resources import engine_arguments, gpu_used, take_lease
     from eaglecheck_engine.engine_side.host.serving import serve
 
-    path = sys.argv[1]
     sock = connect(path)
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
     lifeline = connect(path)
@@ -102,7 +125,7 @@ def main() -> None:
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())
-    hooks, ops = install_seams(boot)
+    hooks, ops = prepared or install_seams(boot)
     try:
         import sglang
 

@@ -1,0 +1,47 @@
+"""What is said of a trace file that cannot be used: which file, what was found, what is allowed, and what to do.
+
+It must not read anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.archive.again import run_again
+from harness.contract.trace import TRACE_SCHEMA
+
+
+class TraceError(Exception):
+    """A trace file that cannot be used; the text is meant for people."""
+
+    def __init__(self, file: Path, *, found: str, allowed: str, do: str) -> None:
+        super().__init__(f"cannot read trace file {file}\n  found: {found}\n  allowed: {allowed}\n  {do}")
+        self.file = file
+
+
+def check_version(file: Path, found: int) -> None:
+    if found != TRACE_SCHEMA:
+        newer = found > TRACE_SCHEMA
+        raise TraceError(
+            file,
+            found=f"trace version {found}",
+            allowed=f"trace version {TRACE_SCHEMA}",
+            do="a newer eaglecheck wrote it: update this one"
+            if newer
+            else f"an old eaglecheck wrote it: {run_again_in(folder_of(file))}",
+        )
+
+
+def run_again_in(folder: Path) -> str:
+    return f"run again:  {run_again(folder)}"
+
+
+def damaged(file: Path, found: str, allowed: str) -> TraceError:
+    return TraceError(
+        file, found=found, allowed=allowed, do=f"the file is damaged or not ours: {run_again_in(folder_of(file))}"
+    )
+
+
+def folder_of(file: Path) -> Path:
+    """The scenario's folder that a trace file is in."""
+    return file.parent.parent if file.parent.name == "tensors" else file.parent

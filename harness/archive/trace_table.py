@@ -1,0 +1,103 @@
+"""The rows of a trace as a parquet file, and back. The only module that imports pyarrow for a trace.
+
+It must not trust a file: see `harness.archive.trace_faults`.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from harness.archive.trace_faults import check_version, damaged
+from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, TRACE_SCHEMA, Rows
+
+VERSION_KEY = b"eaglecheck.trace"
+
+#: What each list column holds on disk.
+LIST_TYPES: dict[type, pa.DataType] = {np.int64: pa.int64(), np.float32: pa.float32()}
+
+
+def arrow_schema() -> pa.Schema:
+    """The columns of `<side>.parquet`, in order, with the version in the metadata."""
+    fields = [pa.field(name, pa.int64()) for name in INT_COLUMNS]
+    fields += [pa.field(name, pa.dictionary(pa.int32(), pa.string())) for name in STRING_COLUMNS]
+    fields += [pa.field(name, pa.float32()) for name in FLOAT_COLUMNS]
+    fields += [pa.field(name, pa.list_(LIST_TYPES[kind])) for name, kind in LIST_COLUMNS.items()]
+    return pa.schema(fields, metadata={VERSION_KEY: str(TRACE_SCHEMA).encode()})
+
+
+def rows_bytes(rows: Rows) -> bytes:
+    """The parquet file of these rows; equal rows give equal bytes."""
+    buffer = pa.BufferOutputStream()
+    pq.write_table(_table(rows), buffer, compression="zstd", write_page_checksum=True)
+    return bytes(buffer.getvalue().to_pybytes())
+
+
+def _table(rows: Rows) -> pa.Table:
+    columns: list[pa.Array] = [pa.array(rows.ints[name], type=pa.int64()) for name in INT_COLUMNS]
+    for name in STRING_COLUMNS:
+        columns.append(pa.array([str(text) for text in rows.strings[name]], type=pa.string()).dictionary_encode())
+    columns += [pa.array(rows.floats[name], type=pa.float32()) for name in FLOAT_COLUMNS]
+    for name, kind in LIST_COLUMNS.items():
+        columns.append(_list_array(rows.lists[name], kind))
+    return pa.Table.from_arrays(columns, schema=arrow_schema())
+
+
+def _list_array(values: list[np.ndarray], kind: type) -> pa.Array:
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([len(value) for value in values], out=offsets[1:])
+    flat: np.ndarray = np.concatenate(values).astype(kind) if values else np.zeros(0, dtype=kind)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, type=LIST_TYPES[kind]))
+
+
+def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
+    """The rows in `content`, which is what `file` holds; TraceError if it is unfit, or holds not so many."""
+    wanted = arrow_schema()
+    try:
+        parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
+        schema = parquet.schema_arrow
+        version = (schema.metadata or {}).get(VERSION_KEY, b"")
+        if version.isdigit():
+            check_version(file, int(version))
+        if set(schema.names) != set(wanted.names) or not schema.equals(wanted) or not version.isdigit():
+            raise damaged(
+                file, _schema_difference(schema, wanted), "the columns of harness/contract/trace.py with our version"
+            )
+        # Arrow's threads would share Python's bytes, and one that lets go of them while Python ends kills the process:
+        # "terminate called without an active exception" (apache/arrow issue 34314)
+        table = parquet.read(use_threads=False)
+    except (pa.ArrowException, OSError) as error:  # what is inside a page fails as an OSError
+        raise damaged(file, "not a whole parquet file", "parquet, as it was written") from error
+    if table.num_rows != row_count:
+        raise damaged(file, f"{table.num_rows} rows", f"{row_count} rows, as the JSON file beside it says")
+    if any(column.null_count for column in table.columns):
+        raise damaged(file, "empty cells", "a value in every cell")
+    return _rows(table)
+
+
+def _schema_difference(schema: pa.Schema, wanted: pa.Schema) -> str:
+    foreign = sorted(set(schema.names) - set(wanted.names))
+    missing = sorted(set(wanted.names) - set(schema.names))
+    other = [name for name in wanted.names if name in schema.names and schema.field(name) != wanted.field(name)]
+    parts = [f"foreign columns {', '.join(foreign)}"] if foreign else []
+    parts += [f"no columns {', '.join(missing)}"] if missing else []
+    parts += [f"other types in {', '.join(other)}"] if other else []
+    return "; ".join(parts) or "columns in another order, or no eaglecheck version in the metadata"
+
+
+def _rows(table: pa.Table) -> Rows:
+    lists: dict[str, list[np.ndarray]] = {}
+    for name, kind in LIST_COLUMNS.items():
+        array = table.column(name).combine_chunks()
+        offsets, flat = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False).astype(kind)
+        lists[name] = [flat[start:end] for start, end in pairwise(offsets.tolist())]
+    return Rows(
+        ints={name: table.column(name).to_numpy().astype(np.int64) for name in INT_COLUMNS},
+        strings={name: np.asarray(table.column(name).to_pylist(), dtype=object) for name in STRING_COLUMNS},
+        floats={name: table.column(name).to_numpy().astype(np.float32) for name in FLOAT_COLUMNS},
+        lists=lists,
+    )
