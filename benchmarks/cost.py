@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks._bench import booted, machine, oracle
 from cases.fixed import default_scenarios
-from harness.archive.store import RunWriter
+from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
 from harness.contract.types import Scenario
 from harness.driving.drive import drive

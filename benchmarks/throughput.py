@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks._bench import machine
 from cases.hunt import greedy_text
 from cases.strategies import BOOTS, programs
-from harness.archive.store import RunWriter
+from harness.archive.writer import RunWriter
 from harness.contract.types import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines import envs

@@ -96,7 +96,7 @@ def test_full_disk_ends_a_run_as_unknown_without_a_verdict(commands_on_live_engi
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sync(descriptor)
 
-    monkeypatch.setattr("harness.archive.store.os.fsync", full)
+    monkeypatch.setattr("harness.archive.writer.os.fsync", full)
     done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path)
     assert done.exit_code == 3, done.output
     assert "disk is full" in done.output

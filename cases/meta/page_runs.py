@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cases.meta import handmade, results
-from harness.archive.store import RunWriter, write_specimen
+from harness.archive.writer import RunWriter, write_specimen
 from harness.checks import judge
 from harness.contract.merge import merge
 from harness.contract.trace import Event, RoundRecord, Trace

@@ -9,7 +9,7 @@ from typing import Any
 
 from cases.meta import handmade
 from harness.archive import digests
-from harness.archive.store import RunWriter, write_specimen
+from harness.archive.writer import RunWriter, write_specimen
 from harness.checks import group, judge
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict

@@ -11,18 +11,10 @@ from pathlib import Path
 import pytest
 
 from cases.meta import handmade
-from harness.archive import store
+from harness.archive import writer as writing
 from harness.archive.digests import SUMS
-from harness.archive.store import (
-    RunReader,
-    RunWriter,
-    StoreError,
-    WriteError,
-    read_case,
-    read_findings,
-    read_specimen,
-    write_specimen,
-)
+from harness.archive.store import RunReader, StoreError, WriteError, read_case, read_findings, read_specimen
+from harness.archive.writer import RunWriter, write_specimen
 from harness.checks import group, judge
 from harness.contract.types import Kind, Outcome, Verdict
 
@@ -120,7 +112,7 @@ def test_run_that_is_still_written_says_so_and_one_whose_writer_is_gone_does_not
 WRITES = """
 import sys, time
 from pathlib import Path
-from harness.archive.store import RunWriter
+from harness.archive.writer import RunWriter
 writer = RunWriter.create(Path(sys.argv[1]), manifest={})
 print(writer.folder, flush=True)
 time.sleep(600)
@@ -188,7 +180,7 @@ def test_full_disk_says_where_how_much_is_left_and_what_to_type(tmp_path, case, 
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store, "write_trace", full)
+    monkeypatch.setattr(writing, "write_trace", full)
     refused(lambda: save(writer, case), "the disk is full", str(writer.folder), "bytes free", "du -sh")
     monkeypatch.setattr(os, "fsync", full)
     refused(lambda: writer.finish(case[3]), "the disk is full")
@@ -201,7 +193,7 @@ def test_other_disk_errors_keep_their_reason(tmp_path, case, monkeypatch):
     def denied(*_):
         raise PermissionError(errno.EACCES, "denied")
 
-    monkeypatch.setattr(store, "write_trace", denied)
+    monkeypatch.setattr(writing, "write_trace", denied)
     with pytest.raises(WriteError) as caught:
         save(writer, case)
     assert isinstance(caught.value.__cause__, PermissionError)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.archive.store import SPECIMENS, write_specimen
+from harness.archive.store import SPECIMENS
+from harness.archive.writer import write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge

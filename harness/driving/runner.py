@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
-from harness.archive.store import SPECIMENS, RunWriter, write_specimen
+from harness.archive.store import SPECIMENS
+from harness.archive.writer import RunWriter, write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
