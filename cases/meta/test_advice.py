@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,22 @@ def test_run_again_carries_all_that_made_the_run(argv, engine, expected, work):
     assert line.startswith(f"eaglecheck {expected}")
     if argv[1] != "run":
         assert f"--scenario-file {next(run.glob('single-*'))}/scenario.json" in line
+    assert parse(line) == []
+
+
+def test_a_specimen_that_was_moved_and_damaged_still_knows_its_scenario(work):
+    """The folder's name says nothing then; once it led to `--scenario ''`."""
+    run = results.store(work / "runs", ("four-together", results.one_ahead))
+    (specimen,) = (run / "specimens").iterdir()
+    moved = shutil.copytree(specimen, work / "moved")
+    (moved / "scenario.json").write_text("")
+    line = again.run_again(moved)
+    assert line.endswith(" --scenario four-together")
+    assert parse(line) == []
+    (moved / "manifest.json").write_text("")
+    line = again.run_again(moved)
+    assert "--engine" in line
+    assert "''" not in line
     assert parse(line) == []
 
 

@@ -9,6 +9,7 @@ import shutil
 import pytest
 from typer.testing import CliRunner
 
+from cases.catalogue import CORPUS
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
 from harness.archive.run_folders import lock
@@ -27,6 +28,7 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
+RECORDED = CORPUS.parent / "recorded"
 PASSING = (("single", results.sound), ("four-together", results.sound))
 FAILING = (("single", results.sound), ("pr25015", results.one_ahead))
 
@@ -185,12 +187,34 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
 
 @pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
 def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair: stored.reference)
+    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
     run = stored(work, FAILING)
     said = call("recheck", str(run), *options).stdout.splitlines()
     typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
     assert not [line for line in said if line.endswith(typed)]
     assert [line for line in said if "eaglecheck replay" in line]
+
+
+def test_what_is_assumed_is_asked_of_a_reference_that_is_computed_anew(work):
+    run = stored(work)
+    done = call("recheck", str(run), "--assume", "F-003")
+    assert done.exit_code == 2
+    assert f"eaglecheck recheck {run} --fresh-reference --assume F-003" in done.stderr
+    recorded = RECORDED / "mtp" / "graphs-alone-0.5.13"
+    failing = call("recheck", str(recorded), "--fresh-reference")
+    passing = call("recheck", str(recorded), "--fresh-reference", "--assume", "F-020", "--assume", "F-027")
+    assert (failing.exit_code, passing.exit_code) == (1, 0)
+    assert "F-020, F-027 assumed" in passing.stdout
+
+
+def test_a_scenario_that_was_numbered_otherwise_is_to_be_run_again(work):
+    run = stored(work)
+    for file in run.glob("*/engine.json"):
+        file.write_text(file.read_text().replace(json.loads(file.read_text())["scenario_id"], "0" * 12))
+    results.reseal(run)
+    done = call("recheck", str(run))
+    assert done.exit_code == 3, done.stderr
+    assert "an older eaglecheck numbered it in another way; run it again:  eaglecheck run" in done.stdout
 
 
 def test_a_run_that_is_not_there_names_the_nearest(work, monkeypatch):

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from cases.meta import handmade
 from harness.checks.judge import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.engines.endings import Endings, stopped
+from harness.engines.endings import MAIN, Endings, stopped
 from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, _Peer
 
 WAITS = "import sys; sys.stdin.read()"
@@ -69,6 +70,37 @@ def test_a_signal_for_what_a_process_did_itself_is_its_crash(engine_over, number
     with pytest.raises(EngineCrashed, match=rf"was ended by {number.name} without a word") as told:
         engine._receive(engine.ranks[0])
     assert told.value.report["site"] == number.name
+
+
+def test_a_main_process_that_was_killed_is_named_and_not_the_child_that_went_with_it(tmp_path):
+    main, child = (subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE) for _ in range(2))
+    watch = Endings(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
+    watch.start()
+    child.kill()
+    late = threading.Timer(0.1, main.kill)
+    late.start()
+    try:
+        assert watch.first(child.pid).pid == main.pid
+    finally:
+        late.join()
+        watch.stop()
+        for process in (main, child):
+            process.communicate()
+
+
+def test_a_child_that_was_killed_alone_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.engines.endings.ALONE_SECONDS", 0.05)
+    main, child = (subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE) for _ in range(2))
+    watch = Endings(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
+    watch.start()
+    child.kill()
+    try:
+        assert watch.first(child.pid).pid == child.pid
+    finally:
+        watch.stop()
+        main.kill()
+        for process in (main, child):
+            process.communicate()
 
 
 def test_a_process_that_leaves_by_itself_has_crashed(engine_over):

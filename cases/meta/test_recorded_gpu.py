@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from cases import catalogue
 from cases.catalogue import CORPUS
+from harness.archive.again import run_again
 from harness.archive.store import read_case
 from harness.cli.main import app
-from harness.contract.types import Scenario
 
 RECORDED = CORPUS.parent / "recorded" / "gpu"
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.17")
@@ -40,16 +40,10 @@ def folder_of(case, release, mode, revert):
 
 @pytest.fixture
 def recorded(tmp_path):
-    """A recorded run, copied; its scenario id is a hash over all fields, and fields are added in time."""
+    """A recorded run, copied."""
 
     def copy(*cell):
-        place = tmp_path / folder_of(*cell).name
-        shutil.copytree(folder_of(*cell), place)
-        name = Scenario.model_validate_json((place / "scenario.json").read_bytes()).id
-        for side in ("engine", "reference"):
-            file = place / f"{side}.json"
-            file.write_text(json.dumps({**json.loads(file.read_text()), "scenario_id": name}))
-        return place
+        return shutil.copytree(folder_of(*cell), tmp_path / folder_of(*cell).name)
 
     return copy
 
@@ -69,6 +63,18 @@ def expected_roots(case, release, mode, revert):
     if mode == "graphs" and Version(release) <= LAST_TWICE and entry.scenario.spec.k > 1:
         roots.add(ATTENDED_TWICE)
     return roots
+
+
+@pytest.mark.parametrize("folder", sorted(RECORDED.parent.glob("*/*")), ids=lambda folder: folder.name)
+def test_a_recorded_run_is_of_the_scenario_that_lies_beside_it(folder):
+    """Fields with defaults are added to scenarios in time, and must not change who they are."""
+    stored = read_case(folder)
+    assert stored.engine.scenario_id == stored.scenario.id
+
+
+def test_a_recorded_run_says_on_what_it_is_made_again():
+    folder = RECORDED.parent / "mtp" / "graphs-alone-0.5.13"
+    assert run_again(folder).startswith("eaglecheck run --engine 0.5.13 --device cuda --scenario-file ")
 
 
 def test_every_cell_is_recorded():

@@ -14,11 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.archive import digests
-from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO
+from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO, VERDICT
 from harness.contract import plain_files
 
 #: Commands whose own line makes their run anew.
 WHOLE = ("run", "replay")
+#: A folder of one scenario, in a run or among specimens: its name, its id, and what else there is.
+NAMED = re.compile(r"(.+)-[0-9a-f]{12}(?:-.+)?")
+#: Where a trace's header is.
+ENGINE = "engine.json"
 #: Scenario files named in one line; a line that is longer is nothing that anybody types.
 MOST = 20
 
@@ -30,14 +34,22 @@ def run_again(folder: Path) -> str:
     manifest = _object(run / MANIFEST)
     alone = within and _as_written(folder / SCENARIO)  # else the whole run: another scenario was never run
     typed = [] if alone else _typed(manifest)
-    told = _told(run, manifest)
+    told = _told(run, manifest, _part(_object(folder / ENGINE), "header"))
     if typed:
         return shlex.join(["eaglecheck", *typed, *_missing(typed, told)])
-    if within and not alone:  # its name is left, in its folder's
-        return shlex.join(["eaglecheck", "run", *told, "--scenario", folder.name.rpartition("-")[0]])
+    if within and not alone:  # its name is left: where it is written down, or in its folder's
+        name = _name(folder, manifest)
+        return shlex.join(["eaglecheck", "run", *told, *(["--scenario", name] if name else [])])
     files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
     named = [part for file in files[:MOST] for part in ("--scenario-file", str(_short(file)))]
     return shlex.join(["eaglecheck", "run", *told, *named])
+
+
+def _name(folder: Path, manifest: Mapping[str, Any]) -> str:
+    """What the scenario of a folder was called; '' where nothing says."""
+    written = manifest.get("scenario") or _object(folder / VERDICT).get("scenario")
+    found = NAMED.fullmatch(folder.name)
+    return str(written or (found[1] if found else ""))
 
 
 def _as_written(path: Path) -> bool:
@@ -65,9 +77,12 @@ def _missing(typed: Sequence[str], told: Sequence[str]) -> list[str]:
     return [] if named or typed[0] != "run" or "--engine" not in told else list(told[:2])
 
 
-def _told(run: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """Options from what the manifest, or the engine's own events, say; --engine first, where it is known."""
-    known: dict[str, Any] = {**_handshake(run / EVENTS), **_part(manifest, "header")}
+def _told(run: Path, manifest: Mapping[str, Any], header: Mapping[str, Any]) -> list[str]:
+    """Options from what the manifest, the engine's own events, or its trace's header say.
+
+    --engine first, where it is known.
+    """
+    known: dict[str, Any] = {**header, **_handshake(run / EVENTS), **_part(manifest, "header")}
     known |= {key: value for key, value in _part(manifest, "engine").items() if value is not None}
     known |= {key: manifest[key] for key in ("release", "device") if key in manifest}
     options = [("--engine", known.get("release"), None), ("--device", known.get("device"), "cpu")]

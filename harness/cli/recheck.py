@@ -51,6 +51,7 @@ def command(
     fresh_reference: Annotated[
         bool, typer.Option(help="Compute the reference anew instead of using the stored one.")
     ] = False,
+    assume: options.Assume = None,
     json: options.Json = None,
 ) -> Exit:
     """Judge the traces of RUN with this version's checks; nothing in the folder is changed.
@@ -59,6 +60,12 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
+    wanted = prepare.check_assumed(assume or ())
+    if wanted and not fresh_reference:
+        raise UsageError(
+            "--assume says what a reference takes for granted, and the stored one is made already\n"
+            f"  compute it anew:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
+        )
     kept = not fresh_reference
     try:
         stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
@@ -66,7 +73,8 @@ def command(
         if error.file.name.startswith("reference"):
             error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
         raise
-    result = _result(stored, [_rejudge(one, stored, fresh_reference=fresh_reference) for one in stored.scenarios])
+    judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=wanted) for one in stored.scenarios]
+    result = _result(stored, judged)
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
     again = _next(stored, fresh_reference=fresh_reference)
@@ -79,6 +87,11 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     """What to type after a recheck, which is not the same command once more unless the run goes on."""
     if stored.live:
         return f"look again when it is over:  eaglecheck recheck {stored.folder}"
+    if any(one.engine.scenario_id != one.scenario.id for one in stored.scenarios):
+        return (
+            "its scenario was changed since, or an older eaglecheck numbered it in another way; "
+            f"run it again:  {run_again(stored.folder)}"
+        )
     if fresh_reference and not all(_has_reference(one.folder) for one in stored.scenarios):
         return f"run it again, to have a stored reference too:  {run_again(stored.folder)}"
     if fresh_reference:
@@ -170,7 +183,9 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
     return replace(verdict, outcome=outcome, reasons=(*verdict.reasons, why))
 
 
-def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> ScenarioResult:
+def _rejudge(
+    stored: StoredScenario, run: _Stored, *, fresh_reference: bool, assume: tuple[str, ...] = ()
+) -> ScenarioResult:
     from harness.contract.texts import text_identical
 
     if not fresh_reference and stored.reference is None and stored.engine.header:
@@ -179,7 +194,7 @@ def _rejudge(stored: StoredScenario, run: _Stored, *, fresh_reference: bool) -> 
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
             f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
-    reference = _reference(stored, run.engine) if fresh_reference else stored.reference
+    reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
     if not stored.engine.header and stored.verdict is not None:
         verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
@@ -211,7 +226,7 @@ def _specimen(stored: StoredScenario) -> Path | None:
     return next((_short(place) for place in places if (place / MANIFEST).is_file()), None)
 
 
-def _reference(stored: StoredScenario, engine: Mapping[str, Any]) -> Trace:
+def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:
     from harness.driving.oracle import Oracle
 
     pair = engine.get("pair")
@@ -219,7 +234,7 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any]) -> Trace:
     device = str(stored.engine.header.get("device", "cpu"))
     pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
-    assumed = _assumed(stored, engine)
+    assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
 
 

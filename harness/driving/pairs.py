@@ -66,9 +66,9 @@ def _config(option: str, folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise UsageError(f"{option} {folder}: no such folder\n  {OWN}")
     file = folder / "config.json"
-    _check_plain(option, folder)
     if not file.exists():
         raise UsageError(f"{option} {folder}: no config.json there, so it is not a checkpoint folder\n  {OWN}")
+    _check_plain(option, folder)
     try:
         config = parsed(plain_files.content(file))
     except OSError as error:
@@ -104,7 +104,7 @@ def _check_plain(option: str, folder: Path) -> None:
                 plain_files.check(path)
         except OSError as error:
             raise UsageError(
-                f"{option} {folder}: {path.name} cannot be read: {error.strerror}\n  remove it, or {OWN}"
+                f"{option} {folder}: {path.name} cannot be read: {error.strerror}\n  leave it out, or {OWN}"
             ) from error
 
 

@@ -33,6 +33,8 @@ OWN_KILL = (b"SIGQUIT received", b"hit an exception")
 FROM_OUTSIDE = "KeyboardInterrupt"
 #: How long a process may take from closing its socket to its end.
 LAST_SECONDS = 2.0
+#: What the process is called that all others are children of, and how long its end may take longer than theirs.
+MAIN, ALONE_SECONDS = "main", 0.5
 #: Processes killed for memory on this machine since it started.
 VMSTAT = Path("/proc/vmstat")
 
@@ -118,9 +120,19 @@ class Endings:
             time.sleep(0.005)
         found = next((one for one in self.ended if one.code != 0 or one.pid == pid), None)
         if found is not None:
-            return found
+            return self._parent_of(found)
         who = self.processes.get(pid, "engine")
         return Ending(pid=pid, who=who, code=exit_code(pid, seconds=0.0), logged=_size(self.log))
+
+    def _parent_of(self, found: Ending) -> Ending:
+        """The main process's end, if that killed the others: they ask the kernel to die with it, and are quicker."""
+        main = next((pid for pid, who in self.processes.items() if who == MAIN), None)
+        if main is None or found.pid == main or found.signal != "SIGKILL":
+            return found
+        deadline = time.monotonic() + ALONE_SECONDS
+        while self._thread is not None and not self._has(main) and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return next((one for one in self.ended if one.pid == main and one.code != 0), found)
 
     def _has(self, pid: int) -> bool:
         return any(one.pid == pid for one in self.ended)

@@ -180,7 +180,7 @@ class Engine:
         with contextlib.suppress(psutil.Error):
             inner = psutil.Process(self.process.pid).children(recursive=True)
             known = {one.pid: "SGLang's own" for one in inner} | known
-        self._endings = Endings(processes={self.process.pid: "main", **known}, log=self.log)
+        self._endings = Endings(processes={self.process.pid: endings.MAIN, **known}, log=self.log)
         self._endings.start()
 
     def _listen(self, listener: socket.socket) -> str:
