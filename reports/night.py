@@ -38,8 +38,8 @@ def render_cell(console: Console, cell: CellResult) -> None:
         say(console, f"        no verdict: {brief(reason)}")
 
 
-def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
-    """Everything; folder: where the night lies."""
+def render_night(console: Console, judged: Judgement, *, folder: Path, kept: bool = True) -> None:
+    """Everything; folder: where the night lies; kept: whether it is a night there, which counts for later ones."""
     night = judged.night
     heading(console, f"night {night.plan.id} {night.plan.where}")
     _table(console, night.cells)
@@ -57,7 +57,10 @@ def render_night(console: Console, judged: Judgement, *, folder: Path) -> None:
         for sentence in sentences:
             say(console, f"  {sentence}")
     say(console)
-    say(console, f"kept in {folder}")
+    if kept:
+        say(console, f"kept in {folder}")
+    else:
+        say(console, f"{folder} has no night.json, and counts for nothing; its specimens are those of the cells driven")
     say(console, verdict_line(judged), style=STYLE[judged.outcome])
 
 

@@ -158,6 +158,9 @@ def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
     assert done.exit_code == 3
     assert "never finished" in done.stdout
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
+    (kept,) = store.nights(work / "nights")
+    assert kept.night is None
+    assert "has no night.json, and counts for nothing" in done.stdout
 
 
 def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(work):

@@ -57,8 +57,9 @@ def command(
     if shards:
         writable(nights, option="nights", what="nights")
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
+        whole = True
     else:
-        folder, night = _newest(nights)
+        folder, night, whole = _newest(nights)
 
     def also(judged: Judgement) -> None:
         if junit_file is not None:
@@ -69,7 +70,7 @@ def command(
         for line in workflow_commands(judged) if annotate else []:
             sys.stdout.write(f"{line}\n")
 
-    return conclude(folder, night, root=nights, entries=entries, console=console, json=json, also=also)
+    return conclude(folder, night, root=nights, entries=entries, console=console, json=json, also=also, keep=whole)
 
 
 def _found(shards: list[Path]) -> list[Kept]:
@@ -92,8 +93,8 @@ def _found(shards: list[Path]) -> list[Kept]:
     return [store.read(path) for path in dict.fromkeys(path.resolve() for path in found)]
 
 
-def _newest(root: Path) -> tuple[Path, Night]:
-    """The newest night of a store; one that never finished is judged as what it is."""
+def _newest(root: Path) -> tuple[Path, Night, bool]:
+    """The newest night of a store, and whether it is whole; one that never finished is judged as what it is."""
     found = store.nights(root)
     if not found:
         raise UsageError(
@@ -105,9 +106,9 @@ def _newest(root: Path) -> tuple[Path, Night]:
     if last.plan.shard[1] > 1:
         raise UsageError(f"{last.folder} is one shard\n  judge all of them:  eaglecheck night {root} --nights STORE")
     if last.night is not None:
-        return last.folder, last.night
+        return last.folder, last.night, True
     why = f"night {last.plan.id} on {last.plan.host} never finished: it was killed, or could not write"
-    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,))
+    return last.folder, Night(plan=last.plan, finished=datetime.now(UTC).isoformat(), cells=(), faults=(why,)), False
 
 
 def _add_summary(path: Path, judged: Judgement) -> None:

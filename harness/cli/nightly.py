@@ -171,16 +171,21 @@ def conclude(
     console: Console,
     json: str | None,
     also: Callable[[Judgement], None] = lambda _judged: None,
+    keep: bool = True,
 ) -> Exit:
-    """Judge a whole night, keep and print what was said. also: whatever else is written about it."""
+    """Judge a night, keep and print what was said. also: whatever else is written about it.
+
+    keep: not one that never finished, which stays what it is: a plan, and no night.
+    """
     earlier, past = _past(root, night)
     for one in earlier:
         if one.night is None:
             say(console, f"an earlier night never finished, and counts for nothing: {one.plan.id}", style="dim")
     judged = judge(_with_what_is_left(night, folder), past=past, known=entries, today=today())
     said = Judged(outcome=judged.outcome, reasons=judged.reasons)
-    store.finish(folder, night.model_copy(update={"judged": said}))
-    render_night(console, judged, folder=folder)
+    if keep:
+        store.finish(folder, night.model_copy(update={"judged": said}))
+    render_night(console, judged, folder=folder, kept=keep)
     write_json(document.document(judged), json)
     also(judged)
     return BY_OUTCOME[judged.outcome]
