@@ -128,6 +128,7 @@ REFUSED = {
     "release-install": ["engines", "install", "0.5.13", "1.0"],
     "scenario-unknown": ["run", "--scenario", "singel"],
     "scenario-twice": ["run", "--scenario", "single", "--scenario", "single"],
+    "bisect-case-file": ["bisect", "--case", "case.json", "--bad", "0.5.11", "--good", "0.5.13"],
     "case-unknown": ["matrix", "--engines", "0.5.11", "--cases", "pr2501"],
     "case-twice": ["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"],
     "engines-empty": ["matrix", "--engines", ",", "--cases", "pr25015"],
@@ -328,3 +329,9 @@ def test_numbers_that_no_night_ends_with_are_refused(option, value, allowed):
 def test_a_page_and_its_markdown_are_not_one_file():
     done = call("report", "runs/latest", "--html", "one", "--markdown", "./one")
     assert (done.exit_code, "--html and --markdown are one file" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_group_of_commands_alone_names_them():
+    done = call("engines")
+    assert done.exit_code == 2
+    assert "eaglecheck: which of them?\n  commands: pack, unpack, install, list\n" in done.stderr

@@ -359,3 +359,14 @@ def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
 def test_the_stored_verdict_is_the_one_recheck_gives(work):
     run = work / stored(work, FAILING)
     assert RunReader.open(run).verdict.outcome is Outcome.FAIL
+
+
+def test_a_folder_of_other_folders_says_what_lies_there(work):
+    done = call("recheck", str(RECORDED / "gpu"))
+    assert done.exit_code == 2
+    assert "each of which can be named: pr25015-0.5.11-eager, " in done.stderr
+    (work / "nights" / "one").mkdir(parents=True)
+    (work / "nights" / "one" / "plan.json").write_text("{}")
+    done = call("recheck", "nights/one")
+    assert done.exit_code == 2
+    assert "it is a night's; judge it:  eaglecheck night --nights nights\n" in done.stderr

@@ -16,6 +16,8 @@ from typing import BinaryIO
 MANIFEST, EVENTS, VERDICT = "manifest.json", "engine.jsonl", "verdict.json"
 SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
 LATEST = "latest"
+#: Of a night, which is no run.
+PLAN = "plan.json"
 #: Folders named in a message.
 SHOWN = 5
 RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
@@ -60,13 +62,14 @@ def _runs_in(root: Path) -> list[Path]:
 
 
 def known_runs(root: Path) -> str:
-    """The newest runs in `root`, in words."""
-    names = [path.name for path in _runs_in(root)]
-    return (
-        f"runs in {root}: {', '.join(names[-5:])}"
-        if names
-        else f"there are no runs in {root}; make one:  eaglecheck run"
-    )
+    """The newest runs in `root`, or what else lies there, in words."""
+    if names := [path.name for path in _runs_in(root)]:
+        return f"runs in {root}: {', '.join(names[-5:])}"
+    if names := sorted(path.parent.name for path in root.glob(f"*/{SCENARIO}")):
+        return f"folders of one scenario in {root}, each of which can be named: {', '.join(names)}"
+    if (root / PLAN).is_file():
+        return f"it is a night's; judge it:  eaglecheck night --nights {root.parent}"
+    return f"there are no runs in {root}; make one:  eaglecheck run"
 
 
 def near(folder: Path) -> tuple[str, Path | None]:

@@ -118,7 +118,7 @@ def choose(
         )
     else:
         assert case is not None
-        chosen = _specimen(Path(case)) if _is_folder(case) else _corpus(case, device or "cpu")
+        chosen = _specimen(Path(case)) if _is_path(case) else _corpus(case, device or "cpu")
         if device is not None:
             chosen = dataclasses.replace(chosen, device=device)
     prepare.check_device(chosen.device)
@@ -131,8 +131,8 @@ def choose(
     return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs, assumed=assumed)
 
 
-def _is_folder(case: str) -> bool:
-    return os.sep in case or Path(case).is_dir()
+def _is_path(case: str) -> bool:
+    return os.sep in case or Path(case).exists()
 
 
 def _corpus(name: str, device: str) -> Setting:
@@ -145,6 +145,10 @@ def _corpus(name: str, device: str) -> Setting:
 
 
 def _specimen(folder: Path) -> Setting:
+    if folder.is_file():
+        raise UsageError(
+            f"--case {folder}: not a specimen folder, but a file\n  a scenario file goes to  --scenario-file {folder}"
+        )
     if not (folder / MANIFEST).exists():
         raise UsageError(
             f"--case {folder}: not a specimen folder, it has no {MANIFEST}\n"

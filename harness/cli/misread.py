@@ -35,6 +35,8 @@ def _fault(error: Any, typed: Sequence[str]) -> str:
     command = None if error.ctx is None else error.ctx.command
     said = error.format_message()
     kind = type(error).__name__
+    if kind == "NoArgsIsHelpError":
+        return f"which of them?\n  commands: {', '.join(getattr(command, 'commands', ()))}"
     if kind == "NoSuchOption":
         return _none_of(f"there is no option {error.option_name}", error.option_name, _options(command), "options")
     if kind == "NoSuchCommand" or "o such command" in said:

@@ -18,6 +18,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
+from harness.archive import run_folders
 from harness.archive.store import StoreError, WriteError
 from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
@@ -26,7 +27,7 @@ from harness.night.records import SCHEMA, Night, NightPlan
 
 #: What a system says when a disk takes no more.
 FULL = (errno.ENOSPC, errno.EDQUOT)
-PLAN, NIGHT = "plan.json", "night.json"
+PLAN, NIGHT = run_folders.PLAN, "night.json"
 Model = TypeVar("Model", bound=BaseModel)
 
 
