@@ -125,7 +125,7 @@ def cost(
     finally:
         for host in hosts.values():
             host.close()
-    last = next(host for (level, _), host in reversed(hosts.items()) if level == levels[-1] or RESTING in levels)
+    *_, last = hosts.values()
     return {**_summary(seen, committed), "scenarios": len(scenarios), "each": options.each, "header": last.header}
 
 

@@ -72,35 +72,33 @@ def test_a_signal_for_what_a_process_did_itself_is_its_crash(engine_over, number
     assert told.value.report["site"] == number.name
 
 
-def test_a_main_process_that_was_killed_is_named_and_not_the_child_that_went_with_it(tmp_path):
+@pytest.fixture
+def family(tmp_path):
+    """(watch, main process, child), both waiting; the child is no real one of the other."""
     main, child = (subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE) for _ in range(2))
     watch = Endings(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
     watch.start()
+    yield watch, main, child
+    watch.stop()
+    for process in (main, child):
+        process.kill()
+        process.communicate()
+
+
+def test_a_main_process_that_was_killed_is_named_and_not_the_child_that_went_with_it(family):
+    watch, main, child = family
     child.kill()
     late = threading.Timer(0.1, main.kill)
     late.start()
-    try:
-        assert watch.first(child.pid).pid == main.pid
-    finally:
-        late.join()
-        watch.stop()
-        for process in (main, child):
-            process.communicate()
+    assert watch.first(child.pid).pid == main.pid
+    late.join()
 
 
-def test_a_child_that_was_killed_alone_is_named(tmp_path, monkeypatch):
+def test_a_child_that_was_killed_alone_is_named(family, monkeypatch):
     monkeypatch.setattr("harness.engines.endings.ALONE_SECONDS", 0.05)
-    main, child = (subprocess.Popen([sys.executable, "-c", WAITS], stdin=subprocess.PIPE) for _ in range(2))
-    watch = Endings(processes={main.pid: MAIN, child.pid: "SGLang's own"}, log=tmp_path / "engine.log")
-    watch.start()
+    watch, _, child = family
     child.kill()
-    try:
-        assert watch.first(child.pid).pid == child.pid
-    finally:
-        watch.stop()
-        main.kill()
-        for process in (main, child):
-            process.communicate()
+    assert watch.first(child.pid).pid == child.pid
 
 
 def test_a_process_that_leaves_by_itself_has_crashed(engine_over):

@@ -6,12 +6,10 @@ This module must not judge, and nothing here is pickle.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
-import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +19,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
+from harness.archive.disk import told, write_whole
 from harness.archive.records import (
     STORE_VERSION,
     RunManifest,
@@ -38,7 +37,7 @@ from harness.archive.run_folders import (
     VERDICT,
     lock,
 )
-from harness.archive.store import WriteError, read_model
+from harness.archive.store import read_model
 from harness.archive.trace_io import plain, write_trace
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario, Verdict
@@ -176,33 +175,13 @@ def _content(model: BaseModel) -> bytes:
 
 
 def _write_whole(path: Path, content: bytes) -> None:
-    """Whole or not at all, and on the disk before the name is: a verdict must survive a power cut."""
-    draft = path.with_name(f"{path.name}.{os.getpid()}.part")
     with _disk(path.parent):
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_whole(path, content)
 
 
-@contextlib.contextmanager
-def _disk(folder: Path) -> Iterator[None]:
-    """Turn a disk that takes no more into text that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        kept = "what was written before is kept; the run counts as incomplete"
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise WriteError(
-                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  run again:  {run_again(folder)}"
-            ) from error
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        raise WriteError(
-            f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
-            f"  {kept}\n"
-            f"  see what is large:  du -sh {folder.parent}/* | sort -h"
-        ) from error
+def _disk(folder: Path) -> contextlib.AbstractContextManager[None]:
+    kept = "what was written before is kept; the run counts as incomplete"
+    return told(folder, kept=kept, instead=lambda: f"run again:  {run_again(folder)}")
 
 
 def _point_latest(root: Path, folder: Path) -> None:

@@ -195,14 +195,18 @@ class Engine:
         listener.listen()
         return path
 
-    def _spawn(self, path: str) -> None:
-        environment = {
+    def _environment(self, path: str) -> dict[str, str]:
+        """What the host is started with; path: of the socket that it connects to."""
+        found = {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             "TMPDIR": str(Path(path).parent),  # SGLang leaves its socket files behind; this folder goes with the engine
         }
         if self.launch.pythonpath:
-            environment["PYTHONPATH"] = os.pathsep.join(str(part) for part in self.launch.pythonpath)
+            found["PYTHONPATH"] = os.pathsep.join(str(part) for part in self.launch.pythonpath)
+        return found
+
+    def _spawn(self, path: str) -> None:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as output:
             try:
@@ -212,7 +216,7 @@ class Engine:
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=output,
-                        env=environment,
+                        env=self._environment(path),
                         cwd=self.log.parent,
                         start_new_session=True,
                     )

@@ -151,9 +151,7 @@ class CopiedEngine(Engine):
 
     def _spawn(self, path: str) -> None:
         assert self.template is not None
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1", "TMPDIR": str(Path(path).parent)}
-        if self.launch.pythonpath:
-            environment["PYTHONPATH"] = os.pathsep.join(str(part) for part in self.launch.pythonpath)
+        environment = self._environment(path)
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.template.ready(environment)
         with interrupts_held():  # between the copy and the assignment, nobody could end the process

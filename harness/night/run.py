@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cases.cells import Cell
+from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
 from harness.checks.ledger import lost_by
@@ -23,7 +24,7 @@ from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines, ScenarioOutcome
 from harness.engines.engine import EngineError
 from harness.night.records import CellResult, Seen
-from harness.night.store import FULL, disk
+from harness.night.store import disk
 from harness.search.tally import roots, size
 
 #: Reasons that say what was not looked at, without making a verdict unknown.

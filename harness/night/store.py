@@ -6,11 +6,8 @@ A folder without night.json is a night that never finished. This module must not
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
-import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,14 +16,13 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from harness.archive import run_folders
-from harness.archive.store import StoreError, WriteError
+from harness.archive.disk import told, write_whole
+from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.validation import Unfit, validated
 from harness.night.records import SCHEMA, Night, NightPlan
 
-#: What a system says when a disk takes no more.
-FULL = (errno.ENOSPC, errno.EDQUOT)
 PLAN, NIGHT = run_folders.PLAN, "night.json"
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -93,13 +89,8 @@ def torn(folder: Path, *, deep: bool = True) -> list[Path]:
 
 
 def _write(path: Path, model: BaseModel) -> None:
-    draft = path.with_name(f"{path.name}.part")
     with disk(path.parent):
-        with draft.open("wb") as file:
-            file.write((model.model_dump_json(indent=1) + "\n").encode())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        write_whole(path, (model.model_dump_json(indent=1) + "\n").encode())
 
 
 def _read(path: Path, model: type[Model]) -> Model:
@@ -114,19 +105,7 @@ def _read(path: Path, model: type[Model]) -> Model:
         ) from error
 
 
-@contextlib.contextmanager
-def disk(folder: Path) -> Iterator[None]:
+def disk(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn a disk that takes no more into text that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
-        if error.errno not in FULL:
-            raise WriteError(
-                f"cannot write to {folder}: {error.strerror}\n  {kept}\n  choose another place:  --nights FOLDER"
-            ) from error
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        raise WriteError(
-            f"the disk is full: cannot write to {folder}, {shutil.disk_usage(place).free} bytes free\n"
-            f"  {kept}\n  see what is large:  du -sh {folder.parent}/* | sort -h"
-        ) from error
+    kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
+    return told(folder, kept=kept, instead=lambda: "choose another place:  --nights FOLDER")
