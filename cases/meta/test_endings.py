@@ -16,7 +16,9 @@ from harness.checks.judge import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.engines.endings import MAIN, Endings, stopped
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, _Peer
+from harness.engines.errors import EngineCrashed, EngineHung, EngineLost
+from harness.engines.process import Launch, Peer
+from harness.engines.side import Side
 
 WAITS = "import sys; sys.stdin.read()"
 
@@ -37,10 +39,10 @@ def engine_over(tmp_path):
         theirs.close()
         log = tmp_path / "engine.log"
         log.write_text("server started\n")
-        engine = Engine(launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}), log=log)
-        engine.ranks.append(_Peer(sock=ours, hello={"role": "scheduler", "pid": process.pid, "dp_rank": 0}))
-        engine._endings = Endings(processes={process.pid: "scheduler"}, log=log)
-        engine._endings.start()
+        engine = Side(launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}), log=log)
+        engine.ranks.append(Peer(sock=ours, hello={"role": "scheduler", "pid": process.pid, "dp_rank": 0}))
+        engine.endings = Endings(processes={process.pid: "scheduler"}, log=log)
+        engine.endings.start()
         started.append((engine, process))
         return engine, process
 
@@ -110,7 +112,7 @@ def test_a_process_that_leaves_by_itself_has_crashed(engine_over):
 
 def test_what_sglang_kills_after_one_of_its_processes_failed_is_its_crash(engine_over):
     engine, process = engine_over()
-    engine._endings.mark()
+    engine.endings.mark()
     with engine.log.open("a") as log:
         log.write("SIGQUIT received. signum=3, frame=x. It usually means one child failed.\n")
     process.kill()
@@ -121,7 +123,7 @@ def test_what_sglang_kills_after_one_of_its_processes_failed_is_its_crash(engine
 def test_what_the_log_said_of_an_earlier_scenario_does_not_make_a_kill_a_crash(engine_over):
     engine, process = engine_over()
     engine.log.write_text("Scheduler hit an exception: x\n")
-    engine._endings.mark()
+    engine.endings.mark()
     process.kill()
     with pytest.raises(EngineLost):
         engine._receive(engine.ranks[0])

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from cases.meta.pretended_pip import PretendedPip, quiet
-from harness.engines import closure, envs, published
+from harness.engines import closure, envs, releases
 
 
 @pytest.fixture
@@ -255,13 +255,13 @@ def test_a_release_of_our_tests_or_one_installed_here_asks_no_index(
 ) -> None:
     envs.ensure("0.5.18", quiet)
     index.unlink()
-    monkeypatch.setattr(published, "_ask_pip", lambda: pytest.fail("the index was asked"))
+    monkeypatch.setattr(releases, "_ask_pip", lambda: pytest.fail("the index was asked"))
     assert (envs.resolve("0.5.18"), envs.resolve("0.5.17"), envs.standing("0.5.17")) == ("0.5.18", "0.5.17", "")
 
 
 @pytest.mark.usefixtures("pip")
 def test_without_an_index_another_release_is_refused_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(published, "_ask_pip", lambda: ((), "no route to host"))
+    monkeypatch.setattr(releases, "_ask_pip", lambda: ((), "no route to host"))
     with pytest.raises(envs.UnknownReleaseError, match="the published releases are not known") as caught:
         envs.resolve("0.5.18")
     assert "no route to host" in caught.value.allowed

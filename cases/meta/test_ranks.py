@@ -65,7 +65,7 @@ def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
     assert found[1] is None
 
 
-def test_lookout_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
+def test_watchdog_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
     here, there = pairs[0]
     answer = {"op": "here", "site": "srt/x.py:f", "at_phase": "DRAFT"}
 

@@ -18,7 +18,6 @@ from harness.contract.words import meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
 from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Messages
-from harness.engines.paired_engine import PairedEngine
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64
@@ -37,7 +36,7 @@ class ScriptError(ValueError):
 
 @dataclass(slots=True)
 class _Run:
-    engine: Engine | PairedEngine
+    engine: Engine
     scenario: Scenario
     on_turn: OnTurn
     assembler: Assembler = field(default_factory=Assembler)
@@ -117,7 +116,6 @@ class _Run:
         return _to("decode", message) if self.scenario.engine.pd else message
 
     def _do_transfer(self, op: Op) -> None:
-        assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
         if op.name == "fake":
             self.faked |= set(op.rids)
         else:
@@ -200,7 +198,7 @@ def _to(side: str | None, message: str) -> str:
 
 
 def drive(
-    engine: Engine | PairedEngine,
+    engine: Engine,
     scenario: Scenario,
     *,
     record: bool = True,

@@ -252,7 +252,12 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 
 
 def write_marker(folder: Path, data: dict[str, Any]) -> None:
-    """Declare the folder finished; readers see the whole file or none."""
-    partial = folder / f"{MARKER}.partial"
+    """Declare the folder finished."""
+    write_json(folder / MARKER, data)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Readers see the whole file or none."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     partial.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(partial, folder / MARKER)
+    os.replace(partial, path)

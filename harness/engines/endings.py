@@ -146,7 +146,7 @@ class Endings:
         """The first end that came from outside, of those that are known by now."""
         return next((one for one in self.ended if one.code != 0 and self.from_outside(one)), None)
 
-    def told(self, ending: Ending) -> str:
+    def describe(self, ending: Ending) -> str:
         """What is known of an end from outside: what happened, what the kernel counts, what to type next."""
         killed = max(memory_kills() - self.killed_before, 0)
         counts = (

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
 from harness.contract.types import EngineConfig, SpecConfig
-from harness.engines.engine import Launch
 from harness.engines.envs import EngineEnv
+from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
 #: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.

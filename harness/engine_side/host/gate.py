@@ -21,7 +21,8 @@ from ...both_sides import wire
 from ...both_sides.packed import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..stand_ins.loopback import RULE_BOOK
-from .blame import watcher
+from .crash_attribution import watcher
+from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
     from ..mutants.fault_wraps import Faults
@@ -239,53 +240,3 @@ def announced_name(item: Any) -> str:
     if kind == "AbortReq":
         return f"abort:{plain_rid(rid)}"
     return plain_rid(rid) if isinstance(rid, str) else kind
-
-
-def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    """Who is running, waiting or half prefilled; idle if there is nobody."""
-    running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
-    waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
-    chunked = getattr(scheduler, "chunked_req", None)
-    last = scheduler.last_batch
-    # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
-    in_last = last is not None and not last.is_empty()
-    pending = getattr(scheduler, "result_queue", None)
-    moving = in_transit(scheduler)
-    return {
-        "running": running,
-        "waiting": waiting,
-        "moving": moving,
-        "chunked": None if chunked is None else plain_rid(chunked.rid),
-        "idle": not (running or waiting or moving or chunked or in_last or pending),
-    }
-
-
-def in_transit(scheduler: Any) -> list[str]:
-    """Requests in the queues of a hand-over between a prefill and a decode side; none where there are no sides."""
-    queues = [
-        getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "queue", None),
-        getattr(scheduler, "disagg_prefill_inflight_queue", None),
-        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "queue", None),
-        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "retracted_queue", None),
-        getattr(getattr(scheduler, "disagg_decode_transfer_queue", None), "queue", None),
-    ]
-    found = [entry for queue in queues for entry in queue or ()]
-    return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
-
-
-def pool_level(scheduler: Any) -> dict[str, int]:
-    """Token slots of the KV pool: free, held by the prefix cache, and all."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    evictable = scheduler.tree_cache.evictable_size()
-    return {
-        "free": int(allocator.available_size()),
-        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
-        "total": int(scheduler.max_total_num_tokens),
-        **_metadata_rows(scheduler),
-    }
-
-
-def _metadata_rows(scheduler: Any) -> dict[str, int]:
-    """Free rows of the metadata buffers of a hand-over."""
-    rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
-    return {} if rows is None else {"metadata": int(rows.available_size())}

@@ -16,7 +16,7 @@ from ...both_sides import wire
 from ..probes.recorder import Recorder
 
 
-class Lookout:
+class Watchdog:
     """One thread; `start` says hello to the control side and returns."""
 
     def __init__(self, sock: socket.socket, recorder: Recorder, *, ranks: tuple[int, int]) -> None:
@@ -24,7 +24,7 @@ class Lookout:
         self._watched = threading.get_ident()
 
     def start(self) -> None:
-        hello = {"op": "hello", "role": "lookout", "pid": os.getpid()}
+        hello = {"op": "hello", "role": "watchdog", "pid": os.getpid()}
         wire.send(self._sock, hello | {"dp_rank": self._ranks[0], "tp_rank": self._ranks[1]})
         threading.Thread(target=self._answer, daemon=True).start()
 

@@ -2,7 +2,7 @@
 
 from types import ModuleType
 
-from harness.engine_side.host.blame import watcher
+from harness.engine_side.host.crash_attribution import watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.stand_ins.loopback import NotServed
 

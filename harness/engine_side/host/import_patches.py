@@ -11,7 +11,7 @@ from ...both_sides import compat, compat_mtp, plugin_algorithm
 from ..hooks import ImportHooks
 
 
-def install_seams(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
+def install_patches(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
     """The import hooks of this process, with everything prepared; and the CpuOps (None on a GPU)."""
     hooks = ImportHooks()
     hooks.install()
@@ -28,7 +28,7 @@ def release_of(boot: dict[str, Any]) -> compat.Release:
 
 
 def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
-    """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
+    """Install the CPU patches of the release; returns the CpuOps (None on a GPU)."""
     if boot["device"] != "cpu":
         return None
     from ..stand_ins.cpu_ops import CpuOps

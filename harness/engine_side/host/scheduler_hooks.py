@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import json
 import os
 import sys
 import types
@@ -15,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...both_sides import compat, wire
-from .processes import ENV_BOOT, ENV_SOCKET, connect
-from .seams import release_of
+from .import_patches import release_of
+from .processes import ENV_SOCKET, connect
+from .scheduler_state import pool_level
 
 if TYPE_CHECKING:
     from ..mutants.fault_wraps import Faults
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..probes.probe import Probe
 
 
-def arm_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
     """Wrap the constructor so that hooks go in after SGLang's own source patches (its revert switch).
 
     What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
@@ -89,75 +89,85 @@ def _install_in(
     *,
     ranks: tuple[int, int],
 ) -> None:
-    import sglang
-    import torch
-
+    """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
     from ..probes.dock import Dock
-    from ..probes.dp_probe import DpProbe
-    from ..probes.handoff_probe import HandoffProbe, widths
     from ..probes.probe import Probe
     from ..probes.recorder import Recorder
-    from .gate import Gate, pool_level
-    from .lookout import Lookout
+    from . import draft_input_builder
+    from .gate import Gate
+    from .watchdog import Watchdog
 
     release = release_of(boot)
+    side = boot["handoff"]["side"] if boot.get("handoff") else ""
+    asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
     recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
     gate.scheduler = scheduler
-    owner = sys.modules[release.gate[0]]
-    probe.ledger.wrap(owner, release.gate[1], gate.wrap)
+    probe.ledger.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:
-        Lookout(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
+        Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"] == "tokens":
         probe.install_rounds()
     elif boot["probe"] == "full":
-        probe.install()
-        if boot["arguments"]["enable_dp_attention"]:
-            DpProbe(probe).install()
-        if boot.get("handoff"):
-            HandoffProbe(probe, scheduler).install()
+        _install_probes(probe, scheduler, boot)
         gate.make_faults = lambda: _make_faults(probe, scheduler)
-    wire.send(
-        sock,
-        {
-            "op": "hello",
-            "role": "scheduler",
-            "pid": os.getpid(),
-            "dp_rank": ranks[0],
-            "tp_rank": ranks[1],
-            "release": sglang.__version__,
-            **_tree(sglang),
-            "torch": torch.__version__,
-            "worker": type(scheduler.model_worker).__name__,
-            "worker_generation": release.generation,
-            "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
-            "device": boot["device"],
-            "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
-            "probe": boot["probe"],
-            "graphs": {} if graphs is None else graphs.sizes(),
-            **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
-            "backend": boot["arguments"]["attention_backend"],
-            "dtype": boot["arguments"]["dtype"],
-            "revert": boot["revert"],
-            "flags": boot["flags"],
-            "truncates_at_finish": release.truncates_at_finish,
-            "hooks_found": probe.ledger.found,
-            "hooks_missing": probe.ledger.missing,
-            "replaced": ops.describe() if ops is not None else [],
-            "pool": pool_level(scheduler),
-            **({"side": boot["handoff"]["side"], **widths(scheduler)} if boot.get("handoff") else {}),
-        },
-    )
+    hello = {
+        "op": "hello",
+        "role": "scheduler",
+        "pid": os.getpid(),
+        "dp_rank": ranks[0],
+        "tp_rank": ranks[1],
+        **_versions(boot),
+        "worker": type(scheduler.model_worker).__name__,
+        "worker_generation": release.generation,
+        "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
+        "probe": boot["probe"],
+        "graphs": {} if graphs is None else graphs.sizes(),
+        **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
+        "backend": boot["arguments"]["attention_backend"],
+        "dtype": boot["arguments"]["dtype"],
+        "revert": boot["revert"],
+        "flags": boot["flags"],
+        "truncates_at_finish": release.truncates_at_finish,
+        "hooks_found": probe.ledger.found,
+        "hooks_missing": probe.ledger.missing,
+        "replaced": ops.describe() if ops is not None else [],
+        "pool": pool_level(scheduler),
+        **({"side": side, **_widths(scheduler)} if side else {}),
+        **asked,
+    }
+    wire.send(sock, hello)
 
 
-def _tree(package: types.ModuleType) -> dict[str, str]:
-    """The folder a commit's SGLang was imported from; nothing for a release."""
-    boot = json.loads(os.environ[ENV_BOOT])
-    return {} if boot.get("tree") is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
+def _install_probes(probe: Probe, scheduler: Any, boot: dict[str, Any]) -> None:
+    from ..probes.dp_probe import DpProbe
+    from ..probes.handoff_probe import HandoffProbe
+
+    probe.install()
+    if boot["arguments"]["enable_dp_attention"]:
+        DpProbe(probe).install()
+    if boot.get("handoff"):
+        HandoffProbe(probe, scheduler).install()
+
+
+def _versions(boot: dict[str, Any]) -> dict[str, Any]:
+    """Of SGLang, torch and the card; tree: the folder that a commit's SGLang was imported from."""
+    import sglang
+    import torch
+
+    tree = {} if boot.get("tree") is None else {"tree": str(Path(str(sglang.__file__)).resolve().parents[1])}
+    card = torch.cuda.get_device_name() if boot["device"] == "cuda" else ""
+    return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
+
+
+def _widths(scheduler: Any) -> dict[str, Any]:
+    from ..probes.handoff_probe import widths
+
+    return widths(scheduler)
 
 
 def _make_faults(probe: Probe, scheduler: Any) -> Faults:
