@@ -24,14 +24,15 @@ def notes(handshake: Mapping[str, Any]) -> list[str]:
     if not answers:
         return []
     width = max(map(len, answers))
-    said = {
-        "raises": lambda answer: f"raises: {answer['error']} ({answer['site']})",
-        "built": lambda answer: f"built {answer['what']}",
-    }
-    return [
-        "component level (the release's builder called directly; no engine, no part of the verdict):",
-        *(
-            f"  {case:<{width}}  {said.get(one['outcome'], lambda answer: answer['outcome'])(one)}"
-            for case, one in answers.items()
-        ),
-    ]
+    lines = [f"  {case:<{width}}  {_said(answer)}" for case, answer in answers.items()]
+    return ["component level (the release's builder called directly; no engine, no part of the verdict):", *lines]
+
+
+def _said(answer: Mapping[str, str]) -> str:
+    match answer["outcome"]:
+        case "raises":
+            return f"raises: {answer['error']} ({answer['site']})"
+        case "built":
+            return f"built {answer['what']}"
+        case other:
+            return other

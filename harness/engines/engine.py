@@ -116,7 +116,7 @@ class Engine:
 
     def _share_a_folder(self) -> None:
         """What is handed over goes through it (see harness.engine_side.stand_ins.loopback)."""
-        self._folder = scratch.make("handoff-")
+        self._folder = scratch.ScratchFolder("handoff-")
         for side in self.sides:
             handoff = {**side.launch.boot["handoff"], "folder": self._folder.name}
             side.launch = replace(side.launch, boot={**side.launch.boot, "handoff": handoff})

@@ -54,7 +54,7 @@ class Forked:
     def poll(self) -> int | None:
         """Its exit status; it can still be read by others afterwards, until `wait`."""
         if self.returncode is None:
-            self.returncode = exit_code(self.pid, seconds=0.0)
+            self.returncode = exit_code(self.pid)
             if self.returncode is None and not Path(f"/proc/{self.pid}").exists():
                 self.returncode = -signal.SIGKILL  # its server is gone, and nobody knows
         return self.returncode
@@ -101,7 +101,7 @@ class ForkServer:
     def _start(self) -> None:
         self._orders, theirs = socket.socketpair()
         self._orders.settimeout(process.BOOT_SECONDS)
-        self._folder = scratch.make("fork-server-")
+        self._folder = scratch.ScratchFolder("fork-server-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with theirs, self.log.open("ab") as output, interrupts_held():
             self._process = subprocess.Popen(

@@ -152,7 +152,7 @@ class HostProcess:
     def _listen(self, listener: socket.socket) -> str:
         try:
             scratch.remove_once()
-            self._folder = scratch.make()
+            self._folder = scratch.ScratchFolder()
             path = str(Path(self._folder.name, "control.sock"))
             listener.bind(path)  # socket paths have room for about 100 characters
         except OSError as error:
