@@ -6,7 +6,7 @@ import pytest
 
 from harness.contract.types import Op, RequestSpec, Scenario
 from harness.driving.drive import drive
-from harness.engines.engine import EngineCrashed
+from harness.engines.errors import EngineCrashed
 
 TURNS = 5
 

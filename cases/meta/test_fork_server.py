@@ -61,7 +61,7 @@ def fork(server, folder, name, **environment):
     (place / "tmp").mkdir(parents=True)
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
-    forked = server.start(server.launch, log=place / "log", path=str(place / "told"), environment=given)
+    forked = server.start(server.launch, place / "log", str(place / "told"), given)
     assert forked.wait(timeout=20) == 7
     return json.loads((place / "told").read_text()), forked
 
@@ -85,8 +85,7 @@ def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(se
     place = tmp_path / "one"
     place.mkdir()
     server.ready()
-    path = str(place / "told")
-    forked = server.start(server.launch, log=place / "log", path=path, environment=dict(os.environ))
+    forked = server.start(server.launch, place / "log", str(place / "told"), dict(os.environ))
     watched = psutil.Process(forked.pid)
     assert survivors([watched]) == []
     assert forked.poll() == forked.poll() == 7
@@ -118,7 +117,7 @@ def test_a_fork_server_that_was_killed_is_an_error_and_not_a_wait(server, tmp_pa
     server.ready()
     server._process.kill()
     with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
-        server.start(server.launch, log=tmp_path / "log", path=str(tmp_path / "told"), environment={})
+        server.start(server.launch, tmp_path / "log", str(tmp_path / "told"), {})
 
 
 def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(launch, tmp_path):

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from harness.driving.assemble import Assembler
-from harness.engines.engine import Engine, EngineCrashed, EngineError
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineCrashed, EngineError
 from harness.engines.process import Launch, Peer
 
 

@@ -25,7 +25,7 @@ import sys
 from pathlib import Path
 import harness.engines.process
 from cases.processes import tree
-from harness.engines.engine import Launch
+from harness.engines.process import Launch
 harness.engines.process.HOST = Path({str(HOST)!r})
 
 def boot(engines, mark="one"):

@@ -17,7 +17,8 @@ from harness.contract.types import Op, RequestSpec, Scenario
 from harness.contract.words import meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Messages
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64

@@ -26,10 +26,12 @@ from harness.contract.written_up import Known
 from harness.driving.drive import OnTurn, drive
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import known_of
-from harness.engines.engine import Engine, EngineNotClean, Launch, NoLease
+from harness.engines.engine import Engine
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineNotClean, NoLease
 from harness.engines.fork_server import ForkServers, can_fork
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle

@@ -42,8 +42,9 @@ from harness.driving.progress import (
     Turned,
     known_of,
 )
-from harness.engines.engine import Engine, EngineError, EngineNotClean, NoLease
+from harness.engines.engine import Engine
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.launch import CpuAttention, build_launch
 
 if TYPE_CHECKING:

@@ -15,31 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.engines import scratch
-from harness.engines.errors import (
-    EngineCrashed,
-    EngineError,
-    EngineHung,
-    EngineLost,
-    EngineNotClean,
-    Frame,
-    Messages,
-    NoLease,
-)
+from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, EngineNotClean, Frame
 from harness.engines.process import Launch, Progress, Started, StartHost, start_host
 from harness.engines.side import Meanwhile, Side, Turn, unpacked
-
-__all__ = [
-    "Engine",
-    "EngineCrashed",
-    "EngineError",
-    "EngineHung",
-    "EngineLost",
-    "EngineNotClean",
-    "Launch",
-    "Messages",
-    "NoLease",
-    "Turn",
-]
 
 COLLECT_SECONDS = 15.0
 
@@ -177,7 +155,7 @@ class Engine:
         False if one of them refused it. dp_rank: of the side that has several. fake: through SGLang's own transfer
         backend that moves nothing.
         """
-        command = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
+        command: dict[str, Any] = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
         command |= {"priority": priority, "fake": fake, "room": self._room(rid) if len(self.sides) > 1 else None}
         refused = []
         for one in self._chosen(side):

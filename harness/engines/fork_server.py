@@ -90,7 +90,7 @@ class ForkServer:
         except (OSError, wire.WireClosed) as error:
             raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
 
-    def start(self, launch: Launch, *, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
+    def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
         """A new host, see process.StartHost; launch: of the same kind as this server's."""
         order = {"op": "fork", "path": path, "log": str(log), "folder": str(log.parent)}
         try:

@@ -77,7 +77,7 @@ def environment_of(launch: Launch) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", **path}
 
 
-def start_host(launch: Launch, *, log: Path, path: str, environment: Mapping[str, str]) -> Started:
+def start_host(launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Started:
     """A host in a session of its own, which connects to the socket at `path`. Raises EngineError."""
     with log.open("ab") as output:
         try:
@@ -94,10 +94,8 @@ def start_host(launch: Launch, *, log: Path, path: str, environment: Mapping[str
             raise EngineError(f"cannot start {launch.python}: {error.strerror}") from error
 
 
-class StartHost(Protocol):
-    """A way to start a host: `start_host`, or a fork server's."""
-
-    def __call__(self, launch: Launch, *, log: Path, path: str, environment: Mapping[str, str]) -> Started: ...
+#: A way to start a host: `start_host`, or a fork server's.
+StartHost = Callable[[Launch, Path, str, Mapping[str, str]], Started]
 
 
 @dataclass(slots=True)
@@ -137,7 +135,7 @@ class HostProcess:
                 # SGLang leaves its socket files behind; this folder goes with the engine.
                 environment = {**environment_of(self.launch), "TMPDIR": str(Path(path).parent)}
                 with interrupts_held():  # between the fork and the assignment, nobody could end the process
-                    self.process = self.start(self.launch, log=self.log, path=path, environment=environment)
+                    self.process = self.start(self.launch, self.log, path, environment)
                 if (asked := self.launch.boot.get("lease")) is not None:
                     self._await(listener, asked["wait"] + LEASE_SECONDS, progress, until="leased")
                 start = time.monotonic()

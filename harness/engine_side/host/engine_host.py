@@ -46,15 +46,22 @@ from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
     connect,
     die_with_parent,
 )
-from eaglecheck_engine.engine_side.host.scheduler_hooks import hook_scheduler  # noqa: E402
 
 
 def _in_child() -> None:
     """Runs in every process SGLang spawns: patches now, gate and probe once the scheduler is imported."""
     die_with_parent()
     boot = json.loads(os.environ[ENV_BOOT])
-    hooks, ops = install_patches(boot)
-    hooks.after("sglang.srt.managers.scheduler", lambda module: hook_scheduler(module, boot, ops))
+    _hook_scheduler(*install_patches(boot), boot)
+
+
+def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
+    def hook(module: types.ModuleType) -> None:
+        from eaglecheck_engine.engine_side.host.scheduler_hooks import hook_scheduler  # needs torch
+
+        hook_scheduler(module, boot, ops)
+
+    hooks.after("sglang.srt.managers.scheduler", hook)
 
 
 def _fork_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequence[socket.socket]) -> None:
@@ -65,7 +72,7 @@ def _fork_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequ
         die_with_parent()
         for sock in own:
             sock.close()
-        hooks.after("sglang.srt.managers.scheduler", lambda module: hook_scheduler(module, boot, ops))
+        _hook_scheduler(hooks, ops, boot)
 
     fork_server.fork_children(in_child)
 

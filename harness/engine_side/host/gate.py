@@ -34,13 +34,11 @@ ARRIVAL_SECONDS = 30.0
 class Gate:
     """Blocks the loop between turns and answers the control side's commands."""
 
-    def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
-        self.scheduler: Any = None
+    def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_faults: Callable[[], Faults] | None = None
         self._faults: Faults | None = None
-        self._sock = sock
-        self._recorder = recorder
+        self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
         self._turn: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
         self._others: list[Any] = []

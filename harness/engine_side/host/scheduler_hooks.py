@@ -1,6 +1,6 @@
 """Gate, probe and mutants, put into a scheduler process once SGLang has built its scheduler.
 
-Engine side. It is imported before anything of SGLang, so what needs torch must be imported inside its functions.
+Engine side. It is imported right after SGLang's scheduler module, and so after torch.
 """
 
 from __future__ import annotations
@@ -13,15 +13,26 @@ import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from ...both_sides import compat, wire
+from ..hooks import Ledger
+from ..probes.dock import Dock
+from ..probes.dp_probe import DpProbe
+from ..probes.graph_probe import GraphProbe
+from ..probes.handoff_probe import HandoffProbe, widths
+from ..probes.names import CHAIN_CHOOSER
+from ..probes.probe import Probe
+from ..probes.recorder import Recorder
+from . import draft_input_builder
+from .gate import Gate
 from .import_patches import release_of
 from .processes import ENV_SOCKET, connect
 from .scheduler_state import pool_level
+from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ..mutants.fault_wraps import Faults
-    from ..probes.graph_probe import GraphProbe
-    from ..probes.probe import Probe
 
 
 def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
@@ -30,8 +41,6 @@ def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
     What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
     after those patches.
     """
-    from ..hooks import Ledger
-
     graphs: list[GraphProbe] = []
 
     def construct(original: Any) -> Any:
@@ -65,9 +74,6 @@ def _ranks(given: dict[str, Any]) -> tuple[int, int]:
 
 
 def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
-    from ..probes.graph_probe import GraphProbe
-    from ..probes.names import CHAIN_CHOOSER
-
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
     worker = importlib.import_module(release.worker_module)
     importlib.import_module("sglang.srt.model_executor.model_runner")
@@ -90,21 +96,12 @@ def _install_in(
     ranks: tuple[int, int],
 ) -> None:
     """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
-    from ..probes.dock import Dock
-    from ..probes.probe import Probe
-    from ..probes.recorder import Recorder
-    from . import draft_input_builder
-    from .gate import Gate
-    from .watchdog import Watchdog
-
-    release = release_of(boot)
-    side = boot["handoff"]["side"] if boot.get("handoff") else ""
+    release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
     recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
-    gate = Gate(sock, recorder)
-    gate.scheduler = scheduler
+    gate = Gate(sock, recorder, scheduler)
     probe.ledger.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
@@ -113,7 +110,11 @@ def _install_in(
     if boot["probe"] == "tokens":
         probe.install_rounds()
     elif boot["probe"] == "full":
-        _install_probes(probe, scheduler, boot)
+        probe.install()
+        if boot["arguments"]["enable_dp_attention"]:
+            DpProbe(probe).install()
+        if side:
+            HandoffProbe(probe, scheduler).install()
         gate.make_faults = lambda: _make_faults(probe, scheduler)
     hello = {
         "op": "hello",
@@ -137,37 +138,19 @@ def _install_in(
         "hooks_missing": probe.ledger.missing,
         "replaced": ops.describe() if ops is not None else [],
         "pool": pool_level(scheduler),
-        **({"side": side, **_widths(scheduler)} if side else {}),
+        **({"side": side, **widths(scheduler)} if side else {}),
         **asked,
     }
     wire.send(sock, hello)
 
 
-def _install_probes(probe: Probe, scheduler: Any, boot: dict[str, Any]) -> None:
-    from ..probes.dp_probe import DpProbe
-    from ..probes.handoff_probe import HandoffProbe
-
-    probe.install()
-    if boot["arguments"]["enable_dp_attention"]:
-        DpProbe(probe).install()
-    if boot.get("handoff"):
-        HandoffProbe(probe, scheduler).install()
-
-
 def _versions(boot: dict[str, Any]) -> dict[str, Any]:
     """Of SGLang, torch and the card; tree: the folder that a commit's SGLang was imported from."""
     import sglang
-    import torch
 
     tree = {} if boot.get("tree") is None else {"tree": str(Path(str(sglang.__file__)).resolve().parents[1])}
     card = torch.cuda.get_device_name() if boot["device"] == "cuda" else ""
     return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
-
-
-def _widths(scheduler: Any) -> dict[str, Any]:
-    from ..probes.handoff_probe import widths
-
-    return widths(scheduler)
 
 
 def _make_faults(probe: Probe, scheduler: Any) -> Faults:
