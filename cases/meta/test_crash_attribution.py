@@ -2,55 +2,61 @@
 
 from types import ModuleType
 
-from harness.engine_side.host.crash_attribution import watcher
+import pytest
+
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, watcher
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.stand_ins.loopback import NotServed
 
 
-def raised(act):
-    try:
-        act()
-    except Exception as error:
-        return error
-    raise AssertionError("nothing was raised")
-
-
 def in_sglang(text):
-    """A function whose code lies in SGLang, as far as a traceback can tell."""
+    """Runs code that lies in SGLang, as far as a traceback can tell, and fails."""
     module = ModuleType("pretended")
     exec(compile(f"def fall():\n    raise RuntimeError({text!r})\n", "/x/sglang/srt/a.py", "exec"), module.__dict__)
-    return module.fall
+    module.fall()
 
 
-def test_what_fails_in_the_probe_itself_is_no_crash_of_sglang():
-    assert watcher(raised(lambda: Recorder().note("something"))) == "recorder"
+def in_probe():
+    Recorder().note("something")
 
 
-def test_what_sglang_does_below_a_probe_is_its_own():
-    assert watcher(raised(in_sglang("no attribute 'shape'"))) is None
+def remade_by_sglang():
+    try:
+        in_probe()
+    except RuntimeError:
+        in_sglang("the batch failed")
 
 
-def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypatch):
-    monkeypatch.setattr(Recorder, "_current", lambda self: raised_on_device())
-    assert watcher(raised(lambda: Recorder().note("something"))) is None
-
-
-def raised_on_device():
+def on_device():
     raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
 
-def test_an_error_of_ours_that_sglang_made_another_of_stays_ours():
-    def wrapped():
-        try:
-            Recorder().note("something")
-        except RuntimeError:
-            in_sglang("the batch failed")()
-
-    assert watcher(raised(wrapped)) == "recorder"
+def not_served():
+    raise NotServed("x")
 
 
-def test_what_our_transfer_backend_does_not_serve_is_ours():
-    def ask():
-        raise NotServed("x")
+@pytest.mark.parametrize(
+    ("act", "ours"),
+    [
+        (in_probe, "recorder"),
+        (lambda: in_sglang("no attribute 'shape'"), None),
+        (remade_by_sglang, "recorder"),
+        (not_served, "transfer backend"),
+    ],
+)
+def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, ours):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        act()
+    assert watcher(caught.value) == ours
 
-    assert watcher(raised(ask)) == "transfer backend"
+
+def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypatch):
+    monkeypatch.setattr(Recorder, "_current", lambda self: on_device())
+    with pytest.raises(RuntimeError) as caught:
+        in_probe()
+    assert watcher(caught.value) is None
+
+
+def test_what_is_said_to_be_at_work_is_there():
+    there = {path.stem for path in HARNESS.rglob("*") if path.is_dir() or path.suffix == ".py"}
+    assert set(AT_WORK) <= there

@@ -26,9 +26,8 @@ def side_of(tmp_path):
     """side_of(messages of each rank, in order): a side whose ranks say these and then end."""
 
     def made(*said):
-        engine = Side(
-            launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}, ranks=len(said)), log=tmp_path / "log"
-        )
+        launch = Launch(python=Path(sys.executable), pythonpath=(), boot={}, ranks=len(said))
+        engine = Side(launch=launch, log=tmp_path / "log")
         for number, messages in enumerate(said):
             ours, theirs = socket.socketpair()
             for message in messages:

@@ -52,7 +52,8 @@ def _in_child() -> None:
     """Runs in every process SGLang spawns: patches now, gate and probe once the scheduler is imported."""
     die_with_parent()
     boot = json.loads(os.environ[ENV_BOOT])
-    _hook_scheduler(*install_patches(boot), boot)
+    hooks, ops = install_patches(boot)
+    _hook_scheduler(hooks, ops, boot)
 
 
 def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
