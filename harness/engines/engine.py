@@ -51,6 +51,11 @@ class Engine:
         return ended[0] if ended else self.sides[-1].process
 
     @property
+    def lease(self) -> dict[str, Any]:
+        """The share of a GPU it holds; empty without one (see harness.both_sides.leases)."""
+        return self.sides[-1].lease
+
+    @property
     def handshakes(self) -> list[dict[str, Any]]:
         """The probe handshake of every rank, side by side, by (dp_rank, tp_rank), and the share of a GPU they run on.
 
