@@ -75,7 +75,7 @@ def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engi
 
     def on_turn(tick, _state):
         if tick == TURN:
-            monkeypatch.setattr("harness.engines.side.TURN_SECONDS", 1e-4)  # no turn is as quick as that
+            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no turn is as quick as that
 
     hung = drive_scenario(SCENARIO, on_turn=on_turn)
     assert hung.verdict.outcome is Outcome.FAIL

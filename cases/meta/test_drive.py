@@ -32,7 +32,7 @@ class Slow:
     def submit(self, **_asked):
         return True
 
-    def turn(self, *, expect, meanwhile):
+    def step(self, *, expect, meanwhile):
         asked = 0
 
         def answered():

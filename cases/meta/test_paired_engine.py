@@ -37,7 +37,7 @@ class Side:
         self.said.append((self.name, command))
         return [({"flushed": True, **command}, {})]
 
-    def turn(self, expect, meanwhile):
+    def step(self, expect, meanwhile):
         if self.falls:
             raise EngineCrashed({"error": "x"})
         self.said.append((self.name, expect))
@@ -62,7 +62,7 @@ def submit(both, rid, **asked):
 
 def test_a_tick_is_a_turn_of_the_prefill_side_and_then_one_of_the_decode_side(pair):
     both, said = pair
-    both.turn(expect=["a", "decode/abort:b", "prefill/c"])
+    both.step(expect=["a", "decode/abort:b", "prefill/c"])
     assert said == [("prefill", ["a", "c"]), ("decode", ["a", "abort:b"])]
 
 
@@ -125,7 +125,7 @@ def test_a_side_that_falls_is_named(pair):
     both, _ = pair
     both.sides[1].falls = True
     with pytest.raises(EngineCrashed) as caught:
-        both.turn(expect=[])
+        both.step(expect=[])
     assert caught.value.report["side"] == "decode"
 
 

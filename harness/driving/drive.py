@@ -150,7 +150,7 @@ class _Run:
     def _turn(self) -> None:
         expect, self.announced = self.announced, []
         self.turns += 1
-        turns = self.engine.turn(expect=expect, meanwhile=self.read)
+        turns = self.engine.step(expect=expect, meanwhile=self.read)
         for turn in turns:
             self.ticks[(turn.side, turn.number)] = self.tick
             self.bring(turn.messages, (turn.side, turn.dp_rank, turn.tp_rank))

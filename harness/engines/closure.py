@@ -175,11 +175,11 @@ def _pulse(progress: Progress) -> Iterator[None]:
     """Say every PULSE_SECONDS that it goes on: pip is silent for minutes while it fetches and unpacks."""
     done, start = threading.Event(), time.monotonic()
 
-    def tell() -> None:
+    def report() -> None:
         while not done.wait(PULSE_SECONDS):
             progress(f"still installing ({time.monotonic() - start:.0f} s)")
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield

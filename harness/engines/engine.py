@@ -1,4 +1,4 @@
-"""A booted engine as its driver sees it: `boot`, then `begin`, `submit`, `turn`, `collect`, `end`, and always `close`.
+"""A booted engine as its driver sees it: `boot`, then `begin`, `submit`, `step`, `collect`, `end`, and always `close`.
 
 An engine has one side, or two: a prefill side and a decode side, which hand requests over. Whoever drives need not
 know. It must never import sglang, and must never decide whether what the engine did was right.
@@ -17,14 +17,14 @@ from typing import Any
 from harness.engines import scratch
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, EngineNotClean, Frame
 from harness.engines.process import Launch, Progress, Started, StartHost, start_host
-from harness.engines.side import Meanwhile, Side, Turn, unpacked
+from harness.engines.side import Meanwhile, Side, StepReport, unpacked
 
 COLLECT_SECONDS = 15.0
 
 
 @dataclass(slots=True)
 class Engine:
-    """The engine of a launch. Sides take their turns in order; the last one answers, and is the one that decodes.
+    """The engine of a launch. Sides take a scheduler step in order; the last one answers, and is the one that decodes.
 
     Messages named `prefill/NAME` or `decode/NAME` go to one of two sides only, all others to both.
     """
@@ -129,7 +129,7 @@ class Engine:
         return [frame for side in self.sides for frame in side.ask_ranks(command)]
 
     def flush(self) -> list[dict[str, Any]]:
-        """Empty the prefix cache between two turns; one answer a rank, `flushed` false while requests are alive."""
+        """Empty the prefix cache between two steps; one answer a rank, `flushed` false while requests are alive."""
         return [answer for answer, _ in self._ask_ranks({"op": "flush"})]
 
     def fault(self, name: str, *, first: int = 1) -> None:
@@ -155,7 +155,7 @@ class Engine:
         side: str = "",
         fake: bool = False,
     ) -> bool:
-        """Hand a request to all sides, or to the named one; it is delivered at the turn that expects it.
+        """Hand a request to all sides, or to the named one; it is delivered at the step that expects it.
 
         False if one of them refused it. dp_rank: of the side that has several. fake: through SGLang's own transfer
         backend that moves nothing.
@@ -185,7 +185,7 @@ class Engine:
             one.ask_host({"op": "abort", "rid": self._tagged(rid)})
 
     def pause(self, *, mode: str) -> None:
-        """SGLang's own pause: 'in_place' or 'retract'; read at the next turn of the side that decodes."""
+        """SGLang's own pause: 'in_place' or 'retract'; read at the next step of the side that decodes."""
         self.sides[-1].ask_host({"op": "pause", "mode": mode})
 
     def resume(self) -> None:
@@ -198,16 +198,16 @@ class Engine:
         ends = [side.ask_host(command, seconds=COLLECT_SECONDS)["ends"] for side in self.sides][-1]
         return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
 
-    def turn(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[Turn]:
-        """One turn of every rank of each side, delivering exactly the announced; raises EngineCrashed/EngineHung.
+    def step(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[StepReport]:
+        """One scheduler step of every rank, side by side, delivering what was announced; EngineCrashed, EngineHung.
 
-        meanwhile: called while a side takes its turn, with what says whether it has.
+        meanwhile: called while a side takes its step, with what says whether it has.
         """
-        turns = []
+        reports = []
         for side in self.sides:
             with _named(side.name):
-                turns += side.turn([own for name in expect if (own := _own(name, side.name))], meanwhile)
-        return turns
+                reports += side.step([own for name in expect if (own := _own(name, side.name))], meanwhile)
+        return reports
 
     def close(self) -> None:
         """End every side's whole process group, by the ids we started; safe to call twice."""

@@ -44,7 +44,7 @@ class EngineLost(Exception):
 
 
 class EngineHung(Exception):
-    """A turn passed its deadline; `report` names the rank and what it did last."""
+    """A step passed its deadline; `report` names the rank and what it did last."""
 
     def __init__(self, report: dict[str, Any]) -> None:
         super().__init__(f"no answer from rank {report['dp_rank']} within {report['seconds']:.0f} s")

@@ -18,7 +18,7 @@ from harness.engines.errors import Frame
 #: Seconds for a rank to say where it is, and for the others to fall after the first did.
 ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 1.0
-#: Seconds between the first rank's answer and the last's: they end a turn together, since they run it in step.
+#: Seconds between the first rank's answer and the last's: they run a scheduler step together.
 LAG_SECONDS = 30.0
 
 _ORDER = [str(phase) for phase in Phase]

@@ -1,4 +1,4 @@
-"""One host and its ranks in lockstep: a command and its answer, a turn of every rank, and what silence means.
+"""One host and its ranks in lockstep: a command and its answer, a scheduler step of every rank, and what silence means.
 
 Control side. It must never import sglang, and must never decide whether what the engine did was right.
 """
@@ -21,18 +21,18 @@ from harness.engines.endings import Endings
 from harness.engines.errors import DEFECT, EngineCrashed, EngineError, EngineHung, EngineLost, Frame, Messages
 from harness.engines.process import HostProcess, Peer
 
-#: Deadlines in seconds. A turn is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
-TURN_SECONDS = 120.0
+#: Deadlines in seconds. A step is one pass of the scheduler's loop; interpreted kernels make it slow on a CPU.
+STEP_SECONDS = 120.0
 #: When everything has drained, every output is on its way already.
 ARRIVAL_SECONDS = 30.0
 
-#: What is done while an engine takes a turn, given what says whether it has.
+#: What is done while an engine takes a step, given what says whether it has.
 Meanwhile = Callable[[Callable[[], bool]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """What one rank reported after one loop turn; on a GPU its messages may be of the turns before."""
+class StepReport:
+    """What one rank reported after a scheduler step; on a GPU its messages may be of the steps before."""
 
     dp_rank: int
     tp_rank: int
@@ -59,11 +59,11 @@ def unpacked(arrays: dict[str, np.ndarray]) -> Messages:
 
 @dataclass(slots=True)
 class Side(HostProcess):
-    """A booted host that answers commands and whose ranks take turns."""
+    """A booted host that answers commands and whose ranks take scheduler steps."""
 
     #: request -> the rank that it goes to
     routes: dict[str, int] = field(default_factory=dict)
-    _turns: int = 0
+    _steps: int = 0
     #: where a rank was when it last spoke
     _seen: dict[str, Any] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class Side(HostProcess):
             raise self._silent_end(peer) from None
 
     def _receive(self, peer: Peer, *, seconds: float | None = None) -> Frame:
-        seconds = seconds or TURN_SECONDS
+        seconds = seconds or STEP_SECONDS
         peer.sock.settimeout(seconds)
         try:
             message, arrays = wire.receive(peer.sock)
@@ -111,20 +111,20 @@ class Side(HostProcess):
             raise self._crashed({**peer.rank, **message}, arrays)
         return message, arrays
 
-    # -- turns ---------------------------------------------------------------------------------------------------
+    # -- scheduler steps -----------------------------------------------------------------------------------------
 
-    def turn(self, expect: list[str], meanwhile: Meanwhile) -> list[Turn]:
-        """One turn of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
-        self._turns += 1
+    def step(self, expect: list[str], meanwhile: Meanwhile) -> list[StepReport]:
+        """One pass of every rank's loop, delivering exactly the announced requests; raises EngineCrashed/EngineHung."""
+        self._steps += 1
         own = [(peer, self._expected(peer, expect)) for peer in self.ranks]
         together = len(own) > 1
         if together:
             self._await_arrivals(own)
         for peer, names in own:
-            self._send(peer, {"op": "turn", "turn": self._turns, "expect": names, "polled": together})
+            self._send(peer, {"op": "step", "number": self._steps, "expect": names, "polled": together})
         meanwhile(_answered(self.ranks))
         frames = self._receive_all()
-        return [self._read_turn(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
+        return [self._read_step(peer, *frame) for peer, frame in zip(self.ranks, frames, strict=True)]
 
     def _expected(self, peer: Peer, expect: list[str]) -> list[str]:
         """What of `expect` a rank gets: its own requests, and every message that has no rank."""
@@ -148,7 +148,7 @@ class Side(HostProcess):
         """One message of each rank; EngineCrashed for the first rank that fell, EngineHung for the one behind."""
         if len(self.ranks) == 1:
             return [self._receive(self.ranks[0])]
-        found = ranks.gather([peer.sock for peer in self.ranks], seconds=TURN_SECONDS)
+        found = ranks.gather([peer.sock for peer in self.ranks], seconds=STEP_SECONDS)
         for frame in found:  # before anything else: what one rank could not do makes the others fall or wait
             if isinstance(frame, tuple):
                 _refuse(frame[0])
@@ -162,12 +162,12 @@ class Side(HostProcess):
             raise self._hung([frame is None for frame in found])
         return [frame for frame in found if isinstance(frame, tuple)]
 
-    def _read_turn(self, peer: Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Turn:
+    def _read_step(self, peer: Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepReport:
         _refuse(report)
         self._seen = report.pop("last", None) or self._seen
         known = ("running", "waiting", "chunked", "idle", *(("moving",) if self.name else ()))
         state = {key: report[key] for key in known}
-        return Turn(**peer.rank, number=report["turn"], state=state, arrays=arrays, side=self.name)
+        return StepReport(**peer.rank, number=report["number"], state=state, arrays=arrays, side=self.name)
 
     # -- ends ----------------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class Side(HostProcess):
         where = [{**peer.rank, **ranks.ask(dog)} for peer, dog in zip(self.ranks, watchdogs, strict=True)]
         behind = min((one for one, quiet in zip(where, silent, strict=True) if quiet), key=ranks.progress)
         self._check_stopped()
-        return EngineHung({**behind, "seconds": TURN_SECONDS, "silent": sum(silent), "ranks": where})
+        return EngineHung({**behind, "seconds": STEP_SECONDS, "silent": sum(silent), "ranks": where})
 
     def _crashed(self, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Exception:
         """What a rank said of its own end."""

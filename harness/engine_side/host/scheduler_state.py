@@ -26,7 +26,7 @@ def scheduler_state(scheduler: Any) -> dict[str, Any]:
     waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
     chunked = getattr(scheduler, "chunked_req", None)
     last = scheduler.last_batch
-    # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
+    # The loop drops its last batch one step late; until then SGLang itself refuses to flush.
     in_last = last is not None and not last.is_empty()
     pending = getattr(scheduler, "result_queue", None)
     moving = in_transit(scheduler)
