@@ -10,7 +10,7 @@ from harness.both_sides import compat, compat_mtp
 from harness.contract.deviations import in_vain, notes
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
-from harness.engine_side.stand_ins.cpu_ops import CpuOps
+from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 
 LAYERS = SpecConfig(algorithm="MTP", k=3, n=4)
 ASSUMED = {"assumed": ["F-011"]}

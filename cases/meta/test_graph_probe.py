@@ -10,11 +10,11 @@ import torch
 
 from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.both_sides.packed import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
-from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
+from harness.engine_side.mutants.graphs import GraphMutants, inside_graphs
 from harness.engine_side.probes import graph_probe
 from harness.engine_side.probes.dock import Dock
 from harness.engine_side.probes.graph_probe import Arena, Book, GraphProbe
@@ -203,7 +203,7 @@ def test_a_replay_shows_what_is_in_the_buffer_then(place):
 @pytest.fixture
 def mutated(place):
     """Graphs that hold mutants, each behind its flag."""
-    mutants = Captured()
+    mutants = GraphMutants()
     mutants.prepare("cpu")
     place.graphs.mutants = mutants
     return mutants
@@ -253,10 +253,10 @@ def test_a_state_of_the_round_before_is_remembered_from_replay_to_replay(place, 
 
 
 def test_every_float_mutant_can_be_captured_or_acts_outside_graphs():
-    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(FAULTS[name])}
-    outside = {FAULTS[name].site for name in left} - {"inputs", "choices"}
-    prompts = {name for name in left if FAULTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
-    assert {name for name in left if FAULTS[name].site in ("inputs", "choices")} == prompts
+    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(MUTANTS[name])}
+    outside = {MUTANTS[name].site for name in left} - {"inputs", "choices"}
+    prompts = {name for name in left if MUTANTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
+    assert {name for name in left if MUTANTS[name].site in ("inputs", "choices")} == prompts
     assert outside == {"tree"}
 
 

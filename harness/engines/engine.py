@@ -331,7 +331,7 @@ class Engine:
             self._ask(peer, {"op": "fault", "name": name, "first": first})
 
     def transfer(self, what: str, rooms: list[int]) -> None:
-        """Tell every rank what is to become of these hand-overs (see harness.engine_side.stand_ins.loopback)."""
+        """Tell every rank what is to become of these hand-overs (see harness.engine_side.transfer_backend.files)."""
         for peer in self.ranks:
             self._ask(peer, {"op": "transfer", "what": what, "rooms": rooms})
 

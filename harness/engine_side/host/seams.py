@@ -31,7 +31,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
     if boot["device"] != "cpu":
         return None
-    from ..stand_ins.cpu_ops import CpuOps
+    from ..replacement_kernels.cpu_ops import CpuOps
 
     ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
     release = release_of(boot)
@@ -48,7 +48,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
 def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
     """Our transfer backend, where this engine is one side of a disaggregated pair."""
     if boot.get("handoff"):
-        from ..stand_ins.loopback_classes import register
+        from ..transfer_backend.classes import register
 
         folder = boot["handoff"]["folder"]
         hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))

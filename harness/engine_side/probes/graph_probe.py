@@ -28,7 +28,6 @@ from ..hooks import Ledger
 from .snapshot import Copy, copied, inputs_of, outputs_of
 
 if TYPE_CHECKING:
-    from ..mutants.fault_graphs import Captured
     from .open_round import Round
 
 Original = Callable[..., Any]
@@ -120,11 +119,11 @@ OnReplay = Callable[[Book], None]
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
-    mutants: those that the graphs shall hold, where an engine is booted for them. device: where buffers are to last
-    until the end of a round; None: they hold until the next replay.
+    mutants: the `GraphMutants` that the graphs shall hold, where an engine is booted for them. device: where buffers
+    are to last until the end of a round; None: they hold until the next replay.
     """
 
-    def __init__(self, mutants: Captured | None = None, device: str | None = None) -> None:
+    def __init__(self, mutants: Any = None, device: str | None = None) -> None:
         self.mutants = mutants
         self._device = device
         self.ledger = Ledger()

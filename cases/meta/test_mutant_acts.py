@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from harness.engine_side.mutants.fault_acts import ACTS, Scene, Share
-from harness.engine_side.mutants.fault_acts_tree import _line
-from harness.engine_side.mutants.fault_wraps import ACTS as KNOWN
+from harness.engine_side.mutants import armed  # noqa: F401  (makes every act known)
+from harness.engine_side.mutants.acts_verify import _line
+from harness.engine_side.mutants.registry import ACTS, Scene, Share
 
 # Two requests: "a" with rows 0..2, "b" with rows 3..4 (half read), both after a retraction of "b".
-SHARES = [Share("a", 0, 3, 10, True, 0), Share("b", 3, 2, 20, False, 1)]
+SHARES = [Share("a", 0, 3, 10, True), Share("b", 3, 2, 20, False, 1)]
 
 
 def scene(memory=None, shares=SHARES, step=0, **args):
@@ -18,7 +18,7 @@ def scene(memory=None, shares=SHARES, step=0, **args):
 def ran(name, values, **args):
     """The values an act leaves, with those it was given unharmed."""
     before = {key: value.clone() for key, value in values.items()}
-    made = KNOWN[name](args.pop("at_scene", None) or scene(**args), values)
+    made = ACTS[name](args.pop("at_scene", None) or scene(**args), values)
     assert all(torch.equal(values[key], before[key]) for key in before), f"{name} wrote into what it was given"
     return {key: value.tolist() for key, value in made.items()}
 
@@ -70,7 +70,7 @@ def test_vocabulary_map_is_applied_twice_or_not_at_all():
 
 
 def test_narrow_mask_loses_a_column_of_every_row_and_keeps_its_length():
-    shares = [Share("a", 0, 2, 1, True, 0), Share("b", 2, 2, 2, True, 0)]  # rows of 1 + 2 and 2 + 2 columns
+    shares = [Share("a", 0, 2, 1, True), Share("b", 2, 2, 2, True)]  # rows of 1 + 2 and 2 + 2 columns
     values = {
         "mask": torch.tensor([11, 12, 13, 21, 22, 23, 31, 32, 33, 34, 41, 42, 43, 44]),
         "next_token": torch.tensor([[1, -1], [1, -1]]),
@@ -94,14 +94,14 @@ def test_frozen_holds_the_first_step_of_each_round():
 
 def test_from_before_hands_on_what_the_same_request_had_a_round_earlier():
     memory = {}
-    act, one = ACTS["from_before"], [Share("a", 0, 1, 0, True, 0)]
+    act, one = ACTS["from_before"], [Share("a", 0, 1, 0)]
     assert act(scene(memory, one, field="ids"), rows(5))["ids"].tolist() == [5]
     assert act(scene(memory, one, step=1, field="ids"), rows(6)) == {}
     assert act(scene(memory, one, field="ids"), rows(7))["ids"].tolist() == [5]
 
 
 def test_second_best_leaves_the_best_out():
-    one = scene(shares=[Share("a", 0, 1, 0, True, 0)], field="ids")
+    one = scene(shares=[Share("a", 0, 1, 0)], field="ids")
     one.logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
     assert ran("second_best", {"ids": torch.tensor([[1, 2]])}, at_scene=one) == {"ids": [[2, 3]]}
 
@@ -122,7 +122,7 @@ def test_line_of_a_node_goes_up_to_the_root():
 def test_mask_bit_changes_one_bit_of_the_last_node(column, place):
     committed, n = 3, 5
     mask = torch.zeros(n * (committed + n), dtype=torch.bool)
-    one = scene(shares=[Share("a", 0, n, committed, True, 0)], column=column, value=True)
+    one = scene(shares=[Share("a", 0, n, committed, True)], column=column, value=True)
     made = ran("mask_bit", {**TREE, "mask": mask}, at_scene=one)["mask"]
     assert [index for index, bit in enumerate(made) if bit] == [(n - 1) * (committed + n) + committed + place]
 
@@ -193,16 +193,14 @@ def test_one_live_request_is_dropped_once():
     assert ACTS["drop_live"](scene(memory), values) == {}
 
 
-def layer(number, memory):
-    one = scene(memory)
-    one.step = number
-    return one
+def layer(number, memory, **args):
+    return scene(memory, step=number, **args)
 
 
 def test_layers_that_do_not_rotate_all_read_what_the_first_one_read():
-    memory, act = {}, ACTS["unrotated"]
-    assert act(layer(0, memory), {"input_ids": torch.tensor([1, 2, 3])}) == {}
-    assert act(layer(2, memory), {"input_ids": torch.tensor([3, 8, 9])})["input_ids"].tolist() == [1, 2, 3]
+    memory, act = {}, ACTS["first_layer"]
+    assert act(layer(0, memory, field="ids"), rows(1, 2, 3)) == {}
+    assert act(layer(2, memory, field="ids"), rows(3, 8, 9))["ids"].tolist() == [1, 2, 3]
 
 
 def test_a_layers_tail_stays_what_it_was_and_the_rest_rotates():
@@ -217,3 +215,30 @@ def test_a_layers_tail_stays_what_it_was_and_the_rest_rotates():
 def test_the_first_two_layers_change_places():
     made = ACTS["layers_exchanged"](scene({}), {"ids": torch.tensor([[1, 2, 3], [4, 5, 6]])})
     assert made["ids"].tolist() == [[2, 1, 3], [5, 4, 6]]
+
+
+def test_a_sampled_verify_gets_other_uniforms_and_another_distribution():
+    values = {"nodes": torch.tensor([[0.5], [0.25]]), "final": torch.tensor([0.125, 1.0])}
+    assert ran("uniforms_of_neighbour", values) == {"nodes": [[0.25], [0.5]], "final": [1.0, 0.125]}
+    assert ran("uniforms_halved", values) == {"nodes": [[0.25], [0.125]]}
+    assert ran("final_mirrored", values) == {"final": [0.875, 0.0]}
+    values = {"distribution": torch.tensor([[[0.75, 0.25], [0.5, 0.5]]])}
+    assert ran("distribution_of_root", values) == {"distribution": [[[0.75, 0.25], [0.75, 0.25]]]}
+
+
+def test_an_idle_rank_goes_in_with_what_it_should_not_have():
+    idle = {"hidden": torch.empty(0, 6), "counts": torch.tensor([3, 0])}
+    assert ACTS["other_width"](scene(parts=3), idle)["hidden"].shape == (0, 2)
+    assert ran("counts_exchanged", idle) == {"counts": [0, 3]}
+    kept = scene()
+    kept.state = torch.ones(2, 1)
+    assert ran("kept_state", idle, at_scene=kept) == {"hidden": [[1.0], [1.0]]}
+    assert [ACTS[name](scene(parts=3), {}) for name in ("other_width", "kept_state", "counts_exchanged")] == [{}] * 3
+
+
+def test_what_is_handed_over_is_anothers_or_stays_behind():
+    assert ran("state_of_another", {"hidden": torch.tensor([[1], [2], [3]])}) == {"hidden": [[3], [1], [2]]}
+    assert ran("guess_of_the_target", {"ids": torch.tensor([5, 6]), "guess": torch.tensor([9])}) == {"ids": [9, 6]}
+    assert ran("row_of_another", {"row": torch.tensor([0]), "full": torch.tensor([1, 0, 1])}) == {"row": [2]}
+    assert ran("row_of_another", {"row": torch.tensor([0]), "full": torch.tensor([1, 0, 0])}) == {}
+    assert ran("page_left_behind", {"0": torch.tensor([[1], [2], [3]])}) == {"0": [[1], [0], [3]]}
