@@ -92,16 +92,15 @@ def _install_in(
     import sglang
     import torch
 
-    from ..probes.dock import Dock
-    from ..probes.dp_probe import DpProbe
-    from ..probes.handoff_probe import HandoffProbe, widths
+    from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
     from ..probes.probe import Probe
     from ..probes.recorder import Recorder
+    from ..probes.staging import StagingBuffer
     from .gate import Gate, pool_level
     from .lookout import Lookout
 
     release = release_of(boot)
-    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
@@ -139,7 +138,7 @@ def _install_in(
             "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
             "probe": boot["probe"],
             "graphs": {} if graphs is None else graphs.sizes(),
-            **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
+            **({} if recorder.staging is None else {"copies": recorder.staging.batches}),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..probes.handoff_probe import BONUS
+from ..probes.distributed_probe import BONUS
 from ..probes.recorder import plain_rid
 from ..replacement_kernels.loopback import CHANGE_PAGES
 from .armed import ArmedMutants

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...both_sides.compat import Release
 from ..hooks import Ledger
-from .graph_probe import Book, GraphProbe
+from .captured_graph import CapturedGraph
+from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, read_batch
 from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
@@ -237,7 +238,7 @@ class Probe:
 
     def _comes_out(self, output: Any) -> Copy | None:
         """All logits of a small vocabulary: that is one copy where working out what is kept of them is many."""
-        whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
+        whole_below = WHOLE_BELOW if self.recorder.staging is not None else 0
         return self.recorder.copied(outputs_of(output, whole_below=whole_below))
 
     def _entered(self, phase: str, *, graph: int = 0, count: int = 1) -> None:
@@ -250,7 +251,7 @@ class Probe:
         if phase in DRAFTING:
             self.recorder.step += count
 
-    def _replayed(self, book: Book) -> None:
+    def _replayed(self, captured: CapturedGraph) -> None:
         """What one graph did, told as if each of its forwards and choices had just happened."""
         recorder = self.recorder
         current = recorder.round
@@ -259,11 +260,11 @@ class Probe:
         draft, target = recorder.phase or "DRAFT", self._phase(is_draft=False)
         if current.rids:  # an idle rank has no rows
             facts = {"step": recorder.step, "mapped": self._mapped, "packs": self._packs}
-            recorder.replayed(book, (target, draft), facts)
-        for is_draft, batch, count in book.runs:
+            recorder.replayed(captured, (target, draft), facts)
+        for is_draft, batch, count in captured.runs:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
-        if book.runs:
+        if captured.runs:
             recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:

@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from ...both_sides.packed import Arrays
-from .dock import Arrival, Dock
-from .open_round import Layouts, Round
-from .snapshot import Copy, Shipment, Shipper, Tensors, copied
-
-if TYPE_CHECKING:
-    from .graph_probe import Book
+from .captured_graph import CapturedGraph
+from .round import Layouts, Round
+from .snapshot import Copy, HostRound, Tensors, copied
+from .staging import StagedRound, StagingBuffer
 
 #: Rounds that may be on their way to the host before `take` waits for the oldest.
 MOST_UNDERWAY = 2
@@ -49,10 +47,10 @@ class _Life:
 
 
 class Recorder:
-    """Rounds of the scenario in progress; `take` empties it. dock: of the GPU that the engine runs on."""
+    """Rounds of the scenario in progress; `take` empties it. staging: of the GPU that the engine runs on."""
 
-    def __init__(self, dock: Dock | None = None) -> None:
-        self.dock = dock
+    def __init__(self, staging: StagingBuffer | None = None) -> None:
+        self.staging = staging
         self.active = False
         self.phase: str | None = None
         self.step = 0
@@ -66,11 +64,10 @@ class Recorder:
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
-        self._shipper = Shipper()
         #: the requests of the last round and their epochs, while it was a decode
         self._decoding: tuple[list[str], list[int]] | None = None
         #: (turn, round as `packed.ROUND` orders it, its bytes)
-        self._underway: deque[tuple[int, tuple[Any, ...], Shipment | Arrival]] = deque()
+        self._underway: deque[tuple[int, tuple[Any, ...], HostRound | StagedRound]] = deque()
 
     def begin(self) -> None:
         """Forget the previous scenario."""
@@ -79,8 +76,8 @@ class Recorder:
         self._lives = {}
         self._decoding = None
         self._layouts = Layouts()
-        if self.dock is not None:
-            self.dock.forget()
+        if self.staging is not None:
+            self.staging.forget_layouts()
         self._target_ids = None
         self.round = None
         self.last = {}
@@ -125,7 +122,7 @@ class Recorder:
             list(final),
             epochs,
             layouts=self._layouts,
-            dock=self.dock,
+            staging=self.staging,
         )
         self._rounds += 1
         return current
@@ -156,9 +153,9 @@ class Recorder:
         if current is None:
             return
         starts = current.given_starts
-        if self.dock is not None:
-            self.dock.land_held()
-            current.landed()
+        if self.staging is not None:
+            self.staging.stage_held()
+            current.staged()
         if isinstance(starts, Copy):
             pieces, said = current.hold((starts,)), None
         else:
@@ -183,14 +180,14 @@ class Recorder:
             current.graphs,
             current.events,
         )
-        shipped = self._shipper.ship(current.parts) if self.dock is None else self.dock.leave()
+        shipped = HostRound(current.parts) if self.staging is None else self.staging.close_round()
         self._underway.append((current.turn, message, shipped))
 
     def drop_round(self) -> None:
         """The round failed: what it left on the device may be no longer readable, what was said of it is."""
         current, self.round = self.round, None
-        if self.dock is not None:
-            self.dock.abandon()
+        if self.staging is not None:
+            self.staging.drop_round()
         if current is not None:
             said = [event["message"] for event in current.events if event["what"] == "message"]
             self.last_said = [{**message, "turn": current.turn} for message in said]
@@ -201,29 +198,29 @@ class Recorder:
         facts["what"], facts["pieces"] = what, current.hold(copies)
         current.events.append(facts)
 
-    def replayed(self, book: Book, phases: tuple[str, str], facts: dict[str, Any]) -> None:
+    def replayed(self, captured: CapturedGraph, phases: tuple[str, str], facts: dict[str, Any]) -> None:
         """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
 
         phases: of what the target and what the draft did in it.
         """
         current = self.round or self._current()
-        assert book.buffer is not None
-        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), phases
-        facts["base"] = current.keep(book)
+        assert captured.buffer is not None
+        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(captured), phases
+        facts["base"] = current.keep(captured)
         current.events.append(facts)
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """A copy of tensors as they are now, for `note`."""
-        return copied(tensors) if self.dock is None else self.dock.copied(tensors)
+        return copied(tensors) if self.staging is None else self.staging.copied(tensors)
 
     def held(self, tensors: Tensors) -> Copy | None:
-        """As `copied`, of tensors that nobody writes to before the round is over (see `Dock.held`)."""
-        return copied(tensors) if self.dock is None else self.dock.held(tensors)
+        """As `copied`, of tensors that nobody writes to before the round is over (see `StagingBuffer.held`)."""
+        return copied(tensors) if self.staging is None else self.staging.held(tensors)
 
-    def before_replay(self, book: Book) -> None:
+    def before_replay(self, captured: CapturedGraph) -> None:
         """A graph is about to write to its buffer again: if the round in progress keeps that, it is copied first."""
-        if book.kept is self.round and self.dock is not None:
-            self.dock.land_held()
+        if captured.kept is self.round and self.staging is not None:
+            self.staging.stage_held()
 
     def put(self, message: dict[str, Any]) -> None:
         """A message of its own, in its place among what happened in the current round."""
