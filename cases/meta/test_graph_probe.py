@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
 from harness.both_sides.mutants import MUTANTS
-from harness.both_sides.packed import named, read
+from harness.both_sides.wire import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
 from harness.engine_side.mutants.graphs import GraphMutants, inside_graphs

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import named, read
+from harness.both_sides.wire import named, read
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
 from harness.engine_side import probes

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import named, read
+from harness.both_sides.wire import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import summary_of
 from harness.engine_side.probes.captured_graph import CapturedGraph

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from harness.both_sides import wire
-from harness.both_sides.packed import named
+from harness.both_sides.wire import named
 from harness.engines import endings, ranks, scratch
 from harness.engines.endings import Endings
 from harness.engines.group import end_group

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...both_sides import wire
-from ...both_sides.packed import Arrays
+from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from .blame import watcher

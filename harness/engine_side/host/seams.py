@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...both_sides import compat, compat_mtp, plugin_algorithm
+from ...both_sides import compat, plugin_algorithm
 from ..hooks import ImportHooks
 
 
@@ -24,7 +24,7 @@ def install_seams(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
 def release_of(boot: dict[str, Any]) -> compat.Release:
     """The hook table for what is about to boot."""
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
-    return compat_mtp.multi_layer(release) if boot["layered"] else release
+    return compat.multi_layer(release) if boot["layered"] else release
 
 
 def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:

@@ -14,7 +14,7 @@ import torch
 
 from ..probes.distributed_probe import BONUS
 from ..probes.recorder import plain_rid
-from ..replacement_kernels.loopback import CHANGE_PAGES
+from ..transfer_backend.files import CHANGE_PAGES
 from .armed import ArmedMutants
 from .registry import Share, Values, around
 

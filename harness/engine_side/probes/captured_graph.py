@@ -11,7 +11,7 @@ from itertools import groupby
 
 import torch
 
-from ...both_sides.packed import Field
+from ...both_sides.wire import Field
 from .snapshot import Copy
 
 #: What all graphs of a tiny pair fill a twentieth of.

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...both_sides.packed import Arrays
+from ...both_sides.wire import Arrays
 from .captured_graph import CapturedGraph
 from .round import Layouts, Round
 from .snapshot import Copy, HostRound, Tensors, copied
@@ -66,7 +66,7 @@ class Recorder:
         self._layouts = Layouts()
         #: the requests of the last round and their epochs, while it was a decode
         self._decoding: tuple[list[str], list[int]] | None = None
-        #: (turn, round as `packed.ROUND` orders it, its bytes)
+        #: (turn, round as `wire.ROUND` orders it, its bytes)
         self._underway: deque[tuple[int, tuple[Any, ...], HostRound | StagedRound]] = deque()
 
     def begin(self) -> None:
@@ -84,7 +84,7 @@ class Recorder:
         self.last_said = []
 
     def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
-        """Finished rounds (`packed.named` tells their parts), oldest first: those that have arrived.
+        """Finished rounds (`wire.named` tells their parts), oldest first: those that have arrived.
 
         all_of_them waits for the rest. before: only rounds of turns before this one. Send what was taken before
         anything else is recorded: the bytes are not copied once more.
@@ -164,7 +164,7 @@ class Recorder:
                 for rid, start, length in zip(current.rids, starts, current.lens, strict=True):
                     self._lives[rid].reached = start + length
         layouts, tables = self._layouts.news()
-        message = (  # as `packed.ROUND` names them
+        message = (  # as `wire.ROUND` names them
             current.turn,
             current.index,
             current.mode,

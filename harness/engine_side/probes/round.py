@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...both_sides.packed import Field
+from ...both_sides.wire import Field
 from .captured_graph import CapturedGraph
 from .snapshot import Copy
 from .staging import StagingBuffer

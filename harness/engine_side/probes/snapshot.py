@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...both_sides import packed
-from ...both_sides.packed import Arrays, Field
+from ...both_sides import wire
+from ...both_sides.wire import Arrays, Field
 
 TOP_LOGITS = 16  # same number as harness.contract.trace.TOP_LOGITS; this side must not import it
 
@@ -39,9 +39,9 @@ class Copy:
     def read(self) -> Arrays:
         """The values; waits for the device."""
         if isinstance(self.data, torch.Tensor):
-            return packed.read(self.data.cpu().numpy(), [(0, self.fields)])
+            return wire.read(self.data.cpu().numpy(), [(0, self.fields)])
         found = self.data[0].bytes(self)
-        return packed.read(found, [(0, self.fields)])
+        return wire.read(found, [(0, self.fields)])
 
 
 def copied(tensors: Tensors) -> Copy | None:

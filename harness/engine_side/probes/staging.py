@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...both_sides.packed import Field
+from ...both_sides.wire import Field
 from .driver import Driver, Moves, pinned
 from .snapshot import Copy, Tensors, name_of
 
