@@ -160,17 +160,26 @@ def _v2_only(
     attention: tuple[Seam, ...],
     *seams: Seam,
     sampled_in: str = "",
-    **others: tuple[Seam, ...],
+    dp_seams: tuple[Seam, ...] = _DP_OLD,
+    old_mtp: bool = False,
 ) -> Release:
-    """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on."""
-    row = replace(_V2_ONLY, first=first, seams=(_LLAMA, *attention, *seams), **others)  # type: ignore[arg-type]
+    """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on.
+
+    old_mtp: the multi-layer worker before 0.5.16.
+    """
+    row = replace(
+        _V2_ONLY,
+        first=first,
+        seams=(_LLAMA, *attention, *seams),
+        dp_seams=dp_seams,
+        mtp_seams=_MTP_CUDA if old_mtp else (),
+        mtp_plan_seams=_MTP_PLAN if old_mtp else (),
+    )
     if not sampled_in:
         return row
     return replace(row, sample=(f"{_SPEC}.{sampled_in}", "eagle_sample"), greedy=f"{_SPEC}.eagle_utils")
 
 
-#: The multi-layer worker before 0.5.16.
-_OLD_MTP = {"mtp_seams": _MTP_CUDA, "mtp_plan_seams": _MTP_PLAN}
 #: Newest first; a release belongs to the first row whose `first` is not newer than it.
 RELEASES: tuple[Release, ...] = (
     _v2_only(
@@ -182,7 +191,6 @@ RELEASES: tuple[Release, ...] = (
         (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
         sampled_in="eagle_worker_common",
         dp_seams=_DP_0_5_23,
-        mtp_seams=(),
     ),
     _v2_only(
         "0.5.16",
@@ -192,11 +200,10 @@ RELEASES: tuple[Release, ...] = (
         ("sgl_kernel", "sampling", ""),
         _LOCS_NEW,
         sampled_in="eagle_worker_common",
-        mtp_seams=(),
     ),
-    _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", **_OLD_MTP),
-    _v2_only("0.5.14", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, sampled_in="eagle_worker_v2", **_OLD_MTP),
-    _v2_only("0.5.13", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, (f"{_SPEC}.eagle_info_v2", "sampling", ""), **_OLD_MTP),
+    _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),
+    _v2_only("0.5.14", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),
+    _v2_only("0.5.13", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, (f"{_SPEC}.eagle_info_v2", "sampling", ""), old_mtp=True),
     _V2,
     _V1,
 )

@@ -85,7 +85,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def clear(self) -> None:
             pass
 
-    class Sender(Side, conn.BaseKVSender):  # type: ignore[misc]
+    class Sender(Side, conn.BaseKVSender):
         """The prefill side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
@@ -139,7 +139,7 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def mark_prefill_complete(self) -> None:
             pass
 
-    class Receiver(Side, conn.BaseKVReceiver):  # type: ignore[misc]
+    class Receiver(Side, conn.BaseKVReceiver):
         """The decode side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
