@@ -141,7 +141,7 @@ def shares_of(rows: int, batch: int) -> list[Share]:
 
 
 def phase_inside(forward_batch: Any, *, is_draft: bool) -> str:
-    """Of a forward that is captured: what its forward mode is called tells a catch-up from a draft step."""
+    """Of a forward that is captured: the name of its forward mode separates a draft extend from a draft step."""
     if not is_draft:
         return "VERIFY"
     return "EXTEND" if "EXTEND" in getattr(forward_batch.forward_mode, "name", "") else "DRAFT"

@@ -28,7 +28,7 @@ from .snapshot import copied, inputs_of, outputs_of
 Original = Callable[..., Any]
 
 
-#: Told which graph has just been replayed, if it has calls.
+#: Gets the graph that has just been replayed, if it has calls.
 OnReplay = Callable[[CapturedGraph], None]
 
 
@@ -44,11 +44,11 @@ class GraphProbe:
         self._device = device
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
-        #: whether a replay is worth telling
+        #: whether a replay is to be reported
         self.wanted: Callable[[], bool] = lambda: False
-        #: told that a graph is about to write to its buffer again
+        #: called when a graph is about to write to its buffer again
         self.before_replay: Callable[[CapturedGraph], None] = lambda _captured: None
-        #: told that a model is about to run outside any capture
+        #: called when a model is about to run outside any capture
         self.on_eager: Callable[[], None] = lambda: None
         self._open: CapturedGraph | None = None
         self._arena: Arena | None = None

@@ -70,7 +70,7 @@ class Probe:
             self.graphs.before_replay = self.recorder.before_replay
 
     def install_rounds(self) -> None:
-        """Only what tells which batches ran and what they committed: the token level."""
+        """Only which batches ran and what they committed: the token level."""
         release = self.release
         module = sys.modules[release.worker_module]
         self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
@@ -212,7 +212,7 @@ class Probe:
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
             output = original(runner, forward_batch, *args, **kwargs)
-            if self._replays == replays:  # else a graph ran, and what happened inside it has been told
+            if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 self._entered(phase)
                 if live:
                     facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
@@ -252,7 +252,7 @@ class Probe:
             self.recorder.step += count
 
     def _replayed(self, captured: CapturedGraph) -> None:
-        """What one graph did, told as if each of its forwards and choices had just happened."""
+        """What one graph did, recorded as if each of its forwards and choices had just happened."""
         recorder = self.recorder
         current = recorder.round
         assert current is not None

@@ -1,8 +1,8 @@
 """Collects what one scheduler rank did, round by round; knows rounds and requests, not SGLang's classes.
 
 A round's tensors leave the device in one transfer that nobody waits for: `take` gives the rounds whose bytes have
-arrived, usually one turn late, so that the scheduler runs ahead of the device as it does without us. What the bytes
-mean is worked out on the control side (`harness.driving.rounds`).
+arrived, usually one scheduler step late, so that the scheduler runs ahead of the device as it does without us. What
+the bytes mean is worked out on the control side (`harness.driving.rounds`).
 
 Engine side: standard library, NumPy and torch only. It must copy and never modify a tensor it is shown.
 """
@@ -39,7 +39,7 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Life:
-    """How far one request has come, to tell a restart (retraction) from a next chunk."""
+    """How far one request has come, to separate a restart (retraction) from a next chunk."""
 
     epoch: int = 0
     reached: int = -1
@@ -59,14 +59,14 @@ class Recorder:
         self.last: dict[str, Any] = {}
         #: messages without tensors of a round that failed
         self.last_said: list[dict[str, Any]] = []
-        #: target id of each draft id, int64 [V'], where they differ; told once a scenario
+        #: target id of each draft id, int64 [V'], where they differ; reported once a scenario
         self._target_ids: np.ndarray | None = None
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
         #: the requests of the last round and their epochs, while it was a decode
         self._decoding: tuple[list[str], list[int]] | None = None
-        #: (turn, round as `wire.ROUND` orders it, its bytes)
+        #: (scheduler step, round as `wire.ROUND` orders it, its bytes)
         self._underway: deque[tuple[int, tuple[Any, ...], HostRound | StagedRound]] = deque()
 
     def begin(self) -> None:
@@ -84,10 +84,10 @@ class Recorder:
         self.last_said = []
 
     def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
-        """Finished rounds (`wire.named` tells their parts), oldest first: those that have arrived.
+        """Finished rounds (`wire.named` names their parts), oldest first: those that have arrived.
 
-        all_of_them waits for the rest. before: only rounds of turns before this one. Send what was taken before
-        anything else is recorded: the bytes are not copied once more.
+        all_of_them waits for the rest. before: only rounds of scheduler steps before this one. Send what was taken
+        before anything else is recorded: the bytes are not copied once more.
         """
         found: list[tuple[Any, Arrays]] = []
         while self._underway:
@@ -199,7 +199,7 @@ class Recorder:
         current.events.append(facts)
 
     def replayed(self, captured: CapturedGraph, phases: tuple[str, str], facts: dict[str, Any]) -> None:
-        """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
+        """A graph ran: its number and where its bytes begin, for `rounds` to report each of its calls.
 
         phases: of what the target and what the draft did in it.
         """

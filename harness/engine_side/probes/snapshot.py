@@ -1,4 +1,4 @@
-"""Copies of tensors as they are now, which of them tell of a forward, and a round's bytes where there is no GPU.
+"""Copies of tensors as they are now, which of them show a forward, and a round's bytes where there is no GPU.
 
 Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Copy.read`; everything
 else may run while a CUDA graph is captured, except `HostRound`.

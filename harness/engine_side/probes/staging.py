@@ -138,7 +138,7 @@ class StagingBuffer:
     def held(self, tensors: Tensors) -> Copy:
         """As `copied`, for tensors that nobody writes to before the round is over: copied with everything else then.
 
-        Every round checks PyTorch's count of writes, so that a wrong belief ends the run instead of telling values of
+        Every round checks PyTorch's count of writes, so that a wrong belief ends the run instead of recording values of
         another moment. Where PyTorch counts none, they are copied at once.
         """
         copy = Copy((self,), ())

@@ -43,7 +43,7 @@ class VerifyProbe:
             self._ledger.wrap(pages, TAIL_COPIER, self._tails)
 
     def install_accepts(self) -> None:
-        """What tells which tokens were committed."""
+        """Which tokens were committed."""
         release = self._release
         if release.sample is None:
             self._ledger.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
