@@ -129,7 +129,7 @@ def probed(place):
     probe = Probe(recorder, lookup("0.5.13", overlap=True), place.graphs)
     place.graphs.wanted = lambda: recorder.round is not None
     place.graphs.on_replay = probe._replayed
-    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9], lens=[0, 0], final=[True, True])
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9])
     recorder.phase, recorder.step = "DRAFT", 0
     return probe
 
@@ -355,12 +355,12 @@ def test_what_is_kept_is_copied_before_it_is_written_to_again_and_only_then():
     recorder = Recorder(staging)
     record = CapturedGraph(buffer=SimpleNamespace(nbytes=8, is_cuda=True, data_ptr=lambda: 4711), lasting=True)
     for _ in range(2):
-        recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+        recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
         recorder.before_replay(record)  # the round before kept it, and that is over
         recorder.replayed(record, ("VERIFY", "DRAFT"), {"step": 0})
         recorder.close_round()
     assert launched == [[4711], [4711]]
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
     recorder.replayed(record, ("VERIFY", "DRAFT"), {"step": 0})
     assert len(launched) == 2
     recorder.before_replay(record)

@@ -47,9 +47,7 @@ def slow(monkeypatch):
 def decode(recorder, *, start, turn):
     """One decode round of one request, committed length on the device."""
     recorder.turn = turn
-    recorder.open_round(
-        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}), lens=[0], final=[True]
-    )
+    recorder.open_round(mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}))
     recorder.close_round()
 
 
@@ -97,7 +95,7 @@ def test_a_crash_tells_only_turns_before_its_own(slow):
 
 def test_a_failed_round_is_not_told(slow):
     recorder = Recorder()
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[4])
     recorder.drop_round()
     recorder.close_round()
     assert recorder.take(all_of_them=True) == []
@@ -117,9 +115,7 @@ def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
 
 def test_a_mutant_that_asks_gets_numbers_from_the_device():
     recorder = Recorder()
-    current = recorder.open_round(
-        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([9])}), lens=[0], final=[True]
-    )
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([9])}))
     current.accepted = copied({"lens": torch.tensor([3], dtype=torch.int32)})
     assert (current.starts, current.accept_lens) == ([9], [3])
 
@@ -159,7 +155,7 @@ def test_an_unknown_dtype_is_named():
 def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenario():
     recorder = Recorder()
     recorder.turn = 3
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[4])
     recorder.put({"ev": "state", "round": 0, "width": 64})
     recorder.note("tree", copied({"next": torch.tensor([1])}), width=1)
     recorder.drop_round()
@@ -174,7 +170,7 @@ def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_rou
     """Two requests in blocks of n + again rows; one row a request, such as a pruned logit, stays as it is."""
     recorder, n = Recorder(), 3
     starts = copied({"starts": torch.tensor([7, 9])})
-    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts, lens=[0, 0], final=[True, True])
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts)
     index = torch.tensor([[0, 1, -1], [3, -1, -1]])
     walk = copied({"predict": torch.arange(6), "lens": torch.tensor([2, 1]), "index": index})
     recorder.note("sampled", walk, width=n)
@@ -199,7 +195,7 @@ def prebuilt(note):
     """What the control side makes of one prebuilt batch of one request with three tokens, the last one chosen last."""
     recorder = Recorder()
     recorder.active = True
-    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2], lens=[0], final=[True])
+    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2])
     note(recorder)
     recorder.close_round()
     assembler, unpacker = Assembler(), Unpacker()

@@ -28,13 +28,7 @@ def told(recorder, *, held=False):
     """A decode round with a proposal, as the control side reads it; held: copied when the round is over."""
     copied = recorder.held if held else recorder.copied
     starts = torch.tensor([7, 9])
-    recorder.open_round(
-        mode="DECODE",
-        rids=["a", "b"],
-        starts=copied({"starts": starts}),
-        lens=[0, 0],
-        final=[True, True],
-    )
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=copied({"starts": starts}))
     if not held:
         starts += 100  # what was copied stays
     ids = torch.tensor([[1, 2], [3, 4]]).T  # not contiguous
@@ -62,11 +56,7 @@ def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
     for requests in (1, 1, 2, 3):
         starts = torch.arange(requests)
         recorder.open_round(
-            mode="DECODE",
-            rids=[f"r{i}" for i in range(requests)],
-            starts=recorder.copied({"starts": starts}),
-            lens=[0] * requests,
-            final=[True] * requests,
+            mode="DECODE", rids=[f"r{i}" for i in range(requests)], starts=recorder.copied({"starts": starts})
         )
         recorder.close_round()
     taken = recorder.take(all_of_them=True)
@@ -77,7 +67,7 @@ def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
 
 def test_what_a_graph_left_is_taken_along_among_the_rest():
     recorder = Recorder(staging())
-    current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
     recorder.note("tree", recorder.held({"next": torch.tensor([5])}), width=1)
     captured = CapturedGraph(buffer=torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8))
     base = current.keep(captured)
@@ -91,7 +81,7 @@ def test_what_a_graph_left_is_taken_along_among_the_rest():
 def test_what_is_held_and_written_to_ends_the_run():
     recorder = Recorder(staging())
     starts = torch.tensor([7])
-    recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}), lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}))
     starts[0] += 1
     with pytest.raises(RuntimeError, match="one of starts was written to before the round was over"):
         recorder.close_round()
@@ -99,9 +89,7 @@ def test_what_is_held_and_written_to_ends_the_run():
 
 def test_whoever_asks_before_the_round_is_over_is_told_and_it_is_copied_once():
     recorder = Recorder(staging())
-    current = recorder.open_round(
-        mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}), lens=[0], final=[True]
-    )
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}))
     assert current.starts == [7]
     current.accepted = recorder.held({"lens": torch.tensor([2])})
     recorder.note("sampled", current.accepted, width=1)
@@ -155,7 +143,7 @@ def test_a_mutant_that_asks_reads_what_has_staged():
 
 def test_a_round_of_nothing_has_no_bytes_and_waits_for_nobody():
     recorder = Recorder(staging())
-    recorder.open_round(mode="IDLE", rids=[], starts=[], lens=[], final=[])
+    recorder.open_round(mode="IDLE", rids=[], starts=[])
     recorder.close_round()
     ((message, held),) = recorder.take()
     assert (named(message)["mode"], len(held["bytes"])) == ("IDLE", 0)

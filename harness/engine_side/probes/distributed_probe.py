@@ -93,13 +93,7 @@ class HandoffProbe:
                 return original(batch, *args, **kwargs)
             lengths = batch.seq_lens.tolist()
             prefixes = [int(length) for length in first_of(batch, PREFIX_LENS)]
-            recorder.open_round(
-                mode="PREBUILT",
-                rids=[plain_rid(req.rid) for req in batch.reqs],
-                starts=lengths,
-                lens=[0] * len(lengths),
-                final=[True] * len(lengths),
-            )
+            recorder.open_round(mode="PREBUILT", rids=[plain_rid(req.rid) for req in batch.reqs], starts=lengths)
             recorder.last = {"phase": "PREBUILT", "step": 0, "round": recorder.round.index if recorder.round else -1}
             try:
                 result = original(batch, *args, **kwargs)

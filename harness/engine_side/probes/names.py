@@ -60,15 +60,15 @@ def as_tensor(values: Any) -> torch.Tensor:
 
 
 def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
-    """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
+    """What `Recorder.open_round` takes of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
     mode = batch.forward_mode
     reqs = list(batch.reqs or [])
     if mode.is_idle() or not reqs:
-        return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
+        return {"mode": "IDLE", "rids": [], "starts": []}
     rids = [plain_rid(req.rid) for req in reqs]
     if not mode.is_extend():
         before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
-        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
+        return {"mode": "DECODE", "rids": rids, "starts": before}
     starts = list(first_of(batch, PREFIX_LENS))
     lens = list(first_of(batch, EXTEND_LENS))
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]

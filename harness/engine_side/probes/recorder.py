@@ -106,10 +106,13 @@ class Recorder:
         mode: str,
         rids: Sequence[str],
         starts: Sequence[int] | Copy,
-        lens: Sequence[int],
-        final: Sequence[bool],
+        lens: Sequence[int] | None = None,
+        final: Sequence[bool] | None = None,
     ) -> Round:
-        """starts: one a request, or a copy with a field of that name while they are on the device."""
+        """starts: one a request, or a copy with a field of that name while they are on the device.
+
+        lens, final: of what is read of each prompt; None where none is read.
+        """
         names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
         epochs = self._epochs(mode, names, given)
         current = self.round = Round(
@@ -118,8 +121,8 @@ class Recorder:
             mode,
             names,
             given,
-            list(lens),
-            list(final),
+            [0] * len(names) if lens is None else list(lens),
+            [True] * len(names) if final is None else list(final),
             epochs,
             layouts=self._layouts,
             staging=self.staging,
