@@ -193,22 +193,12 @@ def test_one_live_request_is_dropped_once():
     assert ACTS["drop_live"](scene(memory), values) == {}
 
 
-def layer(number, memory, **args):
-    return scene(memory, step=number, **args)
-
-
-def test_layers_that_do_not_rotate_all_read_what_the_first_one_read():
-    memory, act = {}, ACTS["first_layer"]
-    assert act(layer(0, memory, field="ids"), rows(1, 2, 3)) == {}
-    assert act(layer(2, memory, field="ids"), rows(3, 8, 9))["ids"].tolist() == [1, 2, 3]
-
-
 def test_a_layers_tail_stays_what_it_was_and_the_rest_rotates():
     memory, act = {}, ACTS["tail_kept"]
-    ends = [share.last for share in layer(1, memory).shares]
+    ends = [share.last for share in scene(memory, step=1).shares]
     before = torch.arange(100, 100 + max(ends) + 1)
-    assert act(layer(0, memory), {"input_ids": before}) == {}
-    made = act(layer(1, memory), {"input_ids": torch.arange(max(ends) + 1)})["input_ids"].tolist()
+    assert act(scene(memory), {"input_ids": before}) == {}
+    made = act(scene(memory, step=1), {"input_ids": torch.arange(max(ends) + 1)})["input_ids"].tolist()
     assert made == [100 + row if row in ends else row for row in range(max(ends) + 1)]
 
 
@@ -228,16 +218,15 @@ def test_a_sampled_verify_gets_other_uniforms_and_another_distribution():
 
 def test_an_idle_rank_goes_in_with_what_it_should_not_have():
     idle = {"hidden": torch.empty(0, 6), "counts": torch.tensor([3, 0])}
-    assert ACTS["other_width"](scene(parts=3), idle)["hidden"].shape == (0, 2)
+    assert ACTS["narrow"](scene(field="hidden", parts=3), idle)["hidden"].shape == (0, 2)
     assert ran("counts_exchanged", idle) == {"counts": [0, 3]}
     kept = scene()
     kept.state = torch.ones(2, 1)
     assert ran("kept_state", idle, at_scene=kept) == {"hidden": [[1.0], [1.0]]}
-    assert [ACTS[name](scene(parts=3), {}) for name in ("other_width", "kept_state", "counts_exchanged")] == [{}] * 3
+    assert [ACTS[name](scene(), {}) for name in ("kept_state", "counts_exchanged")] == [{}] * 2
 
 
 def test_what_is_handed_over_is_anothers_or_stays_behind():
-    assert ran("state_of_another", {"hidden": torch.tensor([[1], [2], [3]])}) == {"hidden": [[3], [1], [2]]}
     assert ran("guess_of_the_target", {"ids": torch.tensor([5, 6]), "guess": torch.tensor([9])}) == {"ids": [9, 6]}
     assert ran("row_of_another", {"row": torch.tensor([0]), "full": torch.tensor([1, 0, 1])}) == {"row": [2]}
     assert ran("row_of_another", {"row": torch.tensor([0]), "full": torch.tensor([1, 0, 0])}) == {}

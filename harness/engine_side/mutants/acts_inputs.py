@@ -77,7 +77,7 @@ def neighbour(scene: Scene, values: Values) -> Values:
 
 @act
 def frozen(scene: Scene, values: Values) -> Values:
-    """Every later step of a round gets what the first one had."""
+    """Every later step of a round, or layer, gets what the first one had."""
     step, first = scene.memory.get("first", (scene.step, None))
     if scene.step <= step:
         scene.memory["first"] = scene.step, values[scene.name].clone()
@@ -118,8 +118,9 @@ def from_before(scene: Scene, values: Values) -> Values:
 
 @act
 def narrow(scene: Scene, values: Values) -> Values:
+    """As wide as one of `parts`, two if nothing is said."""
     value = values[scene.name]
-    return {scene.name: value[:, : value.shape[1] // 2].contiguous()}
+    return {scene.name: value[:, : value.shape[1] // int(scene.args.get("parts", 2))].contiguous()}
 
 
 @act
@@ -198,15 +199,6 @@ def map_left_out(scene: Scene, values: Values) -> Values:
 
 
 # -- between the layers of a multi-layer MTP draft; `Scene.step` is the layer --
-
-
-@act
-def first_layer(scene: Scene, values: Values) -> Values:
-    """Every layer reads what the first one read."""
-    if scene.step == 0:
-        scene.memory["first"] = values[scene.name].clone()
-        return {}
-    return {scene.name: scene.memory["first"]}
 
 
 @act

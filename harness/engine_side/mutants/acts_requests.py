@@ -67,19 +67,7 @@ def one_token_more(scene: Scene, values: Values) -> Values:
     return {"limits": limits}
 
 
-@act
-def no_stops(scene: Scene, values: Values) -> Values:
-    return {"stops": torch.zeros_like(values["stops"])}
-
-
 # -- what a rank without requests takes into a forward --
-
-
-@act
-def other_width(scene: Scene, values: Values) -> Values:
-    """No rows, as wide as one of `parts` features."""
-    hidden = values.get("hidden")
-    return {} if hidden is None else {"hidden": hidden.new_empty((0, hidden.shape[-1] // int(scene.args["parts"])))}
 
 
 @act
@@ -98,22 +86,11 @@ def counts_exchanged(scene: Scene, values: Values) -> Values:
 
 
 @act
-def state_of_another(scene: Scene, values: Values) -> Values:
-    """Each request of the batch gets the row of the one before it."""
-    return {"hidden": values["hidden"].roll(1, dims=0)}
-
-
-@act
 def guess_of_the_target(scene: Scene, values: Values) -> Values:
     """The draft is to go on with what the target has chosen already."""
     ids = values["ids"].clone()
     ids[0] = values["guess"][0]
     return {"ids": ids}
-
-
-@act
-def next_token(scene: Scene, values: Values) -> Values:
-    return {"bonus": values["bonus"] + int(scene.args["by"])}
 
 
 @act
