@@ -235,22 +235,6 @@ class Recorder:
             self._target_ids = target_ids
             self._current().events.append({"what": "ids", "ids": target_ids.tolist()})
 
-    def tails(self, *, holes: list[int], wrong: list[int]) -> None:
-        """The batch row of each slot copied for branches about to be drafted, and of each that holds something else."""
-        current = self._current()
-        requests = range(len(current.rids))
-        self.put(
-            {
-                "ev": "tails",
-                "round": current.index,
-                "rids": current.rids,
-                "epochs": current.epochs,
-                "committed": current.starts,
-                "holes": [holes.count(i) for i in requests],
-                "wrong": [wrong.count(i) for i in requests],
-            }
-        )
-
     def _current(self) -> Round:
         if self.round is None:
             raise RuntimeError("the probe saw a forward outside a round; its hooks do not fit this release")

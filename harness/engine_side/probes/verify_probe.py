@@ -73,9 +73,22 @@ class VerifyProbe:
             pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
         ) -> Any:
             result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
-            if recorder.round is not None and recorder.round.rids:
+            current = recorder.round
+            if current is not None and current.rids:
                 found = holes(rows, base, tail, pages, topk=topk, page=page_size)
-                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+                owners, wrong = [owner for owner, _, _ in found], wrong_copies(pool, found)
+                requests = range(len(current.rids))
+                recorder.put(
+                    {
+                        "ev": "tails",
+                        "round": current.index,
+                        "rids": current.rids,
+                        "epochs": current.epochs,
+                        "committed": current.starts,
+                        "holes": [owners.count(i) for i in requests],
+                        "wrong": [wrong.count(i) for i in requests],
+                    }
+                )
             return result
 
         return duplicate
