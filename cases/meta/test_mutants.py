@@ -14,8 +14,9 @@ from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind, Phase
 from harness.engine_side.hooks import Ledger
-from harness.engine_side.mutants.armed import Armed, ArmedMutants, MutantBroken
-from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share
+from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
+from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
+from harness.engine_side.mutants.sites import Sites
 from harness.search.mutants import by_engine, with_fault
 from harness.search.scoreboard import EXCUSED, UNDRIVABLE
 
@@ -115,12 +116,12 @@ def test_what_is_not_there_is_noted_and_nothing_is_wrapped():
     assert place.run() == ["bare"]
 
 
-def armed(name, *, first=1, batches=1, active=True, within_round=True):
-    """Mutants of a process in which nothing was wrapped."""
-    made = object.__new__(ArmedMutants)
-    made.recorder = SimpleNamespace(active=active, round=object() if within_round else None)
-    made.armed, made.batches, made.outputs, made.page = [Armed(MUTANTS[name], first)], batches, {}, 1
-    made.states = {}
+def armed(name, *, first=1, batches=1, active=True):
+    """Mutants of a process in which nothing was wrapped, in the middle of a round."""
+    recorder = SimpleNamespace(active=active, round=object())
+    made = ArmedMutants(SimpleNamespace(recorder=recorder, release=None, graphs=None), page=1)
+    made.arm(name, first=first)
+    made.batches = batches
     return made
 
 
@@ -176,3 +177,11 @@ def test_refused_where_the_release_lacks_a_place():
     made.missing = ["pretended:Worker.draft"]
     with pytest.raises(LookupError, match=r"nothing to wrap at pretended:Worker\.draft"):
         made.arm("draft-position-late", first=1)
+
+
+def test_a_site_hands_on_what_the_mutants_leave():
+    made = armed("slot-not-freed")
+    pool = type("Pool", (), {"free": around(Sites(made)._free)(lambda _pool, slots: slots.tolist())})()
+    assert pool.free(torch.tensor([3, 4, 5])) == [3, 4]
+    made.disarm()
+    assert pool.free(torch.tensor([3, 4, 5])) == [3, 4, 5]

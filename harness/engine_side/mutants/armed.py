@@ -6,7 +6,7 @@ never asked runs none of this. It must never write to the recorder: the probe se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 
 from ...both_sides.mutants import MUTANTS, Mutant
 from ..probes.probe import Probe
+from ..probes.recorder import plain_rid
 from . import acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing them makes their acts known)
 from .graphs import GraphMutants
 from .registry import ACTS, FORWARD_ACTS, Scene, Share, Values
@@ -144,6 +145,11 @@ class ArmedMutants:
             shares.append(Share(current.rids[i], first, length, current.starts[i], current.final[i], current.epochs[i]))
             first += length if packed else width
         return shares
+
+
+def one_each(reqs: Iterable[Any]) -> list[Share]:
+    """One share a request, where only who they are matters."""
+    return [Share(plain_rid(req.rid), number, 1) for number, req in enumerate(reqs)]
 
 
 def differs(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -7,7 +7,7 @@ comes out inside it. It must leave everything as it is where no mutant acts.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +15,7 @@ import torch
 
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
-from ..probes.recorder import plain_rid
-from .armed import ArmedMutants
+from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_handoff import HandoffSites
 
@@ -249,8 +248,3 @@ class Sites:
         """SGLang's own check of an idle pool only warns where a mutant asks for it: ours has to find the defect."""
         warned = any(armed.mutant.args.get("alarm") == "off" for armed in self._mutants.armed)
         return original(obj, strict and not warned, *args, **kwargs)
-
-
-def one_each(reqs: Iterable[Any]) -> list[Share]:
-    """One share a request, where only who they are matters."""
-    return [Share(plain_rid(req.rid), number, 1) for number, req in enumerate(reqs)]

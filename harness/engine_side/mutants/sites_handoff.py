@@ -13,10 +13,9 @@ import numpy as np
 import torch
 
 from ..probes.distributed_probe import BONUS
-from ..probes.recorder import plain_rid
 from ..transfer_backend.files import CHANGE_PAGES
-from .armed import ArmedMutants
-from .registry import Share, Values, around
+from .armed import ArmedMutants, one_each
+from .registry import around
 
 Original = Callable[..., Any]
 
@@ -43,7 +42,7 @@ class HandoffSites:
         """Prefill side: what a request puts into its row."""
         if req.output_topk_index is not None:
             values = {"ids": req.output_topk_index, "guess": torch.tensor([req.output_ids[0]])}
-            req.output_topk_index = (values | self._apply("sent", values, [req]))["ids"]
+            req.output_topk_index = (values | self._mutants.apply("sent", values, shares=one_each([req])))["ids"]
         return original(buffers, req, *args, **kwargs)
 
     def _rows(self, original: Original, buffers: Any, index: int, *args: Any, **kwargs: Any) -> Any:
@@ -51,7 +50,7 @@ class HandoffSites:
         row = original(buffers, index, *args, **kwargs)
         full = (buffers.bootstrap_room[:, 0] != 0).to(torch.int64)
         values = {"row": torch.tensor([index]), "full": full}
-        other = int((values | self._apply("rows", values, []))["row"][0])
+        other = int((values | self._mutants.apply("rows", values))["row"][0])
         return row if other == index else (*original(buffers, other, *args, **kwargs)[:-1], row[-1])
 
     def _arrived(self, original: Original, batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -61,13 +60,13 @@ class HandoffSites:
             self._mutants.batches = self._mutants.recorder.round.index + 1
         if reqs:
             held = [req.hidden_states_tensor for req in reqs]
-            changed = self._apply("arrived", {"hidden": torch.stack(held)}, reqs)
+            changed = self._mutants.apply("arrived", {"hidden": torch.stack(held)}, shares=one_each(reqs))
             for req, state in zip(reqs, changed.get("hidden", held), strict=True):
                 req.hidden_states_tensor = state
         result = original(batch, *args, **kwargs)
         if reqs:
             name = next(name for name in BONUS if hasattr(batch.spec_info, name))
-            changed = self._apply("bonus", {"bonus": getattr(batch.spec_info, name)}, reqs)
+            changed = self._mutants.apply("bonus", {"bonus": getattr(batch.spec_info, name)}, shares=one_each(reqs))
             if "bonus" in changed:
                 setattr(batch.spec_info, name, changed["bonus"])
         return result
@@ -75,9 +74,5 @@ class HandoffSites:
     def _pages(self, buffers: list[np.ndarray], pages: list[int]) -> list[np.ndarray]:
         """Prefill side: the bytes of the pages of one part, buffer by buffer."""
         values = {str(i): torch.from_numpy(one.reshape(len(pages), -1)) for i, one in enumerate(buffers) if pages}
-        changed = self._apply("pages", values, []) if values else {}
+        changed = self._mutants.apply("pages", values) if values else {}
         return [changed[str(i)].numpy().reshape(-1) if str(i) in changed else one for i, one in enumerate(buffers)]
-
-    def _apply(self, site: str, values: Values, reqs: list[Any]) -> Values:
-        shares = [Share(plain_rid(req.rid), i, 1, len(req.origin_input_ids)) for i, req in enumerate(reqs)]
-        return self._mutants.apply(site, values, shares=shares)
