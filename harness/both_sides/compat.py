@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps.
+#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps, or one of its KERNELS.
 Seam = tuple[str, str, str]
 
 _SPEC = "sglang.srt.speculative"

@@ -56,6 +56,17 @@ class _Torch:
         return getattr(torch, name)
 
 
+#: Seam -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
+KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
+    "tree": (("sgl_build_tree_kernel_efficient", build_tree, "stand-in", "tree"),),
+    "verify": (("verify_tree_greedy_func", verify_greedy, "stand-in", "verify"),),
+    "sampling": (
+        ("tree_speculative_sampling_target_only", verify_sampled, "stand-in when sampling", "sampled"),
+        ("top_k_renorm_prob", renorm_top_k, "stand-in when sampling", "sampled"),
+        ("top_p_renorm_prob", renorm_top_p, "stand-in when sampling", "sampled"),
+    ),
+}
+
 #: Seams of every release, whatever its table says.
 EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
 
@@ -132,11 +143,17 @@ class CpuOps:
 
     def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
         def act(module: types.ModuleType) -> None:
-            if what == "attention" and attention == "interpreted":
-                return
-            getattr(self, f"_seam_{what}")(module, argument)
+            if what in KERNELS:
+                self._replace(module, what)
+            elif what != "attention" or attention != "interpreted":
+                getattr(self, f"_seam_{what}")(module, argument)
 
         return act
+
+    def _replace(self, module: types.ModuleType, what: str) -> None:
+        for name, kernel, by, subject in KERNELS[what]:
+            setattr(module, name, kernel)
+            self._note(f"{module.__name__}.{name}", by, subject, "no CPU build")
 
     def _seam_flag(self, module: types.ModuleType, argument: str) -> None:
         name, subject = argument.split("=")
@@ -248,24 +265,6 @@ class CpuOps:
         self._note(
             f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
         )
-
-    def _seam_tree(self, module: types.ModuleType, argument: str) -> None:
-        module.sgl_build_tree_kernel_efficient = build_tree  # type: ignore[attr-defined]
-        self._note(f"{module.__name__}.sgl_build_tree_kernel_efficient", "stand-in", "tree", "no CPU build")
-
-    def _seam_verify(self, module: types.ModuleType, argument: str) -> None:
-        module.verify_tree_greedy_func = verify_greedy  # type: ignore[attr-defined]
-        self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
-
-    def _seam_sampling(self, module: types.ModuleType, argument: str) -> None:
-        ours = {
-            "tree_speculative_sampling_target_only": verify_sampled,
-            "top_k_renorm_prob": renorm_top_k,
-            "top_p_renorm_prob": renorm_top_p,
-        }
-        for name, kernel in ours.items():
-            setattr(module, name, kernel)
-            self._note(f"{module.__name__}.{name}", "stand-in when sampling", "sampled", "no CPU build")
 
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
         kernels: dict[str, Callable[..., None]] = {
