@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 from packaging.version import Version
 
 from cases.fixed import CHECKPOINT
+from harness.contract.known_issues import assumable
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, the oldest release it works on, and what must be assumed."""
+    """One boot configuration, what it is for, and the oldest release it works on."""
 
     name: str
     why: str
@@ -23,8 +24,11 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
-    #: known deviations of SGLang (harness.contract.deviations) without which it fails on every release
-    assumes: tuple[str, ...] = ()
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """Known issues that no release is without, and that would fail it if they were not assumed."""
+        return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
 
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
@@ -62,8 +66,7 @@ BOOTS = {
     )
 }
 MTP = SpecConfig(algorithm="MTP", k=3, n=4)
-#: Multi-layer MTP: every release diverges at chunk tails in a known way, and up to 0.5.13 the worker does not run
-#: without CUDA graphs (docs/findings.md).
+#: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
 LAYERED = {
     boot.name: boot
     for boot in (
@@ -74,7 +77,6 @@ LAYERED = {
             spec=MTP,
             engine=EngineConfig(prefix_cache=False),
             since="0.5.17",
-            assumes=("F-010",),
         ),
         Boot(
             name="layers-cache",
@@ -82,7 +84,6 @@ LAYERED = {
             checkpoint="mtp-tiny",
             spec=MTP,
             since="0.5.17",
-            assumes=("F-010", "F-012"),
         ),
         Boot(
             name="layers-pages",
@@ -91,9 +92,9 @@ LAYERED = {
             spec=SpecConfig(algorithm="MTP", k=2, n=3),
             engine=EngineConfig(page=4, prefix_cache=False),
             since="0.5.17",
-            assumes=("F-010",),
         ),
-        # No prefix cache: F-012 is predicted only in part where layers read each other's output (docs/evidence).
+        # No prefix cache: what it hands out is predicted only in part where layers read each other's output
+        # (docs/evidence/families.md).
         Boot(
             name="layers-chained",
             why="three MTP layers, each of which reads the output of the one before, behind 45 target layers",
@@ -101,7 +102,6 @@ LAYERED = {
             spec=MTP,
             engine=EngineConfig(prefix_cache=False),
             since="0.5.17",
-            assumes=("F-010",),
         ),
     )
 }
@@ -114,14 +114,12 @@ TREES = {
             why="two candidates a step, three steps, six nodes",
             spec=SpecConfig(k=3, t=2, n=6),
             since="0.5.13",
-            assumes=("F-003",),
         ),
         Boot(
             name="wide-tree",
             why="four candidates a step, three steps",
             spec=SpecConfig(k=3, t=4, n=8),
             since="0.5.13",
-            assumes=("F-003",),
         ),
         Boot(
             name="small-tree",
@@ -138,7 +136,6 @@ TREES = {
             why="five steps, ten nodes",
             spec=SpecConfig(k=5, t=2, n=10),
             since="0.5.13",
-            assumes=("F-003",),
         ),
     )
 }
@@ -225,7 +222,6 @@ DP_BOOTS = {
             spec=_EAGLE3,
             engine=_TWO_RANKS,
             since="0.5.13",
-            assumes=("F-007", "F-008"),
         ),
         Boot(
             name="dp-wide",
@@ -234,7 +230,6 @@ DP_BOOTS = {
             spec=_EAGLE3,
             engine=_TWO_RANKS,
             since="0.5.13",
-            assumes=("F-007", "F-008"),
         ),
     )
 }
@@ -275,5 +270,4 @@ RANKED_PAIR = Boot(
     spec=_EAGLE3,
     engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
     since="0.5.13",
-    assumes=("F-007", "F-008"),
 )

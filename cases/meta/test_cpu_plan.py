@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
+from harness.contract.deviations import in_vain, notes
 
 from cases.cells import Cell
 from cases.families import FAMILIES
 from harness.both_sides import compat, compat_mtp
-from harness.contract.deviations import in_vain, notes
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.stand_ins.cpu_ops import CpuOps

@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from harness.contract.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
 
 from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from cases.families import FAMILIES
 from harness.checks.judge import judge
-from harness.contract.deviations import DEVIATIONS, UnknownDeviation, checked, in_vain, notes
 from harness.contract.types import EngineConfig, Kind, Outcome, SpecConfig
 from harness.driving.oracle import Oracle
 from reference.heads import load_head

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from harness.contract.deviations import GUESSED_TAIL, notes
 
 from cases.checkpoints import make
 from harness.checks.judge import judge
-from harness.contract.deviations import GUESSED_TAIL, notes
 from harness.contract.types import EngineConfig, Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
 from harness.driving.oracle import Oracle
 from reference.pair import load_pair, session_of

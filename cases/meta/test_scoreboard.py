@@ -5,6 +5,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+from harness.contract.written_up import WRITTEN_UP
 from packaging.version import Version
 from rich.console import Console
 
@@ -12,7 +13,6 @@ from harness.both_sides.faults import FAULTS
 from harness.checks import CHECKS
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.contract.written_up import WRITTEN_UP
 from harness.engines import envs
 from harness.engines.engine import EngineError
 from harness.search import mutants

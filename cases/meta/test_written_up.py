@@ -5,12 +5,12 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
+from harness.contract.deviations import DEVIATIONS
+from harness.contract.written_up import BOOK, CAPTURED, WRITTEN_UP, known_as
 
 from cases import known
 from cases.meta import handmade
-from harness.contract.deviations import DEVIATIONS
 from harness.contract.types import EngineConfig, SpecConfig
-from harness.contract.written_up import BOOK, CAPTURED, WRITTEN_UP, known_as
 from harness.engines.launch import GRAPH_SIZES
 
 ROOT = Path(__file__).parents[2]
