@@ -15,7 +15,7 @@ from reports.prose import say
 
 INTRODUCTION = """# What was found in SGLang
 
-Each finding has a page. The front matter of the page is the only place that says which releases have it, what reaches it
+Each finding has a page. Its front matter is the only place that says which releases have the finding, what reaches it
 and what it shows as; `eaglecheck` reads it from there. `eaglecheck findings F-025` prints a page.
 
 This index is generated: `eaglecheck findings --markdown > docs/findings/README.md`. To add a finding, write a page like
@@ -71,8 +71,8 @@ def _needs(one: KnownIssue) -> str:
 
 def render_index(console: Console, issues: Iterable[KnownIssue]) -> None:
     shown = Table("finding", "what", "severity", "releases", "--assume", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    for column, width in zip(shown.columns, (7, 30, 10, 12, 9), strict=True):
-        column.min_width = width
+    for column in shown.columns[2:]:
+        column.max_width = 12  # what is left is for the titles
     for one in issues:
         assume = "" if one.assume == "not" else one.assume
         shown.add_row(one.id, one.title, ", ".join(one.severity), one.window, assume)
