@@ -19,9 +19,9 @@ from harness.checks import CHECKS
 from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
+from harness.contract.conditions import LARGEST_GRAPH
 from harness.contract.known_issues import (
     FOLDER,
-    LARGEST_GRAPH,
     UnknownIssue,
     assumable,
     body,

@@ -8,7 +8,6 @@ must not judge.
 
 from __future__ import annotations
 
-import ast
 import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import yaml
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from harness.contract.conditions import compiled, holds, settings_of
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import unknown
 from harness.contract.validation import Unfit, validated
@@ -31,8 +31,6 @@ FOLDER = Path(__file__).parents[2] / "docs" / "findings"
 HEADER, ASSUMED = "assumed", "assumed: "
 #: Newer than every release: one that has every fix there is.
 NEWEST = "99"
-#: The most requests that an engine of ours captures a graph for (GRAPH_SIZES of harness.engines.launch).
-LARGEST_GRAPH = 4
 
 Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")]
 Signature = Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")]
@@ -40,55 +38,6 @@ CellPattern = Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")]
 Rate = Annotated[float, Field(gt=0.0, le=1.0)]
 Severity = Literal["crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded"]
 Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
-
-
-def settings_of(
-    spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = ""
-) -> dict[str, int | bool | str]:
-    """What an engine runs with, by SGLang's names. The only place that knows what our own fields are called."""
-    return {
-        "num_steps": spec.k,
-        "eagle_topk": spec.t,
-        "num_draft_tokens": spec.n,
-        "page_size": engine.page,
-        "dp_size": engine.dp,
-        "cuda_graph": engine.graphs,
-        "radix_cache": engine.prefix_cache,
-        "disable_overlap_schedule": engine.overlap is False,
-        "disaggregation": engine.pd,
-        "enable_deterministic_inference": engine.deterministic,
-        "plugin": spec.plugin is not None,
-        "checkpoint": checkpoint,
-        "requests": requests,
-        "largest_graph": LARGEST_GRAPH,
-    }
-
-
-#: All that a condition of a page may be made of.
-GRAMMAR = (
-    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Name, ast.Load, ast.Constant),
-    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Add, ast.Sub, ast.Mult),
-)
-
-
-def _parsed(condition: str) -> ast.Expression:
-    """A condition such as `num_steps * eagle_topk > num_draft_tokens + 4`; ValueError for anything else."""
-    try:
-        tree = ast.parse(condition, mode="eval")
-    except SyntaxError as error:
-        raise ValueError(f"{condition!r} is no condition: {error.msg}") from error
-    names = settings_of(SpecConfig(), EngineConfig())
-    for node in ast.walk(tree):
-        if not isinstance(node, GRAMMAR):
-            raise ValueError(f"{condition!r}: a condition has no {type(node).__name__}")
-        if isinstance(node, ast.Name) and node.id not in names:
-            raise ValueError(f"{condition!r}: " + unknown("setting", node.id, names))
-    return tree
-
-
-def _holds(condition: str, settings: Mapping[str, int | bool | str]) -> bool:
-    code = compile(_parsed(condition), "<condition>", "eval")
-    return bool(eval(code, {"__builtins__": {}}, dict(settings)))  # nothing but GRAMMAR is in it
 
 
 class _Page(BaseModel):
@@ -169,7 +118,7 @@ class KnownIssue(_Page):
     @classmethod
     def _are_conditions(cls, conditions: tuple[str, ...]) -> tuple[str, ...]:
         for one in conditions:
-            _parsed(one)
+            compiled(one)
         return conditions
 
     @model_validator(mode="after")
@@ -209,7 +158,7 @@ class KnownIssue(_Page):
     def reached_by(self, spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = "") -> bool:
         """Whether such an engine can show it."""
         settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint)
-        return spec.algorithm in self.algorithms and all(_holds(one, settings) for one in self.settings)
+        return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
         """Whether --assume does anything there: replacement kernels are for a CPU only."""
