@@ -125,7 +125,7 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
 
 
 def test_the_index_is_what_the_verb_prints():
-    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == call("--markdown").stdout
+    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == call("--markdown", "-").stdout
     shown = call()
     assert shown.exit_code == 0
     assert all(f" {name} " in shown.stdout for name in issues())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from harness.cli.documents import check_target, write_text
 from harness.cli.outcome import Exit, guarded
 from harness.contract.known_issues import body, issues
 from harness.contract.usage import UsageError, unknown
@@ -20,17 +20,20 @@ def command(
         str | None, typer.Argument(metavar="[ID]", help="A finding, for example F-025. None: the index.")
     ] = None,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown; the index is then docs/findings/README.md.")
-    ] = False,
+        str | None,
+        typer.Option(metavar="FILE", help="Write the index, or the page, as Markdown; '-': standard output."),
+    ] = None,
 ) -> Exit:
     """Print what was found in SGLang: releases, what reaches it, cause, and how to reproduce it."""
     known = issues()
     if name is not None and name not in known:
         raise UsageError(unknown("finding", name, known))
-    if markdown:
-        sys.stdout.write(index_markdown(known.values()) if name is None else page_markdown(known[name], body(name)))
+    page = index_markdown(known.values()) if name is None else page_markdown(known[name], body(name))
+    if markdown is not None:
+        check_target(markdown, what="markdown")
+        write_text(page, markdown, what="markdown")
     elif name is None:
         render_index(Console(), known.values())
     else:
-        render_page(Console(), page_markdown(known[name], body(name)))
+        render_page(Console(), page)
     return Exit.PASS
