@@ -6,7 +6,7 @@ import pytest
 
 from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, watcher
 from harness.engine_side.probes.recorder import Recorder
-from harness.engine_side.stand_ins.loopback import NotServed
+from harness.engine_side.transfer_backend.files import NotServed
 
 
 def in_sglang(text):

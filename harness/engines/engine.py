@@ -98,7 +98,7 @@ class Engine:
         self.boots_seconds = max(side.boot_seconds for side in self.sides)
 
     def _share_a_folder(self) -> None:
-        """What is handed over goes through it (see harness.engine_side.stand_ins.loopback)."""
+        """What is handed over goes through it (see harness.engine_side.transfer_backend.files)."""
         self._folder = scratch.ScratchFolder("handoff-")
         for side in self.sides:
             handoff = {**side.launch.boot["handoff"], "folder": self._folder.name}
@@ -137,7 +137,7 @@ class Engine:
         self._ask_ranks({"op": "fault", "name": name, "first": first})
 
     def transfer(self, what: str, rids: Iterable[str]) -> None:
-        """What is to become of the hand-overs of these requests (see harness.engine_side.stand_ins.loopback)."""
+        """What is to become of the hand-overs of these requests (see harness.engine_side.transfer_backend.files)."""
         self._ask_ranks({"op": "transfer", "what": what, "rooms": [self._room(rid) for rid in rids]})
 
     def end(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from harness.both_sides import wire
-from harness.both_sides.packed import named
+from harness.both_sides.wire import named
 from harness.engines import endings, ranks
 from harness.engines.endings import Endings
 from harness.engines.errors import DEFECT, EngineCrashed, EngineError, EngineHung, EngineLost, Frame, Messages

@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 
 HARNESS = Path(__file__).resolve().parents[2]
-#: Our folders and files that do SGLang's work or change it: what fails in a stand-in, a mutant or a transfer may be its
-#: doing. All others only look on.
-AT_WORK = ("stand_ins", "mutants", "faults", "plugin_algorithm")
+#: Our folders and files that do SGLang's work or change it: what fails in a replacement kernel, a mutant or a transfer
+#: may be its doing. All others only look on.
+AT_WORK = ("replacement_kernels", "transfer_backend", "mutants", "plugin_algorithm")
 
 
 def watcher(error: BaseException) -> str | None:
@@ -21,9 +21,9 @@ def watcher(error: BaseException) -> str | None:
     may have made another error of ours. A device tells of an error late, to whoever asks next.
     """
     found: str | None = None
-    told: BaseException | None = error
-    while found is None and told is not None:
-        found, told = _watcher(told), told.__cause__ or told.__context__
+    current: BaseException | None = error
+    while found is None and current is not None:
+        found, current = _watcher(current), current.__cause__ or current.__context__
     return found
 
 

@@ -17,13 +17,12 @@ import torch
 
 from ...both_sides import compat, wire
 from ..hooks import Ledger
-from ..probes.dock import Dock
-from ..probes.dp_probe import DpProbe
+from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
 from ..probes.graph_probe import GraphProbe
-from ..probes.handoff_probe import HandoffProbe, widths
 from ..probes.names import CHAIN_CHOOSER
 from ..probes.probe import Probe
 from ..probes.recorder import Recorder
+from ..probes.staging import StagingBuffer
 from . import draft_input_builder
 from .gate import Gate
 from .import_patches import release_of
@@ -32,7 +31,7 @@ from .scheduler_state import pool_level
 from .watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from ..mutants.fault_wraps import Faults
+    from ..mutants.armed import ArmedMutants
 
 
 def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
@@ -79,9 +78,9 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe(device=boot["device"])
     if boot.get("mutants_in_graphs"):
-        from ..mutants.fault_graphs import Captured
+        from ..mutants.graphs import GraphMutants
 
-        probe.mutants = Captured()
+        probe.mutants = GraphMutants()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
     return probe
 
@@ -98,7 +97,7 @@ def _install_in(
     """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
-    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
@@ -115,7 +114,7 @@ def _install_in(
             DpProbe(probe).install()
         if side:
             HandoffProbe(probe, scheduler).install()
-        gate.make_faults = lambda: _make_faults(probe, scheduler)
+        gate.make_mutants = lambda: _make_mutants(probe, scheduler)
     hello = {
         "op": "hello",
         "role": "scheduler",
@@ -128,7 +127,7 @@ def _install_in(
         "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
         "probe": boot["probe"],
         "graphs": {} if graphs is None else graphs.sizes(),
-        **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
+        **({} if recorder.staging is None else {"copies": recorder.staging.batches}),
         "backend": boot["arguments"]["attention_backend"],
         "dtype": boot["arguments"]["dtype"],
         "revert": boot["revert"],
@@ -153,7 +152,7 @@ def _versions(boot: dict[str, Any]) -> dict[str, Any]:
     return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
 
 
-def _make_faults(probe: Probe, scheduler: Any) -> Faults:
-    from ..mutants.fault_wraps import Faults
+def _make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+    from ..mutants.sites import make_mutants
 
-    return Faults(probe, scheduler)
+    return make_mutants(probe, scheduler)
