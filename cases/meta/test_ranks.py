@@ -8,6 +8,9 @@ import pytest
 
 from harness.both_sides import wire
 from harness.engines import ranks
+from harness.engines.errors import EngineHung
+from harness.engines.process import Launch, Peer
+from harness.engines.side import Side
 
 
 @pytest.fixture
@@ -90,3 +93,23 @@ def test_the_rank_behind_is_the_one_in_the_earlier_forward():
     ]
     assert min(where, key=ranks.progress)["dp_rank"] == 1
     assert ranks.progress({}) < ranks.progress(where[1])
+
+
+def test_a_side_names_the_silent_rank_that_is_behind_from_the_watchdogs(pairs, monkeypatch, tmp_path):
+    monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 0.1)
+    stuck = Side(launch=Launch(python=tmp_path, pythonpath=(), boot={}, ranks=2), log=tmp_path / "log")
+    others = []
+    for number, (sock, _) in enumerate(pairs):
+        rank = {"dp_rank": number, "tp_rank": number}
+        ours, theirs = socket.socketpair()
+        stuck.peers["scheduler"].append(Peer(sock=sock, hello=rank))
+        stuck.peers["watchdog"].append(Peer(sock=ours, hello=rank))
+        wire.send(theirs, {"op": "here", "at_round": 3 - number, "at_phase": "DRAFT"})
+        others.append(theirs)
+    with pytest.raises(EngineHung) as caught:
+        stuck._receive_all()
+    report = caught.value.report
+    assert (report["dp_rank"], report["at_round"], report["silent"], len(report["ranks"])) == (1, 2, 2, 2)
+    stuck.close()
+    for sock in others:
+        sock.close()
