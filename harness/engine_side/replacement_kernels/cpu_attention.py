@@ -1,4 +1,4 @@
-"""Plain torch attention over SGLang's own KV buffers, indices and masks; stands in for two Triton kernels on a CPU.
+"""Plain torch attention over SGLang's own KV buffers, indices and masks; replaces two Triton kernels on a CPU.
 
 Engine side: torch only. Works from the named arguments of the kernel it replaces and refuses what it does not
 implement, so that a release that starts to use a new feature fails loudly instead of being computed wrongly.
@@ -31,7 +31,9 @@ def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
     for name, neutral in _NEUTRAL.items():
         value = arguments.get(name, neutral[0])
         if not any(value is one or value == one for one in neutral):
-            raise NotImplementedError(f"the CPU attention stand-in does not implement {name}={value!r}")
+            raise NotImplementedError(
+                f"the CPU replacement of this attention kernel does not implement {name}={value!r}"
+            )
 
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
@@ -48,7 +50,7 @@ def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tenso
 def decode_attention(arguments: Mapping[str, Any], *, padded: bool = False) -> None:
     """One query row a sequence: row i sees exactly kv_indices[kv_indptr[i]:kv_indptr[i+1]]; writes `o` in place.
 
-    More rows than sequences are refused, as by the kernel this stands in for; padded: such rows see nothing.
+    More rows than sequences are refused, as by the kernel this replaces; padded: such rows see nothing.
     """
     _refuse_unknown(arguments)
     q, out = arguments["q"], arguments["o"]

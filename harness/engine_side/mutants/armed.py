@@ -1,4 +1,4 @@
-"""Arms mutants for one scenario, and lets them act where `fault_sites` asks.
+"""The mutants that are armed for one scenario: lets them act where a site asks, and counts what they really changed.
 
 Engine side: standard library and torch only; loaded when a scenario first asks for a mutant, so that an engine that is
 never asked runs none of this. It must never write to the recorder: the probe sees what the engine computes with.
@@ -6,66 +6,58 @@ never asked runs none of this. It must never write to the recorder: the probe se
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ...both_sides.faults import FAULTS, Fault
+from ...both_sides.mutants import MUTANTS, Mutant
 from ..probes.probe import Probe
-from . import (  # noqa: F401  (importing them makes their acts known)
-    fault_acts_eagle3,
-    fault_acts_layers,
-    fault_acts_pool,
-    fault_acts_sampled,
-    fault_acts_tree,
-)
-from .fault_acts import ACTS, Scene, Share, Values
-from .fault_acts_idle import IDLE_ACTS
-from .fault_graphs import Captured
-from .fault_handoff import HandoffSites
-from .fault_sites import FORWARD_ACTS, Sites
-from .fault_values import differs
+from ..probes.recorder import plain_rid
+from . import acts_inputs, acts_requests, acts_verify  # noqa: F401  (importing them makes their acts known)
+from .graphs import GraphMutants
+from .registry import ACTS, FORWARD_ACTS, Scene, Share, Values
 
 
-class FaultBroken(Exception):
+class MutantBroken(Exception):
     """A mutant's own code failed: nothing can be said about the checks."""
 
 
 @dataclass(slots=True)
 class Armed:
-    fault: Fault
+    mutant: Mutant
     first: int  # batches before this one, counted from 1, stay sound
     fired: int = 0
     memory: dict[Any, Any] = field(default_factory=dict)
 
 
-class Faults:
+class ArmedMutants:
     """All mutants of one scheduler process: sound until armed, sound again after `disarm`."""
 
     #: mutants that this engine's graphs hold: those act there, and nowhere else
-    captured: Captured | None = None
+    captured: GraphMutants | None = None
 
-    def __init__(self, probe: Probe, scheduler: Any) -> None:
-        self.probe, self.recorder, self.release = probe, probe.recorder, probe.release
-        self._page = int(scheduler.token_to_kv_pool_allocator.page_size)
+    def __init__(self, probe: Probe, *, page: int) -> None:
+        self.probe, self.recorder = probe, probe.recorder
+        self.page = page
         self.armed: list[Armed] = []
         self.batches = 0
+        #: what the newest forward of a phase returned, and the draft state that went into the newest with requests
         self.outputs: dict[str, Any] = {}
+        self.states: dict[str, torch.Tensor] = {}
         self.captured = None if probe.graphs is None else probe.graphs.mutants
-        self._missing = Sites(self).install(scheduler)
-        if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
-            self._missing += HandoffSites(self).install()
+        #: sites that this release does not have
+        self.missing: list[str] = []
 
     def arm(self, name: str, *, first: int) -> None:
         """Let the mutant act from the first-th batch of the scenario on; LookupError if it cannot act here."""
-        fault = FAULTS[name]
-        if fault.act not in (*ACTS, *FORWARD_ACTS, *IDLE_ACTS):
-            raise LookupError(f"mutant {name}: this version has no act {fault.act!r}")
-        if self._missing:
-            raise LookupError(f"mutant {name}: nothing to wrap at {', '.join(self._missing)}")
-        self.armed.append(Armed(fault, first))
+        mutant = MUTANTS[name]
+        if mutant.act not in (*ACTS, *FORWARD_ACTS):
+            raise LookupError(f"mutant {name}: this version has no act {mutant.act!r}")
+        if self.missing:
+            raise LookupError(f"mutant {name}: nothing to wrap at {', '.join(self.missing)}")
+        self.armed.append(Armed(mutant, first))
 
     def disarm(self) -> None:
         self.armed, self.batches, self.outputs = [], 0, {}
@@ -76,50 +68,54 @@ class Faults:
         """number: of the batch, from 1."""
         self.batches = number
         if self.captured is not None:
-            self.captured.arm(armed.fault.id for armed in self.armed if number >= armed.first)
+            self.captured.arm(armed.mutant.id for armed in self.armed if number >= armed.first)
 
     def fired(self) -> dict[str, int]:
         """How often each armed mutant really changed a value."""
         inside = {} if self.captured is None else self.captured.fired()
-        return {armed.fault.id: armed.fired + inside.get(armed.fault.id, 0) for armed in self.armed}
+        return {armed.mutant.id: armed.fired + inside.get(armed.mutant.id, 0) for armed in self.armed}
 
     def apply(
         self, site: str, values: Values, *, phase: str = "", step: int = 0, shares: Sequence[Share] = ()
     ) -> Values:
         """What the armed mutants of a site make of `values`: only those that really became others."""
         changed: Values = {}
-        for armed in self.at(site, phase):
+        for armed in self.at(site, phase, step=step):
+            if armed.mutant.act in FORWARD_ACTS:
+                continue
             scene = Scene(
-                args=armed.fault.args,
+                args=armed.mutant.args,
                 memory=armed.memory,
                 phase=phase,
                 step=step,
                 batch=self.batches,
-                page=self._page,
+                page=self.page,
                 shares=list(shares),
                 logits=self._logits(phase),
                 guesses=self._guesses(),
+                state=self.states.get(phase),
             )
             try:
-                made = ACTS[armed.fault.act](scene, values)
+                made = ACTS[armed.mutant.act](scene, values)
             except Exception as error:  # ours, so it must not look like a crash of the engine
-                raise FaultBroken(f"mutant {armed.fault.id}: {type(error).__name__}: {error}") from error
+                raise MutantBroken(f"mutant {armed.mutant.id}: {type(error).__name__}: {error}") from error
             made = {name: value for name, value in made.items() if differs(value, values[name])}
             armed.fired += bool(made)
             changed |= made
         return changed
 
-    def at(self, site: str, phase: str) -> list[Armed]:
+    def at(self, site: str, phase: str = "", *, step: int = 0) -> list[Armed]:
         """Mutants that may act here and now; none while nothing is recorded."""
         if not self.armed or not self.recorder.active:
             return []
         return [
             armed
             for armed in self.armed
-            if armed.fault.site == site
-            and (self.captured is None or armed.fault.id not in self.captured)
+            if armed.mutant.site == site
+            and (self.captured is None or armed.mutant.id not in self.captured)
             and self.batches >= armed.first - (self.recorder.round is None)
-            and (not armed.fault.phases or phase in armed.fault.phases)
+            and (not armed.mutant.phases or phase in armed.mutant.phases)
+            and armed.mutant.args.get("step", step) == step
         ]
 
     def _logits(self, phase: str) -> torch.Tensor | None:
@@ -149,3 +145,12 @@ class Faults:
             shares.append(Share(current.rids[i], first, length, current.starts[i], current.final[i], current.epochs[i]))
             first += length if packed else width
         return shares
+
+
+def one_each(reqs: Iterable[Any]) -> list[Share]:
+    """One share a request, where only who they are matters."""
+    return [Share(plain_rid(req.rid), number, 1) for number, req in enumerate(reqs)]
+
+
+def differs(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is not other and (one.shape != other.shape or one.dtype != other.dtype or not torch.equal(one, other))

@@ -1,8 +1,9 @@
 """Sampled tree verification in plain torch, for releases whose kernels have no CPU build.
 
-Engine side: torch only. Ours, written from what the tensors mean: inverse-transform sampling of the target's own law
-along a tree (speculative sampling, arXiv 2211.17192; several candidates a step, arXiv 2305.09781), with coins that the
-release has drawn. Where these run, the verify kernel is *not* the release's own, and the trace header says so.
+Engine side: torch only. Ours, written from what the tensors mean: inverse-transform sampling of the target's
+distribution along a tree (speculative sampling, arXiv 2211.17192; several candidates a step, arXiv 2305.09781), with
+uniforms that the release has drawn. Where these run, the verify kernel is *not* the release's own, and the trace
+header says so.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ def verify_sampled(
     threshold_acc: float = 1.0,
     **_kwargs: Any,
 ) -> None:
-    """Walk each tree by its coins; same in/out tensors as SGLang's function.
+    """Walk each tree by its uniforms; same in/out tensors as SGLang's function.
 
     candidates, uniform_samples [b, n]; uniform_samples_for_final_sampling [b]; target_probs [b, n, V]. The children of
-    a node share its coin: they divide the unit interval among them in order, and a coin beyond them all refuses them.
+    a node share its uniform: they divide the unit interval among them in order, and one beyond them all refuses them.
     """
     for b in range(candidates.shape[0]):
         node, accepted = 0, 0
@@ -39,12 +40,12 @@ def verify_sampled(
         refused: list[int] = []
         while accepted + 1 < accept_index.shape[1]:
             refused, child = [], int(retrive_next_token[b, node])
-            coin, taken = float(uniform_samples[b, node]), 0.0
+            uniform, taken = float(uniform_samples[b, node]), 0.0
             while child != -1:
                 token = int(candidates[b, child])
                 mass = float(target_probs[b, node, token])
                 taken += mass
-                if mass > 0 and (coin < taken / threshold_acc or mass >= threshold_single):
+                if mass > 0 and (uniform < taken / threshold_acc or mass >= threshold_single):
                     break
                 refused.append(token)
                 child = int(retrive_next_sibling[b, child])
@@ -60,10 +61,10 @@ def verify_sampled(
         accept_token_num[b] = accepted
 
 
-def _draw(mass: torch.Tensor, coin: float) -> int:
-    """The first token at which the running sum of mass [V] exceeds coin times the whole; the last possible one else."""
+def _draw(mass: torch.Tensor, uniform: float) -> int:
+    """The first token at which the running sum of mass [V] exceeds uniform · the whole; else the last possible one."""
     running = mass.cumsum(0)
-    above = torch.nonzero(running > coin * running[-1])
+    above = torch.nonzero(running > uniform * running[-1])
     return int(above[0]) if len(above) else int(torch.nonzero(mass)[-1])
 
 

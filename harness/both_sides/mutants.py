@@ -1,7 +1,7 @@
-"""The catalogue of mutants: faults that can be put into a running engine, and what a sound harness must then report.
+"""The registry of mutants: defects that can be put into a running engine, and what the checks must then report.
 
-Both sides: standard library only. The entries are in faults.toml; the places and the changes behind their words are in
-`fault_wraps` and `fault_acts`, which run inside the engine. It must not change anything by itself.
+Both sides: standard library only. The entries are in mutants.toml; the sites and acts behind their words are in
+`engine_side/mutants`, which runs inside the engine. It must not change anything by itself.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ SITES = {
     "tails": "copies of a prefix's last page at the beginning of branches: last_page",
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
-    "coins": "what decides a sampled verify: nodes, final, and law, the target's probabilities",
+    "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
     "requests": "the limits of the requests in a batch",
-    "idle": "what a rank without requests does",
+    "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
     "sent": "what a prefill side hands over beside KV: ids",
     "rows": "which metadata row a decode side reads: row",
     "arrived": "what a prebuilt batch is made of: hidden",
@@ -58,11 +58,11 @@ TEXTS = ("same", "differs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class Mutant:
     """One mutant.
 
-    site: one of SITES. act: a function of `fault_acts`; args are for it. phases: where it acts, () if none are meant.
-    kinds: what may show it (words of harness.contract.types.Kind): killed means that one of these is reported.
+    site: one of SITES. phases: where it acts, () if none are meant. act: a function of `engine_side/mutants`; args are
+    for it. kinds: what may show it (words of harness.contract.types.Kind): killed means that one of these is reported.
     needs: one of NEEDS. text: what usually happens to the output; said, not judged.
     """
 
@@ -78,10 +78,10 @@ class Fault:
     args: Mapping[str, Any]
 
 
-_KNOWN = {one.name for one in fields(Fault)}
+_KNOWN = {one.name for one in fields(Mutant)}
 
 
-def _fault(family: str, name: str, entry: dict[str, Any]) -> Fault:
+def _mutant(family: str, name: str, entry: dict[str, Any]) -> Mutant:
     own: dict[str, Any] = {}
     args: dict[str, Any] = {}
     for key, value in entry.items():
@@ -89,15 +89,15 @@ def _fault(family: str, name: str, entry: dict[str, Any]) -> Fault:
             own[key] = tuple(value.split())
         else:
             (own if key in _KNOWN else args)[key] = value
-    return Fault(id=name, family=family, args=args, **own)
+    return Mutant(id=name, family=family, args=args, **own)
 
 
-def _read() -> dict[str, Fault]:
-    with Path(__file__).with_name("faults.toml").open("rb") as file:
+def _read() -> dict[str, Mutant]:
+    with Path(__file__).with_name("mutants.toml").open("rb") as file:
         families = tomllib.load(file)
-    found = [_fault(family, name, entry) for family, entries in families.items() for name, entry in entries.items()]
-    return {fault.id: fault for fault in found}
+    found = [_mutant(family, name, entry) for family, entries in families.items() for name, entry in entries.items()]
+    return {mutant.id: mutant for mutant in found}
 
 
 #: Every mutant by id, in the order of the file.
-FAULTS: dict[str, Fault] = _read()
+MUTANTS: dict[str, Mutant] = _read()

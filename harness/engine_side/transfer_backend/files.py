@@ -7,6 +7,7 @@ when the scenario's rules say so. It must not know what the bytes mean.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 from dataclasses import dataclass, field
@@ -15,9 +16,6 @@ from typing import Any
 
 import numpy as np
 import torch
-
-#: What a scenario may say of transfers. See harness.contract.types.Op.
-RULES = ("hold", "release", "fail", "drop")
 
 
 class RuleError(ValueError):
@@ -32,7 +30,7 @@ class NotServed(NotImplementedError):
 
 @dataclass(slots=True)
 class Rules:
-    """What the scenario wants of transfers, by room. One object a scheduler process; both sides are told the same."""
+    """What the scenario wants of transfers, by room (see harness.contract.types.Op); both sides get the same."""
 
     held: set[int] = field(default_factory=set)
     failed: set[int] = field(default_factory=set)
@@ -40,14 +38,11 @@ class Rules:
 
     def apply(self, what: str, rooms: list[int]) -> None:
         """Raises RuleError for anything but hold, release, fail, drop."""
-        if what == "hold":
-            self.held |= set(rooms)
-        elif what == "release":
+        sets = {"hold": self.held, "fail": self.failed, "drop": self.dropped}
+        if what == "release":
             self.held -= set(rooms)
-        elif what == "fail":
-            self.failed |= set(rooms)
-        elif what == "drop":
-            self.dropped |= set(rooms)
+        elif what in sets:
+            sets[what].update(rooms)
         else:
             raise RuleError(f"unknown rule {what!r}; allowed: hold, release, fail, drop")
 
@@ -57,8 +52,8 @@ class Rules:
 
 
 #: The rules of this process.
-RULE_BOOK = Rules()
-#: What a mutant makes of the pages of a part before they are written: set by `handoff_faults`, else None.
+RULES = Rules()
+#: What mutants make of the pages of a part before they are written; empty without mutants.
 CHANGE_PAGES: list[Any] = []
 
 
@@ -143,29 +138,26 @@ def write_items(address: int, size: int, items: list[int], content: np.ndarray) 
         _copy(address + item * size, rows[row].ctypes.data, size)
 
 
+_EITHER_WAY = 4  # cudaMemcpyDefault: the driver finds out where an address lies
+
+
 def _copy(to: int, come_from: int, size: int) -> None:
-    if _cuda() is None:
+    cuda = _cuda()
+    if cuda is None:
         ctypes.memmove(to, come_from, size)
         return
-    code = _cuda().cudaMemcpy(
+    code = cuda.cudaMemcpy(
         ctypes.c_void_p(to), ctypes.c_void_p(come_from), ctypes.c_size_t(size), ctypes.c_int(_EITHER_WAY)
     )
     if code:
         raise RuntimeError(f"cudaMemcpy of {size} bytes failed with code {code}")
 
 
-_EITHER_WAY = 4  # cudaMemcpyDefault: the driver finds out where an address lies
-_LIBRARY: list[Any] = []
-
-
+@functools.cache
 def _cuda() -> Any:
     """The CUDA runtime this process has loaded already, or None on a CPU."""
-    if not _LIBRARY:
-        _LIBRARY.append(_loaded_runtime() if torch.cuda.is_available() else None)
-    return _LIBRARY[0]
-
-
-def _loaded_runtime() -> Any:
+    if not torch.cuda.is_available():
+        return None
     with open("/proc/self/maps") as maps:
         paths = sorted({line.split()[-1] for line in maps if "libcudart" in line})
     return ctypes.CDLL(paths[0] if paths else "libcudart.so")

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...both_sides.packed import Field
-from .dock import Dock
+from ...both_sides.wire import Field
+from .captured_graph import CapturedGraph
 from .snapshot import Copy
-
-if TYPE_CHECKING:
-    from .graph_probe import Book
+from .staging import StagingBuffer
 
 #: What happens inside a graph: (what, whether the draft does it, batch it was captured for, number of its layout) each.
 Table = list[tuple[str, bool, int, int]]
@@ -42,13 +40,13 @@ class Layouts:
             self._untold.append(fields)
         return found
 
-    def table(self, book: Book) -> int:
-        """The number of a graph's table of calls; the book is kept, so that no other takes its place."""
-        found = self._tables.get(id(book))
+    def table(self, captured: CapturedGraph) -> int:
+        """The number of a graph's table of calls; the record is kept, so that no other takes its place."""
+        found = self._tables.get(id(captured))
         if found is None:
-            found = self._tables[id(book)] = len(self._tables), book
+            found = self._tables[id(captured)] = len(self._tables), captured
             self._untold_tables.append(
-                [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in book.calls]
+                [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in captured.calls]
             )
         return found[0]
 
@@ -89,10 +87,10 @@ class Round:
     events: list[dict[str, Any]] = field(default_factory=list)
     parts: list[torch.Tensor] = field(default_factory=list)
     size: int = 0
-    #: copies that had not landed when they were held, and the places that wait to be told
+    #: copies that were not staged yet when they were held, and the pieces that wait for their places
     waiting: list[tuple[list[tuple[int, int]], Copy]] = field(default_factory=list)
     layouts: Layouts = field(default_factory=lambda: Layouts())
-    dock: Dock | None = None
+    staging: StagingBuffer | None = None
 
     @property
     def starts(self) -> list[int]:
@@ -109,7 +107,7 @@ class Round:
     def hold(self, copies: Sequence[Copy | None]) -> list[tuple[int, int]]:
         """Take copies along; where each begins in the round's bytes, and the number of its layout.
 
-        Those that have not landed are told when the round is closed.
+        Those that are not staged yet follow when the round is closed (`staged`).
         """
         pieces: list[tuple[int, int]] = []
         for copy in copies:
@@ -122,25 +120,25 @@ class Round:
                 self.waiting.append((pieces, copy))
         return pieces
 
-    def landed(self) -> None:
-        """Everything has: tell what waited."""
+    def staged(self) -> None:
+        """Everything is staged: fill in the places that waited."""
         number = self.layouts.number
         for pieces, copy in self.waiting:
             pieces.append((copy.base, number(copy.fields)))
 
-    def keep(self, book: Book) -> int:
+    def keep(self, captured: CapturedGraph) -> int:
         """Take along what a graph left in its buffer; where it begins in the round's bytes."""
-        assert book.buffer is not None
-        if self.dock is None:
-            return self._placed(book.buffer.clone())
-        if not book.lasting:
-            return self.dock.land(book.buffer)
-        book.kept = self
-        return self.dock.keep(book.buffer)
+        assert captured.buffer is not None
+        if self.staging is None:
+            return self._placed(captured.buffer.clone())
+        if not captured.lasting:
+            return self.staging.stage(captured.buffer)
+        captured.kept = self
+        return self.staging.stage_later(captured.buffer)
 
     def _placed(self, data: torch.Tensor) -> int:
-        if self.dock is not None:
-            return self.dock.land(data)
+        if self.staging is not None:
+            return self.staging.stage(data)
         base, self.size = self.size, self.size + data.numel()
         self.parts.append(data)
         return base

@@ -1,4 +1,4 @@
-"""What mutants change in the KV pool, in who stays in the running batch, and in the limits of requests.
+"""Acts on whole requests: the KV pool, the running batch, limits, idle ranks, and what one engine hands to another.
 
 Engine side: torch only.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from .fault_acts import Scene, Values, act
+from .registry import Scene, Values, act
 
 
 @act
@@ -67,6 +67,45 @@ def one_token_more(scene: Scene, values: Values) -> Values:
     return {"limits": limits}
 
 
+# -- what a rank without requests takes into a forward --
+
+
 @act
-def no_stops(scene: Scene, values: Values) -> Values:
-    return {"stops": torch.zeros_like(values["stops"])}
+def kept_state(scene: Scene, values: Values) -> Values:
+    """The state of the rank's last requests."""
+    return {} if scene.state is None or "hidden" not in values else {"hidden": scene.state}
+
+
+@act
+def counts_exchanged(scene: Scene, values: Values) -> Values:
+    """The token counts of the ranks in reverse order."""
+    return {"counts": values["counts"].flip(0)} if "counts" in values else {}
+
+
+# -- what a prefill engine hands to a decode engine --
+
+
+@act
+def guess_of_the_target(scene: Scene, values: Values) -> Values:
+    """The draft is to go on with what the target has chosen already."""
+    ids = values["ids"].clone()
+    ids[0] = values["guess"][0]
+    return {"ids": ids}
+
+
+@act
+def row_of_another(scene: Scene, values: Values) -> Values:
+    """The next row that something has been written into."""
+    own, full = int(values["row"][0]), values["full"].nonzero().flatten().tolist()
+    others = [row for row in full if row != own]
+    return {"row": torch.tensor(others[:1])} if others else {}
+
+
+@act
+def page_left_behind(scene: Scene, values: Values) -> Values:
+    """The middle page of a part arrives as it was before anything was written to it."""
+    changed = {}
+    for name, pages in values.items():
+        changed[name] = pages.clone()
+        changed[name][len(pages) // 2] = 0
+    return changed

@@ -17,32 +17,34 @@ from typing import Any
 
 import torch
 
-from ...both_sides.faults import FAULTS, Fault
-from .fault_acts import ACTS, Scene, Share, Values
+from ...both_sides.mutants import MUTANTS, Mutant
+from . import acts_inputs  # noqa: F401  (makes its acts known)
+from .registry import ACTS, Scene, Share, Values, inputs_of, replaced
 
 #: Forward phases that run inside graphs.
 INSIDE = ("DRAFT", "EXTEND", "VERIFY")
-#: Acts that remember what was before or need what only Python knows; `from_before` has a way of its own here.
-OUTSIDE_ONLY = ("frozen", "restart", "target_guess", "narrow", "squared")
+#: Acts that remember what was before, need what only Python knows, or change a shape; `from_before` has a way of its
+#: own here.
+OUTSIDE_ONLY = ("frozen", "restart", "target_guess", "narrow", "feature_missing", "squared")
 
 
-def inside_graphs(fault: Fault) -> bool:
+def inside_graphs(mutant: Mutant) -> bool:
     """Whether a mutant can be captured."""
     return (
-        fault.site in ("inputs", "choices")
-        and fault.act in ACTS
-        and fault.act not in OUTSIDE_ONLY
-        and bool(fault.phases)
-        and set(fault.phases) <= set(INSIDE)
-        and fault.needs != "layers"
+        mutant.site in ("inputs", "choices")
+        and mutant.act in ACTS
+        and mutant.act not in OUTSIDE_ONLY
+        and bool(mutant.phases)
+        and set(mutant.phases) <= set(INSIDE)
+        and mutant.needs != "layers"
     )
 
 
 @dataclass(slots=True)
-class Captured:
+class GraphMutants:
     """The mutants of one scheduler process that its graphs hold. `prepare` comes before the first capture."""
 
-    faults: list[Fault] = field(default_factory=lambda: [one for one in FAULTS.values() if inside_graphs(one)])
+    mutants: list[Mutant] = field(default_factory=lambda: [one for one in MUTANTS.values() if inside_graphs(one)])
     #: [m] truth values, [m] counts
     _flags: torch.Tensor | None = None
     _fired: torch.Tensor | None = None
@@ -51,18 +53,18 @@ class Captured:
     logits: torch.Tensor | None = None
 
     def __contains__(self, name: str) -> bool:
-        return any(fault.id == name for fault in self.faults)
+        return any(mutant.id == name for mutant in self.mutants)
 
     def prepare(self, device: Any) -> None:
         if self._flags is None:
-            self._flags = torch.zeros(len(self.faults), dtype=torch.bool, device=device)
-            self._fired = torch.zeros(len(self.faults), dtype=torch.int64, device=device)
+            self._flags = torch.zeros(len(self.mutants), dtype=torch.bool, device=device)
+            self._fired = torch.zeros(len(self.mutants), dtype=torch.int64, device=device)
 
     def arm(self, names: Iterable[str]) -> None:
         """From here on these act in every replay, and no others."""
         wanted = set(names)
         assert self._flags is not None
-        self._flags.copy_(torch.tensor([fault.id in wanted for fault in self.faults]))
+        self._flags.copy_(torch.tensor([mutant.id in wanted for mutant in self.mutants]))
 
     def forget(self) -> None:
         """None is armed, and none has acted."""
@@ -75,7 +77,7 @@ class Captured:
         assert self._fired is not None
         if self._fired.is_cuda:
             torch.cuda.synchronize()  # replays run in a stream of their own
-        return dict(zip([fault.id for fault in self.faults], self._fired.tolist(), strict=True))
+        return dict(zip([mutant.id for mutant in self.mutants], self._fired.tolist(), strict=True))
 
     def warm(self, forward_batch: Any) -> None:
         """A run before a capture: room for what is remembered, which must not be a graph's own memory."""
@@ -89,24 +91,11 @@ class Captured:
     ) -> Iterator[tuple[Any, Any]]:
         """The input ids and positions that a captured forward runs with; slots and states change in its batch."""
         phase = phase_inside(forward_batch, is_draft=is_draft)
-        values = {"input_ids": input_ids, "positions": positions, "slots": forward_batch.out_cache_loc}
-        hidden = getattr(forward_batch.spec_info, "hidden_states", None)
-        values |= {"hidden": hidden} if isinstance(hidden, torch.Tensor) else {}
+        values = inputs_of(forward_batch) | {"input_ids": input_ids, "positions": positions}
         shares = shares_of(len(input_ids), int(forward_batch.batch_size))
-        made = values | self._made("inputs", values, phase=phase, step=step, shares=shares)
-        owners = {"input_ids": forward_batch, "positions": forward_batch, "out_cache_loc": forward_batch}
-        given = {"input_ids": "input_ids", "positions": "positions", "out_cache_loc": "slots"}
-        if "hidden" in made:
-            owners["hidden_states"], given["hidden_states"] = forward_batch.spec_info, "hidden"
-        changed = {name: made[given[name]] for name in owners if made[given[name]] is not values[given[name]]}
-        sound = {name: getattr(owners[name], name) for name in changed}
-        for name, value in changed.items():
-            setattr(owners[name], name, value)
-        try:
-            yield made["input_ids"], made["positions"]
-        finally:
-            for name, value in sound.items():
-                setattr(owners[name], name, value)
+        made = self._made("inputs", values, phase=phase, step=step, shares=shares)
+        with replaced(forward_batch, made):
+            yield made.get("input_ids", input_ids), made.get("positions", positions)
 
     def choices(self, probs: torch.Tensor, ids: torch.Tensor, *, batch: int, step: int) -> tuple[Any, Any]:
         """What a captured choice hands on."""
@@ -116,21 +105,21 @@ class Captured:
 
     def _made(self, site: str, values: Values, *, phase: str, step: int, shares: list[Share]) -> Values:
         changed: Values = {}
-        for number, fault in enumerate(self.faults):
-            if fault.site == site and phase in fault.phases:
+        for number, mutant in enumerate(self.mutants):
+            if mutant.site == site and phase in mutant.phases:
                 now = values | changed
-                for name, value in self._act(fault, now, phase=phase, step=step, shares=shares).items():
+                for name, value in self._act(mutant, now, phase=phase, step=step, shares=shares).items():
                     changed[name] = self._chosen(number, sound=now[name], other=value.to(now[name].dtype))
         return changed
 
-    def _act(self, fault: Fault, values: Values, *, phase: str, step: int, shares: list[Share]) -> Values:
-        if fault.act == "from_before":
-            return self._from_before(fault, values, step=step)
-        scene = Scene(args=fault.args, memory={}, phase=phase, step=step, shares=shares, logits=self.logits)
-        return ACTS[fault.act](scene, values) if str(fault.args.get("field")) in values else {}
+    def _act(self, mutant: Mutant, values: Values, *, phase: str, step: int, shares: list[Share]) -> Values:
+        if mutant.act == "from_before":
+            return self._from_before(mutant, values, step=step)
+        scene = Scene(args=mutant.args, memory={}, phase=phase, step=step, shares=shares, logits=self.logits)
+        return ACTS[mutant.act](scene, values) if str(mutant.args.get("field")) in values else {}
 
-    def _from_before(self, fault: Fault, values: Values, *, step: int) -> Values:
-        name = str(fault.args["field"])
+    def _from_before(self, mutant: Mutant, values: Values, *, step: int) -> Values:
+        name = str(mutant.args["field"])
         kept = self._before.get(tuple(values[name].shape)) if name == "hidden" and name in values else None
         if step or kept is None:
             return {}
@@ -148,11 +137,11 @@ class Captured:
 def shares_of(rows: int, batch: int) -> list[Share]:
     """As many rows a request: what a graph was captured for."""
     width = rows // max(1, batch)
-    return [Share(str(number), number * width, width, 0, True, 0) for number in range(batch)]
+    return [Share(str(number), number * width, width) for number in range(batch)]
 
 
 def phase_inside(forward_batch: Any, *, is_draft: bool) -> str:
-    """Of a forward that is captured: what its forward mode is called tells a catch-up from a draft step."""
+    """Of a forward that is captured: the name of its forward mode separates a draft extend from a draft step."""
     if not is_draft:
         return "VERIFY"
     return "EXTEND" if "EXTEND" in getattr(forward_batch.forward_mode, "name", "") else "DRAFT"

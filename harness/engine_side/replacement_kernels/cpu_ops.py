@@ -1,5 +1,5 @@
-"""What SGLang needs to run on a CPU: our own stand-ins for kernels without a CPU build, and the flags that reach
-its own Triton kernels.
+"""What SGLang needs to run on a CPU: replacement kernels for those without a CPU build, and the flags that reach its
+own Triton kernels.
 
 Engine side: standard library, torch and SGLang only. Every entry is named in the trace header; a check whose
 subject is replaced by our code is "not exercised" there. Nothing here may decide *what* is computed: metadata,
@@ -35,7 +35,7 @@ class Replacement:
 
     subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
     'none').
-    by: 'stand-in' (our code computes it), 'stand-in when sampling' (the same, and greedy batches never ask),
+    by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
     'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
     'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
     """
@@ -55,6 +55,17 @@ class _Torch:
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
+
+#: Seam -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
+KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
+    "tree": (("sgl_build_tree_kernel_efficient", build_tree, "stand-in", "tree"),),
+    "verify": (("verify_tree_greedy_func", verify_greedy, "stand-in", "verify"),),
+    "sampling": (
+        ("tree_speculative_sampling_target_only", verify_sampled, "stand-in when sampling", "sampled"),
+        ("top_k_renorm_prob", renorm_top_k, "stand-in when sampling", "sampled"),
+        ("top_p_renorm_prob", renorm_top_p, "stand-in when sampling", "sampled"),
+    ),
+}
 
 #: Seams of every release, whatever its table says.
 EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
@@ -98,19 +109,13 @@ class _StubFinder(importlib.abc.MetaPathFinder):
         return None
 
 
-class _CudaMeansCpu:
-    """Stands for the name `torch` in one module: all of torch, but one factory takes device "cuda" for the CPU."""
+def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory of torch that takes device "cuda" for the CPU."""
 
-    def __init__(self, factory: str) -> None:
-        make = getattr(torch, factory)
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return make(*args, **{**kwargs, "device": "cpu"} if kwargs.get("device") == "cuda" else kwargs)
 
-        def on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> Any:
-            return make(*args, device="cpu" if device == "cuda" else device, **kwargs)
-
-        setattr(self, factory, on_cpu)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(torch, name)
+    return call
 
 
 class CpuOps:
@@ -138,11 +143,17 @@ class CpuOps:
 
     def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
         def act(module: types.ModuleType) -> None:
-            if what == "attention" and attention == "interpreted":
-                return
-            getattr(self, f"_seam_{what}")(module, argument)
+            if what in KERNELS:
+                self._replace(module, what)
+            elif what != "attention" or attention != "interpreted":
+                getattr(self, f"_seam_{what}")(module, argument)
 
         return act
+
+    def _replace(self, module: types.ModuleType, what: str) -> None:
+        for name, kernel, by, subject in KERNELS[what]:
+            setattr(module, name, kernel)
+            self._note(f"{module.__name__}.{name}", by, subject, "no CPU build")
 
     def _seam_flag(self, module: types.ModuleType, argument: str) -> None:
         name, subject = argument.split("=")
@@ -164,13 +175,7 @@ class CpuOps:
         )
 
     def _seam_cpu_device(self, module: types.ModuleType, argument: str) -> None:
-        def on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-            def call(*args: Any, **kwargs: Any) -> torch.Tensor:
-                return make(*args, **{**kwargs, "device": "cpu"} if kwargs.get("device") == "cuda" else kwargs)
-
-            return call
-
-        module.torch = _Torch(empty=on_cpu(torch.empty), full=on_cpu(torch.full))  # type: ignore[attr-defined]
+        module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
         what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
         self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
 
@@ -256,36 +261,17 @@ class CpuOps:
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
     def _seam_device_name(self, module: types.ModuleType, argument: str) -> None:
-        module.torch = _CudaMeansCpu(argument)  # type: ignore[attr-defined]
+        module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
         self._note(
             f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
         )
 
-    def _seam_tree(self, module: types.ModuleType, argument: str) -> None:
-        module.sgl_build_tree_kernel_efficient = build_tree  # type: ignore[attr-defined]
-        self._note(f"{module.__name__}.sgl_build_tree_kernel_efficient", "stand-in", "tree", "no CPU build")
-
-    def _seam_verify(self, module: types.ModuleType, argument: str) -> None:
-        module.verify_tree_greedy_func = verify_greedy  # type: ignore[attr-defined]
-        self._note(f"{module.__name__}.verify_tree_greedy_func", "stand-in", "verify", "no CPU build")
-
-    def _seam_sampling(self, module: types.ModuleType, argument: str) -> None:
-        ours = {
-            "tree_speculative_sampling_target_only": verify_sampled,
-            "top_k_renorm_prob": renorm_top_k,
-            "top_p_renorm_prob": renorm_top_p,
-        }
-        for name, stand_in in ours.items():
-            setattr(module, name, stand_in)
-            self._note(f"{module.__name__}.{name}", "stand-in when sampling", "sampled", "no CPU build")
-
     def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
-        decode = partial(decode_attention, padded=self._padded)
-        stand_ins: dict[str, Callable[..., None]] = {
-            "decode_attention_fwd": decode,
+        kernels: dict[str, Callable[..., None]] = {
+            "decode_attention_fwd": partial(decode_attention, padded=self._padded),
             "extend_attention_fwd": extend_attention,
         }
-        ours = stand_ins[argument]
+        ours = kernels[argument]
         signature = inspect.signature(getattr(module, argument))
 
         def call(*args: Any, **kwargs: Any) -> Any:

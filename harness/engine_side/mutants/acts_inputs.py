@@ -1,86 +1,18 @@
-"""What mutants change in the rows of a forward and in what is chosen from them.
+"""Acts on what goes into a forward, row by row, and on what is chosen from what comes out.
 
-An act is a function from the values at a site to those of them that become others; see also `fault_acts_tree` and
-`fault_acts_pool`.
+Engine side: torch only. A change is made on copies: the engine computes on with what an act returns, and the probe
+records it.
 
-Engine side: standard library and torch only. A change must be made on copies; it must not know SGLang's classes, and
-must not touch what the probe records: the engine computes on with what these return.
-
-Symbols: b requests, k steps, t candidates a step, n nodes; rows of a request are found through `Scene.shares`.
+Symbols: rows of a request are found through `Scene.shares`; h is the width of a state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-Values = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """One request's rows in a forward: rows [first, first + rows)."""
-
-    rid: str
-    first: int
-    rows: int
-    start: int  # committed length of the request
-    final: bool  # whether its prompt ends in this batch
-    epoch: int  # times it had been retracted
-
-    @property
-    def last(self) -> int:
-        return self.first + self.rows - 1
-
-
-@dataclass(slots=True, kw_only=True)
-class Scene:
-    """Where the engine is when a mutant acts. memory: the mutant's own, empty when it is armed."""
-
-    args: Mapping[str, Any]
-    memory: dict[Any, Any]
-    phase: str = ""
-    step: int = 0
-    batch: int = 0  # batches begun in this scenario
-    page: int = 1
-    shares: list[Share] = field(default_factory=list)
-    #: what the forward before this returned, [rows, vocab]
-    logits: torch.Tensor | None = None
-    #: what the target chose after each request's last prompt row [b]
-    guesses: torch.Tensor | None = None
-
-    @property
-    def name(self) -> str:
-        """The value the mutant is about."""
-        return str(self.args["field"])
-
-    def rows(self) -> list[int]:
-        """Rows the mutant is about, by its `at`."""
-        at = self.args.get("at", "all")
-        if at == "last-request":
-            return [self.shares[-1].last] if len(self.shares) > 1 else []
-        rows: list[int] = []
-        for share in self.shares:
-            if at == "all":
-                rows += range(share.first, share.last + 1)
-            elif at == "inner":
-                rows += range(share.first + 1, share.last + 1)
-            elif at == "last" or (at == "border" and not share.final) or (at == "retracted" and share.epoch):
-                rows.append(share.last)
-        return rows
-
-
-Act = Callable[[Scene, Values], Values]
-ACTS: dict[str, Act] = {}
-
-
-def act(function: Act) -> Act:
-    """Decorator: make a change known by its name."""
-    ACTS[function.__name__] = function
-    return function
+from .registry import Scene, Share, Values, act
 
 
 def _moved(scene: Scene, values: Values, source: Callable[[Share, int], int]) -> Values:
@@ -145,7 +77,7 @@ def neighbour(scene: Scene, values: Values) -> Values:
 
 @act
 def frozen(scene: Scene, values: Values) -> Values:
-    """Every later step of a round gets what the first one had."""
+    """Every later step of a round, or layer, gets what the first one had."""
     step, first = scene.memory.get("first", (scene.step, None))
     if scene.step <= step:
         scene.memory["first"] = scene.step, values[scene.name].clone()
@@ -186,8 +118,9 @@ def from_before(scene: Scene, values: Values) -> Values:
 
 @act
 def narrow(scene: Scene, values: Values) -> Values:
+    """As wide as one of `parts`, two if nothing is said."""
     value = values[scene.name]
-    return {scene.name: value[:, : value.shape[1] // 2].contiguous()}
+    return {scene.name: value[:, : value.shape[1] // int(scene.args.get("parts", 2))].contiguous()}
 
 
 @act
@@ -213,3 +146,90 @@ def mirrored(scene: Scene, values: Values) -> Values:
 @act
 def squared(scene: Scene, values: Values) -> Values:
     return {scene.name: values[scene.name] ** 2} if scene.name in values else {}
+
+
+# -- features and vocabulary of an EAGLE-3 head; the features of a row lie side by side, `parts` of one width --
+
+
+def _parts(scene: Scene, values: Values) -> tuple[torch.Tensor, ...]:
+    """[rows, h] each; one whole part where the rows do not hold `parts` features."""
+    value, parts = values[scene.name], int(scene.args["parts"])
+    return value.chunk(parts, dim=-1) if value.shape[-1] % parts == 0 else (value,)
+
+
+@act
+def features_rolled(scene: Scene, values: Values) -> Values:
+    """The last layer's feature comes first."""
+    parts = _parts(scene, values)
+    return {scene.name: torch.cat((parts[-1], *parts[:-1]), dim=-1)}
+
+
+@act
+def feature_repeated(scene: Scene, values: Values) -> Values:
+    """The feature of the layer below stands in the place of the highest one."""
+    parts = _parts(scene, values)
+    return {scene.name: torch.cat((*parts[:-1], parts[-2]), dim=-1)}
+
+
+@act
+def feature_missing(scene: Scene, values: Values) -> Values:
+    """The rows are narrower by one feature."""
+    return {scene.name: torch.cat(_parts(scene, values)[:-1], dim=-1)}
+
+
+@act
+def one_feature(scene: Scene, values: Values) -> Values:
+    """The highest feature alone, as wide as a draft row, so that nothing widens it: fc is skipped."""
+    return {scene.name: _parts(scene, values)[-1].contiguous()}
+
+
+@act
+def map_twice(scene: Scene, values: Values) -> Values:
+    """Offsets added twice, as far as the vocabulary goes."""
+    ids = values["map"]
+    own = torch.arange(len(ids), dtype=ids.dtype, device=ids.device)
+    return {"map": (2 * ids - own).clamp(max=int(ids.max()))}
+
+
+@act
+def map_left_out(scene: Scene, values: Values) -> Values:
+    """Draft ids are taken for target ids."""
+    ids = values["map"]
+    return {"map": torch.arange(len(ids), dtype=ids.dtype, device=ids.device)}
+
+
+# -- between the layers of a multi-layer MTP draft; `Scene.step` is the layer --
+
+
+@act
+def tail_kept(scene: Scene, values: Values) -> Values:
+    """The last row's token is not replaced by what the layer before proposed."""
+    before, ids = scene.memory.get("before"), values["input_ids"]
+    scene.memory["before"] = ids.clone()
+    if scene.step == 0 or before is None:
+        return {}
+    after, rows = ids.clone(), [share.last for share in scene.shares]
+    after[rows] = before[rows]
+    return {"input_ids": after}
+
+
+@act
+def deep_state_of_previous_row(scene: Scene, values: Values) -> Values:
+    """Layers behind the first one read each row's state from the row before."""
+    return previous_row(scene, values) if scene.step else {}
+
+
+@act
+def state_of_layer_before_last(scene: Scene, values: Values) -> Values:
+    """From the third layer on, each reads what the layer before it read, not what that one said."""
+    before, scene.memory["read"] = scene.memory.get("read"), values["hidden"].clone()
+    return {} if scene.step < 2 or before is None else {"hidden": before}
+
+
+@act
+def layers_exchanged(scene: Scene, values: Values) -> Values:
+    """The first two layers' proposals change places."""
+    ids = values["ids"]
+    if ids.shape[1] < 2:
+        return {}
+    return {"ids": ids[:, [1, 0, *range(2, ids.shape[1])]]}

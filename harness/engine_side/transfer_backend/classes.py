@@ -1,6 +1,6 @@
 """The transfer backend SGLang gets: manager, sender, receiver and bootstrap server on the release's own base classes.
 
-Engine side: standard library, NumPy, torch and SGLang only. It stands in the place of the "nixl" backend; scheduling,
+Engine side: standard library, NumPy, torch and SGLang only. It takes the place of the "nixl" backend; scheduling,
 prebuilt batches and draft inputs stay SGLang's. It must not look at requests.
 """
 
@@ -11,10 +11,10 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .loopback import CHANGE_PAGES, RULE_BOOK, NotServed, Room, Want, read_items, settle_device, write_items
+from .files import CHANGE_PAGES, RULES, NotServed, Room, Want, read_items, settle_device, write_items
 
 #: The name under which SGLang asks for it: mooncake would look for network cards first.
-STANDS_FOR = "nixl"
+TAKES_PLACE_OF = "nixl"
 
 
 def register(utils: types.ModuleType, *, folder: str) -> None:
@@ -23,7 +23,7 @@ def register(utils: types.ModuleType, *, folder: str) -> None:
     original: Callable[..., Any] = utils.get_kv_class
 
     def get_kv_class(transfer_backend: Any, class_type: Any) -> Any:
-        if transfer_backend.value != STANDS_FOR:
+        if transfer_backend.value != TAKES_PLACE_OF:
             return original(transfer_backend, class_type)
         return classes[class_type.value]
 
@@ -52,13 +52,45 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def submit_prefill_recompute(self, *args: Any, **kwargs: Any) -> None:
             raise NotServed("a prompt to be read again on the prefill side, as after a pause that retracts (0.5.23)")
 
-    class Sender(conn.BaseKVSender):
+    class Side:
+        """What both sides of one request's transfer do alike."""
+
+        kv_mgr: Any
+        bootstrap_room: Any
+        room: Room
+        conclude_state: int | None = None
+
+        def poll(self) -> int:
+            if self.conclude_state is not None:
+                return self.conclude_state
+            if self.bootstrap_room in RULES.failed or self.room.given_up():
+                return self._conclude(poll.Failed)
+            return self._polled()
+
+        def _polled(self) -> int:
+            """The state of a transfer that is neither over nor failed."""
+            raise NotImplementedError
+
+        def _conclude(self, state: Any) -> int:
+            self.conclude_state = int(state)
+            return self.conclude_state
+
+        def failure_exception(self) -> None:
+            raise RuntimeError("the scenario lets this transfer fail")
+
+        def abort(self) -> None:
+            self.room.give_up()
+            self.conclude_state = int(poll.Failed)
+
+        def clear(self) -> None:
+            pass
+
+    class Sender(Side, conn.BaseKVSender):
         """The prefill side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int, *args: Any, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
             self.room = Room(folder, bootstrap_room)
-            self.conclude_state: int | None = None
             self.pages = self.sent = self.number = 0
             self.row = -1
             self.done = False
@@ -89,25 +121,17 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
             self.number += 1
             self.done = last
 
-        def poll(self) -> int:
-            if self.conclude_state is not None:
-                return self.conclude_state
-            if self.bootstrap_room in RULE_BOOK.failed or self.room.given_up():
-                return self._conclude(poll.Failed)
+        def _polled(self) -> int:
             if self.room.asked() is None:
                 return int(poll.Bootstrapping)
             if not self.done:
                 return int(poll.WaitingForInput)
-            if self.bootstrap_room in RULE_BOOK.held:
+            if self.bootstrap_room in RULES.held:
                 return int(poll.Transferring)
             return self._conclude(poll.Success)
 
         def poll_pp_consensus(self) -> int:
             return self.poll()
-
-        def _conclude(self, state: Any) -> int:
-            self.conclude_state = int(state)
-            return self.conclude_state
 
         def get_transfer_metric(self) -> Any:
             return conn.KVTransferMetric()
@@ -115,23 +139,12 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
         def mark_prefill_complete(self) -> None:
             pass
 
-        def failure_exception(self) -> None:
-            raise RuntimeError("the scenario lets this transfer fail")
-
-        def abort(self) -> None:
-            self.room.give_up()
-            self.conclude_state = int(poll.Failed)
-
-        def clear(self) -> None:
-            pass
-
-    class Receiver(conn.BaseKVReceiver):
+    class Receiver(Side, conn.BaseKVReceiver):
         """The decode side of one request's transfer."""
 
         def __init__(self, mgr: Any, bootstrap_addr: str, bootstrap_room: int | None = None, **kwargs: Any) -> None:
             self.kv_mgr, self.bootstrap_room = mgr, bootstrap_room
             self.room = Room(folder, bootstrap_room or 0)
-            self.conclude_state: int | None = None
             self.require_staging = self.abort_notified = self.ready = False
             self.bootstrap_infos: list[Any] = []
             self.want: Want | None = None
@@ -151,16 +164,12 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
             self.want = Want([int(page) for page in kv_indices], row, int(decode_prefix_len or 0))
             self.room.ask(self.want)
 
-        def poll(self) -> int:
-            if self.conclude_state is not None:
-                return self.conclude_state
-            if self.bootstrap_room in RULE_BOOK.failed or self.room.given_up():
-                return self._conclude(poll.Failed)
+        def _polled(self) -> int:
             if not self.ready:
                 return int(poll.Bootstrapping)
             if self.want is None:
                 return int(poll.WaitingForInput)
-            away = self.bootstrap_room in RULE_BOOK.held or self.bootstrap_room in RULE_BOOK.dropped
+            away = self.bootstrap_room in RULES.held or self.bootstrap_room in RULES.dropped
             if away or not self.room.complete():
                 return int(poll.Transferring)
             self._take(self.want)
@@ -181,22 +190,8 @@ def make_classes(conn: Any, *, folder: str) -> dict[str, Any]:
                         write_items(address, size, [want.row], part[f"meta{i}"])
             self.room.close()
 
-        def _conclude(self, state: Any) -> int:
-            self.conclude_state = int(state)
-            return self.conclude_state
-
-        def failure_exception(self) -> None:
-            raise RuntimeError("the scenario lets this transfer fail")
-
-        def abort(self) -> None:
-            self.room.give_up()
-            self.conclude_state = int(poll.Failed)
-
         def ensure_abort_notified(self, **kwargs: Any) -> None:
             """Nobody writes into this side's memory but itself."""
-
-        def clear(self) -> None:
-            pass
 
     class Bootstrap(conn.BaseKVBootstrapServer):
         """There is nobody to be found: both sides know the folder."""

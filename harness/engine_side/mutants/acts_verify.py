@@ -1,13 +1,15 @@
-"""What mutants change in the draft tree, its mask, and the walk that accepts.
+"""Acts on a verify: the draft tree, its mask, the walk that accepts, and what decides a sampled one.
 
 Engine side: torch only. Flat node numbers are request · n + node, as in SGLang.
+
+Symbols: b requests, n nodes, t candidates a step, V tokens.
 """
 
 from __future__ import annotations
 
 import torch
 
-from .fault_acts import Scene, Values, act
+from .registry import Scene, Values, act
 
 
 @act
@@ -151,3 +153,31 @@ def bonus_of_neighbour(scene: Scene, values: Values) -> Values:
 def lose_tail(scene: Scene, values: Values) -> Values:
     """The prefix's last page is taken for finished, so nothing is copied. last_page [b]: how much of it there is."""
     return {"last_page": torch.zeros_like(values["last_page"])}
+
+
+# -- sampled: uniforms nodes [b, n] and final [b], distribution [b, n, V] of the target after each node --
+
+
+@act
+def uniforms_of_neighbour(scene: Scene, values: Values) -> Values:
+    """Each request is decided by the uniforms of the next one."""
+    return {"nodes": values["nodes"].roll(-1, 0), "final": values["final"].roll(-1, 0)}
+
+
+@act
+def uniforms_halved(scene: Scene, values: Values) -> Values:
+    """A child's share of the unit interval counts twice."""
+    return {"nodes": values["nodes"] * 0.5}
+
+
+@act
+def distribution_of_root(scene: Scene, values: Values) -> Values:
+    """Everything is drawn from what the target said after the root."""
+    whole = values["distribution"]
+    return {"distribution": whole[:, :1].expand_as(whole).contiguous()}
+
+
+@act
+def final_mirrored(scene: Scene, values: Values) -> Values:
+    """The last token is drawn from the other end of what is left."""
+    return {"final": 1.0 - values["final"]}

@@ -1,4 +1,4 @@
-"""Tensors of a GPU straight into memory of the host: the device copies them in their turn, and nobody waits.
+"""Pinned staging buffer: tensors of a GPU straight into memory of the host, in the order of the stream; nobody waits.
 
 A small copy that is launched through PyTorch costs the scheduler's thread fifty microseconds, a driver call that copies
 bytes into pinned memory a few (docs/evidence/gpu.md); a round has a dozen of them. A copy is made in the order of the
@@ -8,8 +8,8 @@ What nobody writes to before the round is over is not copied at once: its refere
 it at the end. Working on cold caches, between two stretches of other Python, is what a round's copies cost most, so
 what is done at each place is as little as can be: layouts are worked out once, and records are not frozen.
 
-Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Arrival.bytes` and
-`Dock.bytes`, and nothing may run while a CUDA graph is captured.
+Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `StagedRound.bytes` and
+`StagingBuffer.bytes`, and nothing may run while a CUDA graph is captured.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...both_sides.packed import Field
+from ...both_sides.wire import Field
 from .driver import Driver, Moves, pinned
 from .snapshot import Copy, Tensors, name_of
 
@@ -44,12 +44,12 @@ class Block:
 
 
 @dataclass(slots=True)
-class Arrival:
+class StagedRound:
     """The bytes of a round, there or on their way."""
 
     blocks: list[Block]
     events: list[Any]
-    dock: Dock
+    buffer: StagingBuffer
     there: bool = False
 
     def ready(self) -> bool:
@@ -59,13 +59,13 @@ class Arrival:
     def bytes(self) -> np.ndarray:
         """uint8 [n]; waits for the device if they are not there yet.
 
-        Ask once, and use them before anything lands again: their blocks, and the events, are used again.
+        Ask once, and use them before anything is staged again: their blocks, and the events, are used again.
         """
         for event in self.events:
             if not self.there:
                 event.synchronize()
-            self.dock.spare_events.append(event)
-        self.dock.spare.extend(self.blocks)
+            self.buffer.spare_events.append(event)
+        self.buffer.spare.extend(self.blocks)
         if len(self.blocks) == 1:
             return self.blocks[0].array[: self.blocks[0].used]
         parts = [block.array[: block.used] for block in self.blocks]
@@ -85,8 +85,8 @@ class _Layout:
     whole: int
 
 
-class Dock:
-    """Where the bytes of the round in progress land. Nothing given: through the driver of a GPU.
+class StagingBuffer:
+    """Where the bytes of the round in progress are staged. Nothing given: through the driver of a GPU.
 
     move: copies (to, from, bytes) in a stream; event: recorded now in that stream, given one that may be used again or
     None; new: memory of the host; wait: for the device; stream: the current one's handle.
@@ -124,11 +124,11 @@ class Dock:
         #: streams that this round's copies were launched in
         self._streams: list[int] = []
 
-    def forget(self) -> None:
+    def forget_layouts(self) -> None:
         """Arrangements of the scenario before: prompts of other lengths have others."""
         self._layouts = {}
 
-    # -- copies ------------------------------------------------------------------------------------------------
+    # -- copies --
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """One copy of those that are there, as they are now, in their own dtypes; None if there is none."""
@@ -138,7 +138,7 @@ class Dock:
     def held(self, tensors: Tensors) -> Copy:
         """As `copied`, for tensors that nobody writes to before the round is over: copied with everything else then.
 
-        Every round checks PyTorch's count of writes, so that a wrong belief ends the run instead of telling values of
+        Every round checks PyTorch's count of writes, so that a wrong belief ends the run instead of recording values of
         another moment. Where PyTorch counts none, they are copied at once.
         """
         copy = Copy((self,), ())
@@ -153,7 +153,7 @@ class Dock:
         self._versions.append(versions)
         return copy
 
-    def land(self, data: torch.Tensor) -> int:
+    def stage(self, data: torch.Tensor) -> int:
         """Where the bytes of a contiguous tensor, as they are now, begin in the round's bytes."""
         count = data.nbytes
         block, start, base = self._room(-(-count // ALIGNED) * ALIGNED)
@@ -163,10 +163,10 @@ class Dock:
             memmove(block.address + start, data.data_ptr(), count)
         return base
 
-    def keep(self, data: torch.Tensor) -> int:
-        """As `land`, for a buffer of a graph that nothing writes to but that graph: copied when the round is over."""
+    def stage_later(self, data: torch.Tensor) -> int:
+        """As `stage`, for a buffer of a graph that nothing writes to but that graph: copied when the round is over."""
         if not data.is_cuda:
-            return self.land(data)
+            return self.stage(data)
         count = data.nbytes
         block, start, base = self._room(-(-count // ALIGNED) * ALIGNED)
         if not (self._held or self._later):
@@ -174,7 +174,7 @@ class Dock:
         self._later.append((block.address + start, data.data_ptr(), count))
         return base
 
-    def land_held(self) -> None:
+    def stage_held(self) -> None:
         """Launch what waits for the end of the round."""
         held, later, versions = self._held, self._later, self._versions
         if not (held or later):
@@ -190,9 +190,9 @@ class Dock:
         self._put(held, later, stream)
 
     def bytes(self, copy: Copy) -> np.ndarray:
-        """uint8 [n] of what a `Copy` landed; waits for the device."""
+        """uint8 [n] of what a `Copy` staged; waits for the device."""
         if len(copy.data) == 1:
-            self.land_held()
+            self.stage_held()
         self._wait_for_device()
         _, block, start, size = copy.data
         found: np.ndarray = block.array[start : start + size]
@@ -230,7 +230,7 @@ class Dock:
                 self._streams.append(stream)
             self._move(moves, stream)
 
-    # -- memory ------------------------------------------------------------------------------------------------
+    # -- memory --
 
     def _room(self, whole: int) -> tuple[Block, int, int]:
         """A block, the place in it, and the place in the round's bytes, for so many bytes, which ALIGNED divides."""
@@ -252,19 +252,19 @@ class Dock:
         host = self._new(max(BLOCK_BYTES, 1 << size.bit_length()))
         return Block(host, host.numpy(), host.data_ptr(), host.numel())
 
-    # -- the end of a round --------------------------------------------------------------------------------------
+    # -- the end of a round --
 
-    def leave(self) -> Arrival:
-        """The round is over: what landed since the last time."""
-        self.land_held()
+    def close_round(self) -> StagedRound:
+        """The round is over: what was staged since the last time."""
+        self.stage_held()
         blocks, self._blocks, self._before = self._blocks, [], 0
         streams, self._streams = self._streams, []
         events, spare = [], self.spare_events
         if self._event is not None:
             events = [self._event(spare.pop() if spare else None, stream) for stream in streams]
-        return Arrival(blocks, events, self)
+        return StagedRound(blocks, events, self)
 
-    def abandon(self) -> None:
+    def drop_round(self) -> None:
         """The round failed: its blocks may still be written to, so they are not used again."""
         self._blocks, self._before, self._streams = [], 0, []
         self._held, self._later, self._versions = [], [], []

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import named, read
+from harness.both_sides.wire import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import summary_of
-from harness.engine_side.probes.dock import BLOCK_BYTES, Dock
-from harness.engine_side.probes.graph_probe import Book
+from harness.engine_side.probes.captured_graph import CapturedGraph
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.probes.snapshot import copied, outputs_of
+from harness.engine_side.probes.staging import BLOCK_BYTES, StagingBuffer
 
 
-def dock():
-    return Dock(
+def staging():
+    return StagingBuffer(
         move=lambda *_given: pytest.fail("there is no device here"),
         event=lambda _used, _stream: SimpleNamespace(query=lambda: True, synchronize=lambda: None),
         new=lambda size: torch.empty(size, dtype=torch.uint8),
@@ -28,13 +28,7 @@ def told(recorder, *, held=False):
     """A decode round with a proposal, as the control side reads it; held: copied when the round is over."""
     copied = recorder.held if held else recorder.copied
     starts = torch.tensor([7, 9])
-    recorder.open_round(
-        mode="DECODE",
-        rids=["a", "b"],
-        starts=copied({"starts": starts}),
-        lens=[0, 0],
-        final=[True, True],
-    )
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=copied({"starts": starts}))
     if not held:
         starts += 100  # what was copied stays
     ids = torch.tensor([[1, 2], [3, 4]]).T  # not contiguous
@@ -48,25 +42,21 @@ def told(recorder, *, held=False):
 
 
 def test_a_round_says_the_same_whether_it_lands_or_is_shipped():
-    shipped, landed, held = told(Recorder()), told(Recorder(dock())), told(Recorder(dock()), held=True)
-    assert landed == shipped
+    shipped, staged, held = told(Recorder()), told(Recorder(staging())), told(Recorder(staging()), held=True)
+    assert staged == shipped
     assert held == shipped
     assert told(Recorder(), held=True) == shipped
-    assert landed[-1][0]["starts"] == [7, 9]
-    assert landed[0][1]["ids"] == [[1, 3], [2, 4]]
+    assert staged[-1][0]["starts"] == [7, 9]
+    assert staged[0][1]["ids"] == [[1, 3], [2, 4]]
 
 
 def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
     """A device that is behind: rounds are sent when later ones, with tensors of other shapes, were recorded."""
-    recorder, unpacker = Recorder(dock()), Unpacker()
+    recorder, unpacker = Recorder(staging()), Unpacker()
     for requests in (1, 1, 2, 3):
         starts = torch.arange(requests)
         recorder.open_round(
-            mode="DECODE",
-            rids=[f"r{i}" for i in range(requests)],
-            starts=recorder.copied({"starts": starts}),
-            lens=[0] * requests,
-            final=[True] * requests,
+            mode="DECODE", rids=[f"r{i}" for i in range(requests)], starts=recorder.copied({"starts": starts})
         )
         recorder.close_round()
     taken = recorder.take(all_of_them=True)
@@ -76,12 +66,12 @@ def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
 
 
 def test_what_a_graph_left_is_taken_along_among_the_rest():
-    recorder = Recorder(dock())
-    current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
+    recorder = Recorder(staging())
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
     recorder.note("tree", recorder.held({"next": torch.tensor([5])}), width=1)
-    book = Book(buffer=torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8))
-    base = current.keep(book)
-    book.buffer.zero_()
+    captured = CapturedGraph(buffer=torch.tensor([1, 2, 3], dtype=torch.int64).view(torch.uint8))
+    base = current.keep(captured)
+    captured.buffer.zero_()
     recorder.close_round()
     ((_, held),) = recorder.take(all_of_them=True)
     found = read(held["bytes"], [(base, [("x", "int64", 0, (3,))])])
@@ -89,19 +79,17 @@ def test_what_a_graph_left_is_taken_along_among_the_rest():
 
 
 def test_what_is_held_and_written_to_ends_the_run():
-    recorder = Recorder(dock())
+    recorder = Recorder(staging())
     starts = torch.tensor([7])
-    recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}), lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": starts}))
     starts[0] += 1
     with pytest.raises(RuntimeError, match="one of starts was written to before the round was over"):
         recorder.close_round()
 
 
 def test_whoever_asks_before_the_round_is_over_is_told_and_it_is_copied_once():
-    recorder = Recorder(dock())
-    current = recorder.open_round(
-        mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}), lens=[0], final=[True]
-    )
+    recorder = Recorder(staging())
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}))
     assert current.starts == [7]
     current.accepted = recorder.held({"lens": torch.tensor([2])})
     recorder.note("sampled", current.accepted, width=1)
@@ -116,37 +104,37 @@ def test_whoever_asks_before_the_round_is_over_is_told_and_it_is_copied_once():
 def test_what_pytorch_does_not_count_writes_of_is_copied_at_once():
     with torch.inference_mode():
         starts = torch.tensor([7])
-        copy = dock().held({"starts": starts})
+        copy = staging().held({"starts": starts})
         starts += 1
     assert copy.read()["starts"].tolist() == [7]
 
 
 def test_more_than_a_block_holds_goes_into_the_next_and_comes_back_in_one_piece():
-    place = dock()
+    place = staging()
     tensors = [torch.arange(BLOCK_BYTES // 16) + turn for turn in range(5)]
     copies = [place.copied({"x": tensor}) for tensor in tensors]
-    whole = place.leave().bytes()
+    whole = place.close_round().bytes()
     for tensor, copy in zip(tensors, copies, strict=True):
         assert np.array_equal(read(whole, [(copy.base, copy.fields)])["x"], tensor.numpy())
     assert len(place.spare) == 3
 
 
 def test_blocks_are_used_again_but_not_those_of_a_round_that_failed():
-    place = dock()
-    place.land(torch.ones(4))
+    place = staging()
+    place.stage(torch.ones(4))
     (first,) = place._blocks
-    arrival = place.leave()
-    place.land(torch.ones(4))
+    arrival = place.close_round()
+    place.stage(torch.ones(4))
     assert place._blocks[0] is not first  # nobody has read it yet
-    place.abandon()
+    place.drop_round()
     arrival.bytes()
-    place.land(torch.ones(4))
+    place.stage(torch.ones(4))
     assert place._blocks == [first]
     assert place.spare == []
 
 
-def test_a_mutant_that_asks_reads_what_has_landed():
-    recorder = Recorder(dock())
+def test_a_mutant_that_asks_reads_what_has_staged():
+    recorder = Recorder(staging())
     recorder.copied({"y": torch.tensor([1.0])})
     copy = recorder.copied({"lens": torch.tensor([3, 1], dtype=torch.int32), "none": None})
     assert {name: array.tolist() for name, array in copy.read().items()} == {"lens": [3, 1]}
@@ -154,8 +142,8 @@ def test_a_mutant_that_asks_reads_what_has_landed():
 
 
 def test_a_round_of_nothing_has_no_bytes_and_waits_for_nobody():
-    recorder = Recorder(dock())
-    recorder.open_round(mode="IDLE", rids=[], starts=[], lens=[], final=[])
+    recorder = Recorder(staging())
+    recorder.open_round(mode="IDLE", rids=[], starts=[])
     recorder.close_round()
     ((message, held),) = recorder.take()
     assert (named(message)["mode"], len(held["bytes"])) == ("IDLE", 0)

@@ -31,7 +31,9 @@ def build_tree(
     [b, n-1]: the kept candidates, ascending. positions [b·n], retrieve_* [b, n]. Only full masks are supported.
     """
     if int(tree_mask_mode) != 0:
-        raise NotImplementedError(f"the CPU tree stand-in builds full masks only, not mode {tree_mask_mode}")
+        raise NotImplementedError(
+            f"the CPU replacement of tree building makes full masks only, not mode {tree_mask_mode}"
+        )
     n = draft_token_num
     offset = 0
     for b, committed in enumerate(seq_lens.tolist()):
