@@ -22,7 +22,10 @@ from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
 from reference import mtp
 from reference.checkpoint import CheckpointError
-from reference.pair import load_pair, session_of
+from reference.departures import ReadsOtherwise
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
+from reference.windows import Reads, Window, read_depths
 
 torch.set_num_threads(1)
 
@@ -38,7 +41,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def session(pair):
-    return session_of(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=K, n=K + 1))
+    return ReferenceSession(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=K, n=K + 1))
 
 
 def hf_config(pair, layers):
@@ -143,19 +146,30 @@ def test_every_layer_reads_and_says_what_hf_says_with_a_cache_window_by_window(p
     assert list(trace.ends[0].output_ids) == output[:12]
 
 
+class OtherStates(ReadsOtherwise):
+    """others: states [K-1,h] by the start of the window behind them."""
+
+    def __init__(self, others):
+        super().__init__(Reads())
+        self.others = others
+
+    def states_again(self, window, states):
+        return self.others[window.start][-len(states) :] if window.start in self.others else states
+
+
 @pytest.mark.parametrize("stale", [False, True])
 def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pair, session, stale):
     """Layer i goes back i rows; stale: with states that are not the target's, which their keys and values then keep."""
     text = [*PROMPT, *session.generate(PROMPT, 14)]
-    tokens, hidden = torch.tensor(text), session.target.forward(torch.tensor(text))
-    windows, layers = [mtp.Window(start=0, stop=len(PROMPT), known=len(PROMPT) + 1)], HfLayers(pair, session.target)
+    hidden, others = session.target.forward(torch.tensor(text)), {}
+    windows, layers = [Window(start=0, stop=len(PROMPT), known=len(PROMPT) + 1)], HfLayers(pair, session.target)
     for number, length in enumerate((2, 1, 4, 1, 3)):
         start = windows[-1].stop
-        other = torch.randn(K - 1, hidden.shape[1], generator=torch.Generator().manual_seed(number))
-        more = {"again": tuple(range(K)), "stale": other if stale else None}
-        windows.append(mtp.Window(start=start, stop=start + length, known=start + length + 1, **more))
-    depths, _ = mtp.read_depths(session.layers, tokens, hidden, windows, K)
-    once = mtp.read_depths(session.layers, tokens, hidden, [replace(one, again=()) for one in windows], K)[0]
+        if stale:
+            others[start] = torch.randn(K - 1, hidden.shape[1], generator=torch.Generator().manual_seed(number))
+        windows.append(Window(start=start, stop=start + length, known=start + length + 1, again=tuple(range(K))))
+    depths, _ = read_depths(session.head, text, hidden, windows, K, OtherStates(others))
+    once = read_depths(session.head, text, hidden, [replace(one, again=()) for one in windows], K)[0]
     for window in windows:
         proposals: list[int] = []
         for layer in range(K):
@@ -164,13 +178,13 @@ def test_rows_that_layers_run_again_say_what_hf_says_with_its_cache_cut_back(pai
             ids = [text[at] if at < window.known else proposals[at - window.known] for at in read]
             states = hidden[first : window.stop].clone()
             if stale and window.start:
-                states[:layer] = window.stale[K - 1 - layer :]
+                states[:layer] = others[window.start][K - 1 - layer :]
             if held := layers.caches[layer].get_seq_length() - first:
                 layers.caches[layer].crop(-held)
             said = layers.run(layer, ids, states)
             proposals.append(int(said[-1].argmax()))
             assert depths[layer].tokens[window.start : window.stop].tolist() == ids[-(window.stop - window.start) :]
-            mine = torch.log_softmax(session.layers.layers[layer].logits(depths[layer].g[window.stop - 1]), dim=-1)
+            mine = torch.log_softmax(session.head.layers[layer].logits(depths[layer].g[window.stop - 1]), dim=-1)
             assert torch.allclose(mine, said[-1], rtol=0, atol=5e-5), (window, layer)
     last = windows[-1].stop - 1
     assert torch.equal(depths[0].g, once[0].g), "layer 0 runs nothing again"
@@ -181,13 +195,13 @@ def test_chained_layers_read_what_the_layer_before_said(session):
     """Pairs that are made for it, and HF's word on them: test_reference_step."""
     text = [*PROMPT, *session.generate(PROMPT, 4)]
     hidden = session.target.forward(torch.tensor(text))
-    windows = [mtp.Window(start=0, stop=len(PROMPT), known=len(text))]
-    head = mtp.MtpHead(session.layers.layers, session.target, chained=True)
-    depths, _ = mtp.read_depths(head, torch.tensor(text), hidden, windows, K)
+    windows = [Window(start=0, stop=len(PROMPT), known=len(text))]
+    head = mtp.MtpHead(session.head.layers, session.target, chained=True)
+    depths, _ = read_depths(head, text, hidden, windows, K)
     assert torch.equal(depths[0].hidden, hidden[: len(PROMPT)])
     assert all(torch.equal(after.hidden, before.g) for before, after in pairwise(depths))
     with pytest.raises(ValueError, match="run rows again are not built here"):
-        mtp.read_depths(head, torch.tensor(text), hidden, [replace(windows[0], again=(0, 1, 2))], K)
+        read_depths(head, text, hidden, [replace(windows[0], again=(0, 1, 2))], K)
 
 
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
@@ -319,15 +333,15 @@ def test_a_target_that_is_more_than_llama_arithmetic_is_refused(pair, tmp_path, 
     file = place / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CheckpointError, match=words):
-        mtp.load_target(place)
+        mtp.load_mimo_target(place)
 
 
 def test_more_steps_than_layers_and_other_drafts_are_refused(pair):
     models = load_pair(pair.target, pair.draft)
     with pytest.raises(ValueError, match=f"k is {LAYERS + 1}; this head has {LAYERS} layers"):
-        session_of(*models, SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
-    with pytest.raises(ValueError, match="algorithm is 'EAGLE'; an MTP head drafts only for 'MTP'"):
-        session_of(*models, SpecConfig())
+        ReferenceSession(*models, SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
+    with pytest.raises(ValueError, match="algorithm is 'EAGLE'; the head is made for 'MTP'"):
+        ReferenceSession(*models, SpecConfig())
 
 
 def test_layers_propose_a_chain_only():

@@ -23,9 +23,11 @@ from transformers.models.step3p7.modeling_step3p7 import (
 from cases.checkpoints import RECIPES, make_recipe
 from cases.step_weights import LAYERS
 from harness.contract.types import Phase, RequestSpec, SpecConfig
-from reference import mtp, step
+from reference import mtp
 from reference.checkpoint import CheckpointError
-from reference.pair import load_pair, session_of
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
+from reference.windows import Window, read_depths
 
 torch.set_num_threads(1)
 
@@ -41,7 +43,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def session(pair):
-    return session_of(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=K, n=K + 1))
+    return ReferenceSession(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=K, n=K + 1))
 
 
 def hf_config(pair):
@@ -149,12 +151,12 @@ def test_every_layer_reads_what_hfs_layer_before_it_said_window_by_window(pair, 
 def test_reading_the_targets_states_instead_would_show(session):
     """A pair in which a missing chain could hide would be useless here."""
     text = torch.tensor([*PROMPT, *session.generate(PROMPT, 40)])
-    hidden, windows = session.target.forward(text), [mtp.Window(start=0, stop=len(text) - K, known=len(text))]
-    chained, _ = mtp.read_depths(session.layers, text, hidden, windows, K)
-    loose = mtp.MtpHead(session.layers.layers, session.target)
-    other, _ = mtp.read_depths(loose, text, hidden, windows, K)
+    hidden, windows = session.target.forward(text), [Window(start=0, stop=len(text) - K, known=len(text))]
+    chained, _ = read_depths(session.head, text.tolist(), hidden, windows, K)
+    loose = mtp.MtpHead(session.head.layers, session.target)
+    other, _ = read_depths(loose, text.tolist(), hidden, windows, K)
     for depth in range(1, K):
-        says = session.layers.layers[depth].logits
+        says = session.head.layers[depth].logits
         changed = says(chained[depth].g).argmax(-1) != says(other[depth].g).argmax(-1)
         assert changed.float().mean() > 0.1, depth
 
@@ -187,9 +189,9 @@ def test_a_target_that_is_more_than_this_is_refused(pair, tmp_path, changes, wor
     file = place / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
     with pytest.raises(CheckpointError, match=words):
-        step.load_target(place)
+        mtp.load_step_target(place)
 
 
 def test_more_steps_than_layers_are_refused(pair):
     with pytest.raises(ValueError, match=f"k is {LAYERS + 1}; this head has {LAYERS} layers"):
-        session_of(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
+        ReferenceSession(*load_pair(pair.target, pair.draft), SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
