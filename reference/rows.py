@@ -78,9 +78,7 @@ def _at_the_end(own: Sequence[Any], count: int, nothing: Any) -> list[Any]:
     return [nothing] * (count - len(own)) + list(own)
 
 
-def _top(
-    logits: Tensor, choose: int, drawn: Sequence[Sequence[int]], temperature: float | None
-) -> dict[str, Any]:
+def _top(logits: Tensor, choose: int, drawn: Sequence[Sequence[int]], temperature: float | None) -> dict[str, Any]:
     """Columns of rows with logits [r,V]; ties go to the lowest id."""
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     chosen = torch.tensor(drawn) if len(drawn) else order[:, :choose]

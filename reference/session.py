@@ -9,10 +9,9 @@ trace only through `EngineView`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,18 +19,15 @@ from harness.contract.batches import Part
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
 from reference.departures import Departure
-from reference.draft import best
 from reference.engine_view import Conditions, EngineView
 from reference.head_drafts import HeadDrafts, distribution
 from reference.layer_drafts import LayerDrafts
 from reference.model import Head, Target
 from reference.mtp import MtpHead
+from reference.rounds import Drafts, decode_rows, write
 from reference.rows import Writer
 from reference.timeline import RequestTimeline, timelines
-from reference.tree import Tree
-from reference.verify import Uniforms, Walk, draw, greedy_walk, rejection_walk, sampled_walk, verify
-
-Drafts = HeadDrafts | LayerDrafts
+from reference.verify import Uniforms, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +95,7 @@ class ReferenceSession:
         view, departures = EngineView(engine, self.spec, self.target.config.vocab), self._departures()
         followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
-            # SGLang draws the drafts of a greedy request at temperature 1
+            # a greedy request's drafts are drawn too, at temperature 1
             temperature = (request.temperature or 1.0) if scenario.engine.rejection else None
             for timeline in timelines(request, view):
                 followed.append((request, self._drafts(timeline, view, departures, temperature)))
@@ -109,7 +105,7 @@ class ReferenceSession:
             departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
-            events += self._write(drafts, writer, temperature=request.temperature)
+            events += write(writer, drafts, temperature=request.temperature)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
         return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
@@ -139,11 +135,11 @@ class ReferenceSession:
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
             drafts = self._alone(tokens, parts, events)
             rounds = [(part, Conditions(uniforms=numbers))]
-            (walk,) = self._decode_rows(Writer(), drafts, rounds, temperature=request.temperature)
+            (walk,) = decode_rows(Writer(), drafts, rounds, temperature=request.temperature)
             parts.append((self._part(request, len(parts), "DECODE", part.start, len(walk.tokens)), walk.tokens))
             tokens += walk.tokens
         writer = Writer()
-        self._write(self._alone(tokens, parts, events), writer, temperature=request.temperature)
+        write(writer, self._alone(tokens, parts, events), temperature=request.temperature)
         ends = (RequestEnd(rid=request.rid, tick=len(parts) - 1, reason=end[0], output_ids=end[1]),)
         records = tuple(part.record for part, _ in parts)
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
@@ -163,69 +159,6 @@ class ReferenceSession:
         nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build(), events=tuple(events))
         view = EngineView(nothing, self.spec, self.target.config.vocab)
         return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
-
-    def _write(self, drafts: Drafts, writer: Writer, *, temperature: float) -> list[Event]:
-        """Writes the rows of one timeline; the events are one 'sampled' a round that uniform numbers decided."""
-        view, rounds, before = drafts.view, list[tuple[Part, Conditions]](), None
-        for part, committed in drafts.timeline.parts:
-            phase, length = Phase.EXTEND, len(committed)
-            if part.record.mode == "PREBUILT":
-                drafts.handed_rows(writer, part)
-            elif part.record.mode == "PREFILL":
-                chosen = (committed or view.target_choice(part)) if temperature > 0 else ()
-                self._prompt_rows(writer, part, drafts, chosen)
-                phase, length = Phase.DRAFT_PREFILL, part.length
-            elif drafts.knows(part):
-                known = view.conditions(part, before)
-                rounds.append((part, replace(known, committed=committed) if temperature > 0 else known))
-            needed = not view.is_last(part) or view.has(part, phase)  # nobody needs proposals after a request's end
-            if part.record.mode != "PREBUILT" and needed:
-                drafts.proposal_rows(writer, part, phase, length)
-            before = part
-        walks = self._decode_rows(writer, drafts, rounds, temperature=temperature)
-        return _sampled(rounds, walks) if temperature > 0 else []
-
-    def _prompt_rows(self, writer: Writer, part: Part, drafts: Drafts, chosen: Sequence[int]) -> None:
-        """Target rows of one prompt chunk: the last one also says what comes next.
-
-        chosen: what was drawn there, for a request that samples: no uniform number is known for it.
-        """
-        rows = range(part.start, part.start + part.length)
-        writer.add(
-            part,
-            Phase.PREFILL,
-            input_id=drafts.timeline.tokens[rows.start : rows.stop],
-            position=rows,
-            hidden_out=drafts.hidden[rows.start : rows.stop],
-            logits=self.target.logits(drafts.final[rows.stop - 1 : rows.stop]),
-            drawn=[chosen] if chosen else (),
-        )
-
-    def _decode_rows(
-        self, writer: Writer, drafts: Drafts, rounds: Sequence[tuple[Part, Conditions]], *, temperature: float
-    ) -> list[Walk]:
-        """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
-
-        VERIFY rows are fed the tree expected; their outputs, and the walk, answer the tree that was really verified.
-        """
-        expected = drafts.trees(writer, rounds)
-        trees = [known.tree or tree for (_, known), (tree, _) in zip(rounds, expected, strict=True)]
-        starts, walks = [part.start for part, _ in rounds], list[Walk]()
-        answers = verify(self.head, torch.tensor(drafts.timeline.tokens), list(zip(starts, trees, strict=True)))
-        for (part, known), (own, drafted), tree, (hidden, logits) in zip(rounds, expected, trees, answers, strict=True):
-            writer.add(
-                part,
-                Phase.VERIFY,
-                input_id=own.tokens,
-                position=own.positions(part.start),
-                parent=own.parents,
-                hidden_out=hidden,
-                logits=logits,
-            )
-            walk = _walk(tree, logits, known, most=self.spec.k, temperature=temperature, drafted=drafted)
-            writer.add(part, Phase.ACCEPT, input_id=walk.tokens, parent=walk.nodes)
-            walks.append(walk)
-        return walks
 
     def _next_logits(self, tokens: Sequence[int]) -> Tensor:
         """[V] behind `tokens`."""
@@ -282,20 +215,6 @@ class ReferenceSession:
         )
 
 
-def _walk(tree: Tree, logits: Tensor, known: Conditions, *, most: int, temperature: float, drafted: np.ndarray) -> Walk:
-    """The walk through what was verified, by logits [n,V]: by the other side's uniform numbers where it sampled, else
-    by its choices where they are known. most: k. drafted [k,V]: where drafts were drawn from, if they were."""
-    if temperature > 0 and known.uniforms is not None:
-        target = distribution(logits, temperature)
-        if known.uniforms.rejection:
-            return rejection_walk(tree.tokens, target, drafted, known.uniforms)
-        return sampled_walk(tree.tokens, tree.parents, target, known.uniforms, most=most)
-    if temperature > 0 and known.committed:
-        return Walk(nodes=(-1,) * len(known.committed), tokens=known.committed)
-    choices = known.choices or [best(row, 1)[0] for row in logits]
-    return greedy_walk(tree.tokens, tree.parents, choices)
-
-
 def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
     stops = [index for index, token in enumerate(output) if token in request.stop_ids]
@@ -315,20 +234,6 @@ def _uniforms_event(part: Part, numbers: Uniforms) -> Event:
         "coins": {part.rid: {"nodes": list(numbers.nodes), "final": numbers.final}},
     }
     return Event(name="coins", tick=part.record.tick, dp_rank=part.record.dp_rank, data=data)
-
-
-def _sampled(rounds: Sequence[tuple[Part, Conditions]], walks: Sequence[Walk]) -> list[Event]:
-    """Event('sampled') for each round that uniform numbers decided: which one it was, and the walk's margin."""
-    return [
-        Event(
-            name="sampled",
-            tick=part.record.tick,
-            dp_rank=part.record.dp_rank,
-            data={"rid": part.rid, "epoch": part.epoch, "committed": part.start, "margin": walk.margin},
-        )
-        for (part, known), walk in zip(rounds, walks, strict=True)
-        if known.uniforms is not None
-    ]
 
 
 def _stopped(part: Part, why: str) -> Event:
