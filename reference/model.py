@@ -22,7 +22,7 @@ from reference.checkpoint import CheckpointError, Config, Weights, a_pair
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
 #: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
 QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
-#: The same norms, and a gate a head (see reference.step).
+#: The same norms, and a gate a head (see reference.mtp).
 STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
 

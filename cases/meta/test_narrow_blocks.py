@@ -9,7 +9,7 @@ from cases.checkpoints import make
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.batches import Part
-from harness.contract.deviations import told_in
+from harness.contract.known_issues import told_in
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Outcome
 from harness.defects.narrow_blocks import Block, block_of, said_narrowly

@@ -14,7 +14,7 @@ from harness.defects.shared_prefix_rows import SharedPrefixRows
 from harness.defects.slot_attention import SlotAttention
 from reference.departures import Departure
 
-#: By the ids of docs/findings.md, in the order in which one changes what the next one looks at.
+#: By the ids of docs/findings, in the order in which one changes what the next one looks at.
 PREDICTED: dict[str, type[Departure]] = {
     "F-003": SlotAttention,
     "F-010": GuessedTail,

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from harness import defects
-from harness.contract.deviations import HEADER
+from harness.contract.known_issues import HEADER
 from harness.contract.trace import Event, Trace
 from harness.contract.types import RequestSpec, Scenario, SpecConfig
 from reference.model import Target
