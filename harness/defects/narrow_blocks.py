@@ -1,27 +1,30 @@
-"""Attention that takes the rows of a batch for those of narrower requests: which rows each row then attends.
+"""F-027: in CUDA graphs MTP layers behind the first attend by blocks of as many rows as the first has.
 
-Inside CUDA graphs layer i of a multi-layer draft runs `width + i` rows a request, where an engine may hand its
-attention blocks of `width` rows, one after the other from the batch's first row on (docs/findings/F-027.md). A row
+Layer i of a multi-layer draft runs `width + i` rows a request there, where an engine may hand its attention blocks of
+`width` rows, one after the other from the batch's first row on: it takes the rows of a batch for narrower ones. A row
 then attends the cache of whose block it fell into, and the rows before it in that block, whoever they belong to; the
 rows behind the last block are attended by nobody, and what an attention says of them is whatever its memory held. A
 row's own key and value do not change, so nothing of it outlives the round but what it proposes.
 
-Written from the definition of attention alone. This module must not look at a trace; a turn it is
-given says which batch it was in, and for how many requests its graph was captured.
+Written from the definition of attention alone. This module must see an engine's trace only through `EngineView`; a
+part says which batch it was in, and for how many requests its graph was captured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from harness.contract.types import Phase, SpecConfig
-from reference.engine_view import Turn
+from harness.contract.batches import Part
+from harness.contract.types import Phase, Scenario, SpecConfig
+from harness.defects.refused_states import verified_states
+from reference.departures import Departure, Followed
 from reference.model import causal
-from reference.mtp import Held, MtpHead, MtpLayer, Window
+from reference.mtp import MtpHead, MtpLayer
+from reference.windows import Cached, Window, cached_rows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +42,42 @@ class Block:
     last: int
 
 
-#: A turn's share of a batch in one layer, and how it is found again: DP rank, round, rid, layer.
-Run = tuple[Turn, int, Block]
-Share = tuple[int, int, str, int]
+#: A request's part in a batch, in one layer, and how it is found again: DP rank, round, rid, layer.
+Run = tuple[Part, int, Block]
+Place = tuple[int, int, str, int]
 
 
-def block_of(held: Held, window: Window, verified: Tensor, i: int) -> Block:
+class NarrowBlocks(Departure):
+    """said: what the last row of each part says where its draft extend ran in a graph; None is not known."""
+
+    def __init__(self) -> None:
+        self.said: dict[Place, Tensor | None] = {}
+
+    def follow(self, scenario: Scenario, requests: Sequence[Followed]) -> None:
+        runs = [run for request in requests for run in _runs(request)]
+        self.said = said_in_graphs(requests[0].head, requests[0].spec, runs) if requests else {}
+
+    def says(self, part: Part, layer: int, g: Tensor) -> Tensor | None:
+        said = self.said.get(_place(part, layer), g)
+        return said if said is not None and bool(said.isfinite().all()) else None
+
+
+def _place(part: Part, layer: int) -> Place:
+    return part.record.dp_rank, part.record.index, part.rid, layer
+
+
+def _runs(request: Followed) -> Iterator[Run]:
+    """The rows of each decode round's draft extend by layer, refused nodes included."""
+    parts, windows, text = [part for part, _ in request.ran], request.filled, request.timeline.tokens
+    verified = verified_states(request)
+    for layer in range(1, request.spec.k if windows else 1):
+        helds = cached_rows(text, request.hidden[: windows[-1].stop], windows, layer, request.reads)
+        for part, held, window in zip(parts, helds, windows, strict=True):
+            if part.start in verified and part.record.mode == "DECODE" and window.again:
+                yield part, layer, block_of(held, window, verified[part.start], layer)
+
+
+def block_of(held: Cached, window: Window, verified: Tensor, i: int) -> Block:
     """The rows that layer i ran for one request: those it keeps, then the refused nodes, whose token is 0.
 
     verified: states [n,h] of all nodes of the verify before. Where the text has fewer rows before the window than run
@@ -93,11 +126,11 @@ def said_narrowly(layer: MtpLayer, blocks: Sequence[Block], *, width: int, batch
     return said
 
 
-def said_in_graphs(head: MtpHead, spec: SpecConfig, runs: Sequence[Run]) -> dict[Share, Tensor | None]:
+def said_in_graphs(head: MtpHead, spec: SpecConfig, runs: Sequence[Run]) -> dict[Place, Tensor | None]:
     """What each last row says, behind the first layer, of every batch that ran in a graph and is known as a whole."""
-    blocks = {(turn.record.dp_rank, turn.record.index, turn.rid, layer): block for turn, layer, block in runs}
-    records = {(turn.record.dp_rank, turn.record.index): turn.record for turn, _, _ in runs}
-    found = dict[Share, Tensor | None]()
+    blocks = {_place(part, layer): block for part, layer, block in runs}
+    records = {(part.record.dp_rank, part.record.index): part.record for part, _, _ in runs}
+    found = dict[Place, Tensor | None]()
     for place, record in records.items():
         batch = record.graphs.get(str(Phase.EXTEND), 0)
         for layer in range(1, spec.k if batch else 1):

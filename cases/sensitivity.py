@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 
 from harness.contract.types import RequestSpec, SpecConfig
-from reference.chain import Forced, draft
-from reference.extend import rotate
+from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head, causal
 from reference.session import ReferenceSession
-from reference.turns import Reading
 
 #: Decode rows counted after a prompt: later ones hardly see the prompt's chunks any more.
 NEAR_PROMPT = 8
@@ -102,9 +100,9 @@ def measure(
 
 def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> list[bool]:
     """For each proposal after the first of the rounds at `starts`: whether it changes."""
-    trunk, rounds = reading.trunk(), [(start, Forced()) for start in starts]
-    right = draft(head, trunk, rounds, k=k, t=1)
-    wrong = draft(_Shifted(head, len(trunk.input_ids)), trunk, rounds, k=k, t=1)
+    rounds = [(start, Forced()) for start in starts]
+    right = draft(head, reading, rounds, k=k, t=1)
+    wrong = draft(_Shifted(head, len(reading.draft)), reading, rounds, k=k, t=1)
     later = [[token for chain in chains for token in chain.candidates.tokens[1:]] for chains in (right, wrong)]
     return [a != b for a, b in zip(*later, strict=True)]
 
@@ -112,12 +110,11 @@ def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> 
 def _moved_by_tail(head: Head, reading: Reading, prompt: int, chunk: int) -> list[bool]:
     """For each first proposal near the prompt: whether it changes; nothing if the prompt is one chunk."""
     rows = len(reading.draft)
-    rotated = rotate(reading.tokens, 0, rows)
     tails = list(range(chunk - 1, prompt - 1, chunk))
     if not tails:
         return []
-    wrong = rotated.input_ids.clone()
+    wrong = rotate(reading.tokens, 0, rows).clone()
     wrong[tails] = head.target.logits(reading.final[tails]).argmax(-1)
-    g = head.forward(wrong, head.enter(reading.hidden[:rows]), rotated.positions, causal(rows))
+    g = head.forward(wrong, head.enter(reading.hidden[:rows]), torch.arange(rows), causal(rows))
     near = slice(prompt - 1, prompt - 1 + NEAR_PROMPT)
     return (head.logits(g[near]).argmax(-1) != head.logits(reading.draft[near]).argmax(-1)).tolist()

@@ -1,9 +1,10 @@
-"""Attention by the plan of an earlier forward: which rows of a batch it covers, and what those rows then say.
+"""F-011: attention by the plan of an earlier forward: which rows of a batch it covers, and what those then say.
 
 A plan cuts the rows of a batch into blocks, one after the other. Each was made for one request of the forward that was
 planned, and is as long as what that request ran then. Rows that fall into a block attend what that request had in its
 cache at the time, and the rows before them in the block, whoever they belong to; rows behind the last block are
-attended for by nobody, and what an attention says of them is whatever its memory held (docs/findings/F-011.md).
+attended for by nobody, and what an attention says of them is whatever its memory held. No run assumes
+this: it explains recorded rounds.
 
 Written from the definition of attention alone. This module must not look at a trace.
 """

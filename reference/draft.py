@@ -1,43 +1,77 @@
-"""One round of drafting: k levels of proposals from t beams, with what every step was fed and said.
+"""One round of drafting with an EAGLE head: what draft rows read, and k levels of proposals from t beams.
 
-Source: EAGLE-2 (arXiv 2406.16858) section 4.1, expansion: every beam proposes its t likeliest next tokens, and the t
-proposals with the greatest path value (here the sum of log-probabilities) grow next. With t = 1 this is EAGLE's
-plain chain. Every step runs the whole sequence and all beams so far, each seeing the rows before its round and its
-own ancestors.
+Sources: EAGLE (arXiv 2401.15077) section 3.1, the shift by one token (`rotate`, `Reading`); EAGLE-2 (arXiv 2406.16858)
+section 4.1, expansion: every beam proposes its t likeliest next tokens, and the t proposals with the greatest path
+value (here the sum of log-probabilities) grow next. With t = 1 this is EAGLE's plain chain. Every step runs the whole
+sequence and all beams so far, each seeing the rows before its round and its own ancestors.
 
 A round can be conditioned: `Forced` says what somebody else proposed and fed, and then each step is answered for
 that input, so that one odd proposal is one difference and not a cascade. What *should* have been fed stays in
-`Step.expected_ids`. This module must not choose trees or look at the target.
+`Step.expected_ids`. This module must not choose trees or verify.
 
-Shapes: c committed tokens, t beams, h hidden width, V vocabulary, m candidates.
+Shapes: T tokens, c committed tokens, t beams, h hidden width, w width of what the target hands over, h' of what a
+draft row hands on, V vocabulary, m candidates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reference.model import Head
+from reference.model import Head, causal
 from reference.tree import Candidates, branch_mask
 
 Proposals = tuple[tuple[int, ...], ...]
+#: (step, the beam of the step before that each beam grew from) -> which beam of the step before each one attends to,
+#: with all that one attends to. At step 0 both are -1: nothing of the round is there yet.
+Attends = Callable[[int, Sequence[int]], Sequence[int]]
 
-#: What a beam sees of its round. ancestors: the beams it grew from, which is the algorithm. slots: the beams that had
-#: its number at earlier steps, which is what a cache that is not moved along with the beams holds.
-Sight = Literal["ancestors", "slots"]
+
+def ancestors_only(step: int, parents: Sequence[int]) -> Sequence[int]:
+    """EAGLE-2: a beam attends to the beams it grew from."""
+    return parents
+
+
+def rotate(tokens: Tensor, start: int, stop: int) -> Tensor:
+    """Input ids int64 [stop-start] of draft rows start..stop-1 of `tokens` int64 [T]: row j carries tokens[j+1].
+
+    The head at row j predicts the feature of j+1 from the feature of j and the token that was really chosen at j+1.
+    The same rule serves a prompt chunk [start, stop) and the tokens a verify committed. The last row of a final chunk
+    needs the token the target chose after it, so that token must be in `tokens`: IndexError otherwise.
+    """
+    if not 0 <= start <= stop < len(tokens):
+        raise IndexError(f"draft rows {start}..{stop - 1} need token {stop}, but the request has {len(tokens)} tokens")
+    return tokens[start + 1 : stop + 1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trunk:
-    """The draft rows of a committed sequence: rotated input_ids int64 [T], hidden [T,h] as they enter, output [T,h]."""
+class Reading:
+    """Both models over one request's tokens int64 [T].
 
-    input_ids: Tensor
+    hidden [T,w]: what the target hands to the head. final [T,h]: what its own logits come from. entered [T-1,h']:
+    hidden as it enters the draft layer. draft [T-1,h']: what draft rows hand on.
+
+    Both are causal, so rows of a shorter prefix are the same: one reading serves every round of a request.
+    """
+
+    tokens: Tensor
     hidden: Tensor
-    output: Tensor
+    final: Tensor
+    entered: Tensor
+    draft: Tensor
+
+    @staticmethod
+    def of(head: Head, tokens: Sequence[int]) -> Reading:
+        """Read `tokens` from scratch, each model once over the whole sequence."""
+        ids = torch.as_tensor(tokens)
+        states, rows = head.target.hidden_states(ids), len(ids) - 1
+        hidden = head.features(states)
+        entered = head.enter(hidden[:rows])
+        g = head.forward(rotate(ids, 0, rows), entered, torch.arange(rows), causal(rows))
+        return Reading(tokens=ids, hidden=hidden, final=states[-1], entered=entered, draft=g)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +93,7 @@ class Step:
     """Draft forward i of a round: t beams, all at position c+i.
 
     expected_ids, expected_parents: what should be fed, given the proposals of the step before. hidden_in, hidden_out
-    [t,h] and logits [t,V] answer what was fed, which is the same unless forced.
+    [t,h'] and logits [t,V] answer what was fed, which is the same unless forced.
     """
 
     expected_ids: tuple[int, ...]
@@ -134,14 +168,15 @@ class _Pool:
 
 
 class _Round:
-    """One round in progress: its candidates, and the rows fed so far (they hang on the trunk's first c rows)."""
+    """One round in progress: its candidates, and the rows fed so far (they hang on the sequence's first c rows)."""
 
-    def __init__(self, committed: int, forced: Forced, t: int, output: Tensor, logits: Tensor, *, sight: Sight) -> None:
-        self.committed, self.forced, self.t, self.sight = committed, forced, t, sight
+    def __init__(self, head: Head, reading: Reading, committed: int, forced: Forced, t: int, attends: Attends) -> None:
+        self.head, self.committed, self.forced, self.t, self.attends = head, committed, forced, t, attends
         self.pool, self.steps = _Pool(), list[Step]()
         self.tokens, self.positions, self.origins = list[int](), list[int](), list[int]()
         self.hidden: list[Tensor] = []
-        self.output = output  # of the newest rows, [s,h]
+        self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
+        logits = head.logits(self.output)
         self.pool.add(None, (forced.first or tuple(best(logits[0], t)),), logits.log_softmax(-1))
 
     def feed(self, i: int) -> tuple[_Beams, _Beams]:
@@ -153,13 +188,13 @@ class _Round:
         before = len(self.tokens) - self.t  # where the rows of the step before begin
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
-        seen = beams.parents if self.sight == "ancestors" or i == 0 else range(self.t)
-        self.origins += [-1 if parent < 0 else before + parent for parent in seen]
+        self.origins += [-1 if beam < 0 else before + beam for beam in self.attends(i, beams.parents)]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
         return expected, beams
 
-    def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor, logits: Tensor) -> None:
-        """Take what the head said about the rows of step i: output [t,h] and logits [t,V]."""
+    def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor) -> None:
+        """Take what the head said about the rows of step i: output [t,h']."""
+        logits = self.head.logits(output)
         chosen = self.forced.chosen.get(i) or tuple(tuple(best(row, self.t)) for row in logits)
         self.pool.add(fed, chosen, logits.log_softmax(-1))
         self.output = output
@@ -178,37 +213,36 @@ class _Round:
         return Chain(steps=tuple(self.steps), candidates=candidates)
 
 
-def _forward(head: Head, trunk: Trunk, rounds: Sequence[_Round]) -> list[Tensor]:
-    """g of each round's newest rows [t,h], in one forward over the trunk and every row fed."""
-    rows = len(trunk.input_ids)
+def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Tensor]:
+    """g of each round's newest rows [t,h'], in one forward over the sequence and every row fed."""
+    rows = len(reading.draft)
     output = head.forward(
-        torch.cat((trunk.input_ids, *(torch.tensor(r.tokens) for r in rounds))),
-        torch.cat((trunk.hidden, *(hidden for r in rounds for hidden in r.hidden))),
+        torch.cat((reading.tokens[1:], *(torch.tensor(r.tokens) for r in rounds))),
+        torch.cat((reading.entered, *(hidden for r in rounds for hidden in r.hidden))),
         torch.cat((torch.arange(rows), *(torch.tensor(r.positions) for r in rounds))),
         branch_mask(rows, [(r.committed, r.origins) for r in rounds]),
     )[rows:]
-    return [newest[-r.t :] for r, newest in zip(rounds, output.split([len(r.tokens) for r in rounds]), strict=True)]
+    return [
+        newest[-r.t :] for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True)
+    ]
 
 
 def draft(
     head: Head,
-    trunk: Trunk,
+    reading: Reading,
     rounds: Sequence[tuple[int, Forced]],
     *,
     k: int,
     t: int,
-    sight: Sight = "ancestors",
+    attends: Attends = ancestors_only,
 ) -> list[Chain]:
     """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, in k-1 forwards.
 
-    The first level comes from the trunk's row c-1. Rounds do not see each other, nor the trunk from row c on.
+    The first level comes from the sequence's row c-1. Rounds do not see each other, nor the sequence from row c on.
     """
-    live = []
-    for committed, forced in rounds:
-        last = trunk.output[committed - 1 : committed]
-        live.append(_Round(committed, forced, t, last, head.logits(last), sight=sight))
+    live = [_Round(head, reading, committed, forced, t, attends) for committed, forced in rounds]
     for i in range(k - 1 if live else 0):
         beams = [r.feed(i) for r in live]
-        for r, (expected, fed), output in zip(live, beams, _forward(head, trunk, live), strict=True):
-            r.answer(i, expected, fed, output, head.logits(output))
+        for r, (expected, fed), output in zip(live, beams, _forward(head, reading, live), strict=True):
+            r.answer(i, expected, fed, output)
     return [r.chain() for r in live]
