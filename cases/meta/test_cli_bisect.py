@@ -15,8 +15,8 @@ import pytest
 from cases import catalogue
 from cases.meta import pretended_engine, results
 from cases.meta.test_cli_bad_input import call
-from harness.bisect.subjects import Failure, Run, Subject
-from harness.bisect.verdicts import Cache
+from harness.bisect.trials import Subject
+from harness.bisect.verdicts import Cache, Failure, Run
 from harness.cli.bisect_runs import Setting
 from harness.contract.types import Outcome
 from harness.engines import envs

@@ -12,7 +12,7 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.json_models import Run
 from cases.meta.test_cli_bad_input import call
-from harness.bisect import subjects
+from harness.bisect import verdicts
 from harness.cli.interrupted import kept
 from harness.contract.types import Outcome
 from harness.engines import envs
@@ -105,14 +105,14 @@ def test_a_shard_keeps_the_cells_that_are_done_and_judges_nothing(place):
 def test_a_search_keeps_what_was_tried(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(envs, "current", lambda: None)
-    runs = iter([subjects.Run(outcome=Outcome.FAIL, kinds=("POSITION",), seconds=1.0)])
+    runs = iter([verdicts.Run(outcome=Outcome.FAIL, kinds=("POSITION",), seconds=1.0)])
 
     def one_run(*_arguments, **_options):
         for run in runs:
             return run
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.cli.bisect_releases.one_run", one_run)
+    monkeypatch.setattr("harness.cli.bisect_versions.one_run", one_run)
     done = call(*BISECT, "--fresh", "--json", "out.json")
     document = json.loads((place / "out.json").read_text())
     assert done.exit_code == 3, done.output
