@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from cases.meta.pretended_pip import PretendedPip, quiet
 from harness.cli.main import app
 from harness.engines import closure, envs
-from harness.machines import doctor
+from harness.machines import doctor, doctor_gpu
 
 usage = namedtuple("usage", "total used free")
 
@@ -31,18 +31,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def findings(name: str) -> list[doctor.Finding]:
+def findings(name: str) -> list[doctor.Answer]:
     return [finding for finding in doctor.diagnose() if finding.name == name]
 
 
-def only(name: str) -> doctor.Finding:
+def only(name: str) -> doctor.Answer:
     (found,) = findings(name)
     return found
 
 
 def test_nothing_installed_names_the_newest_release_and_how_to_get_it(home: Path) -> None:
     engine = only(f"SGLang {envs.NEWEST}")
-    assert (engine.status, engine.mend) == ("missing", f"eaglecheck engines install {envs.NEWEST}")
+    assert (engine.status, engine.fix) == ("missing", f"eaglecheck engines install {envs.NEWEST}")
     assert only("engine dependencies").status == "missing"
     assert not home.exists()  # looking changes nothing
 
@@ -71,7 +71,7 @@ def test_a_home_that_can_hold_nothing_is_named(home: Path, monkeypatch: pytest.M
         monkeypatch.setenv("EAGLECHECK_HOME", str(place))
         disk = only("disk")
         assert (disk.status, disk.detail) == ("missing", f"EAGLECHECK_HOME is {place}, and {why}")
-        assert disk.mend.startswith("export EAGLECHECK_HOME=")
+        assert disk.fix.startswith("export EAGLECHECK_HOME=")
         assert not doctor.first_run_installs(doctor.diagnose())
 
 
@@ -93,14 +93,14 @@ def another(home: Path) -> str:
 def test_an_installed_release_outside_our_tests_is_no_fault_and_says_so(home: Path, another: str) -> None:
     envs.ensure(another, quiet)
     finding = only(f"SGLang {another}")
-    assert (finding.status, finding.mend) == ("ok", "")
+    assert (finding.status, finding.fix) == ("ok", "")
     assert finding.detail.endswith("; not in our tests; driven with hooks of its own")
 
 
 def test_an_unfinished_release_outside_our_tests_stops_no_run(home: Path) -> None:
     (home / "engines" / "0.5.16").mkdir(parents=True)
     finding = only("SGLang 0.5.16")
-    assert (finding.status, finding.mend) == ("warn", "eaglecheck engines install 0.5.16")
+    assert (finding.status, finding.fix) == ("warn", "eaglecheck engines install 0.5.16")
 
 
 def test_an_edited_file_of_a_release_is_found(home: Path) -> None:
@@ -109,8 +109,8 @@ def test_an_edited_file_of_a_release_is_found(home: Path) -> None:
     finding = only("SGLang 0.5.13")
     assert finding.status == "missing"
     assert "not as published: sglang/__init__.py" in finding.detail
-    assert finding.mend.startswith("rm -r ")
-    assert finding.mend.endswith("eaglecheck engines install 0.5.13")
+    assert finding.fix.startswith("rm -r ")
+    assert finding.fix.endswith("eaglecheck engines install 0.5.13")
 
 
 def test_a_release_whose_package_has_gone_is_damaged(home: Path) -> None:
@@ -119,7 +119,7 @@ def test_a_release_whose_package_has_gone_is_damaged(home: Path) -> None:
     finding = only("SGLang 0.5.13")
     assert finding.status == "missing"
     assert "damaged" in finding.detail
-    assert finding.mend == "eaglecheck engines install 0.5.13"
+    assert finding.fix == "eaglecheck engines install 0.5.13"
 
 
 def test_an_unfinished_release_says_so(home: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_release_of_another_list_of_dependencies_is_not_ready(home: Path, monk
     monkeypatch.setattr(closure, "key", lambda: "0" * 12)
     assert "another list of dependencies" in only("SGLang 0.5.13").detail
     old = [finding for finding in findings("engine dependencies") if finding.status == "warn"]
-    assert [finding.mend.split()[0] for finding in old] == ["rm"]
+    assert [finding.fix.split()[0] for finding in old] == ["rm"]
 
 
 def test_a_folder_that_is_no_release_is_only_a_warning(home: Path) -> None:
@@ -180,31 +180,30 @@ def test_room_is_asked_for_what_is_still_to_come(
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 0, free * 10**9))
     finding = only("disk")
     assert finding.status == status
-    assert bool(finding.mend) == (status == "missing")
+    assert bool(finding.fix) == (status == "missing")
 
 
 def test_little_memory_is_a_warning_with_fewer_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2 * 10**9))
-    assert only("machine").mend == ".venv/bin/pytest -n 1"
+    assert only("machine").fix == ".venv/bin/pytest -n 1"
 
 
 def test_a_gpu_is_named_from_the_driver_without_any_library(tmp_path: Path) -> None:
     card = tmp_path / "0000:01:00.0"
     card.mkdir()
     (card / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
-    assert doctor._gpus_by_driver(tmp_path) == ["NVIDIA H100 80GB HBM3"]
+    assert doctor_gpu.by_driver(tmp_path) == ["NVIDIA H100 80GB HBM3"]
 
 
 def test_no_compiler_matters_only_beside_a_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "_gpus_by_nvml", list)
-    monkeypatch.setattr(doctor, "_gpus_by_driver", list)
+    monkeypatch.setattr(doctor_gpu, "by_driver", list)
     assert only("C compiler").status == "ok"
-    monkeypatch.setattr(doctor, "_gpus_by_driver", lambda: ["H100"])
+    monkeypatch.setattr(doctor_gpu, "by_driver", lambda: ["H100"])
     assert only("C compiler").status == "warn"
 
 
 def test_every_finding_that_stops_a_run_says_what_to_do_or_why_nothing_helps(home: Path) -> None:
     stopping = [finding for finding in doctor.diagnose() if finding.status == "missing"]
     assert stopping
-    assert all(finding.mend or finding.name == "platform" for finding in stopping)
+    assert all(finding.fix or finding.name == "platform" for finding in stopping)

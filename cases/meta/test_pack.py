@@ -126,7 +126,7 @@ def test_a_part_holds_once_what_several_releases_leave_out(index, tmp_path):
             ["torch==2.14.1", *REQUIRES[1:]], "wants torch==2.14.1; it cannot be packed for torch 2.11.0", id="torch"
         ),
         pytest.param(
-            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.py", id="unknown"
+            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.toml", id="unknown"
         ),
         pytest.param(["torch==2.11.0", "numpy"], "does not say which sglang-kernel, transformers", id="no-pins"),
     ],

@@ -1,4 +1,4 @@
-"""`eaglecheck engines …` and `eaglecheck doctor`: what is installed, what this machine can run, and how to mend it."""
+"""`eaglecheck engines …` and `eaglecheck doctor`: what is installed, what this machine can run, and how to fix it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def list_() -> Exit:
 
 @guarded
 def doctor() -> Exit:
-    """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
+    """What this machine can run, what is missing, and the command that fixes it. Exits 3 if a run is impossible."""
     from harness.machines.doctor import diagnose, first_run_installs
     from reports.machine import render_doctor
 
