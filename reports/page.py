@@ -6,7 +6,6 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,12 +139,6 @@ def exercised(report: Report) -> list[tuple[str, int]]:
     ]
 
 
-def _compared(report: Report) -> list[tuple[str, int]]:
-    """Counters in the words of the terminal."""
-    counters = report.result.verdict.compared
-    return [(title, counters[name]) for name, title in COMPARED.items() if name in counters]
-
-
 def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
     """Whether a reason only repeats a finding, which the page shows itself."""
     return any(f" × {found.signature}" in reason for one in results for found in one.findings)
@@ -209,11 +202,6 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],
         "link": f"#s={at}",
     }
-
-
-def _command(argv: Sequence[str]) -> str:
-    """As it is typed, wherever the program lay."""
-    return shlex.join(["eaglecheck", *argv[1:]]) if argv else ""
 
 
 def _origin(report: Report) -> list[tuple[str, str]]:

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.contract.words import counted
-from harness.night.judge import Trend, trends
-from harness.night.rates import Spread
+from harness.night.judge import Spread, Trend, trends
 from harness.night.records import CellResult, Night
 
 #: The newest nights that a chart shows, and the charts that a page shows; moved values come first.

@@ -86,7 +86,7 @@ def test_a_night_keeps_the_cells_that_are_done_and_is_not_green(place):
     code, document, said = interrupt(place, NIGHT)
     assert (code, document["interrupted"], document["green"]) == (3, True, False), said
     assert [one["engine"] for one in document["cells"]] == ["0.5.12.post1"]
-    assert "0.5.13/case/pr25015 was planned and not reported" in document["incomplete"]
+    assert "1 cell was planned and not reported: 0.5.13/case/pr25015" in document["incomplete"]
     assert not list(place.glob("nights/*/night.json")), "and counts for nothing later"
     (night,) = place.glob("nights/*")
     assert f"the night {night.name} never finished, 1 of 2 cells driven: nights/{night.name} has no night.json" in said

@@ -33,9 +33,9 @@ from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
 from harness.archive.store import StoreError
 from harness.cli import nightly
+from harness.contract.rates import interval
 from harness.engines import envs
 from harness.night import store
-from harness.night.rates import interval
 from harness.suite.census import INCOMPLETE
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -324,7 +324,7 @@ def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(mad
     (site / "sglang" / "srt" / "same.py").write_text("# patched")
     damaged = next(finding for finding in doctor.diagnose() if finding.name == "SGLang 0.5.13")
     assert (damaged.status, "sglang/srt/same.py" in damaged.detail) == ("missing", True)
-    assert damaged.mend.startswith("rm -r ")
+    assert damaged.fix.startswith("rm -r ")
 
 
 def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):

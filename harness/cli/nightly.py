@@ -116,7 +116,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         revert=asked.revert,
         repeats=asked.repeats,
         wanted=asked.wanted,
-        told=lambda result: render_cell(console, result),
+        done=lambda result: render_cell(console, result),
     )
     mine = set(todo.mine)
 

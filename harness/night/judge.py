@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import datetime
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from cases.known import Entry
+from harness.contract.rates import interval
 from harness.contract.types import Outcome
 from harness.contract.words import brief
-from harness.night.rates import Spread, interval, spread
-from harness.night.records import CellResult, Night, Seen, signatures
+from harness.night.records import CellResult, Night, Seen, signatures, unaccounted
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
@@ -56,8 +57,17 @@ class Group:
 
     @property
     def rate(self) -> tuple[float, float, float]:
-        """(share, lower end, upper end): exact interval, see `rates`."""
+        """(share, lower end, upper end): exact interval, see `harness.contract.rates`."""
         return (self.shown / self.tried, *interval(self.shown, self.tried))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """Mean and sample standard deviation of a value over nights; deviation 0 for a single one."""
+
+    mean: float
+    deviation: float
+    nights: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +133,9 @@ def _tonight(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> lis
     """One group for what is known of a signature on a release, and one for the rest of it."""
     groups = []
     for (signature, engine), members in signatures(night.cells).items():
-        told = {cell.key: _known_by(cell, seen, known) for cell, seen in members}
-        for why in dict.fromkeys(told.values()):
-            here = [(cell, seen) for cell, seen in members if told[cell.key] == why]
+        by_cell = {cell.key: _known_by(cell, seen, known) for cell, seen in members}
+        for why in dict.fromkeys(by_cell.values()):
+            here = [(cell, seen) for cell, seen in members if by_cell[cell.key] == why]
             groups.append(_group(signature, engine, here, night, past, why))
     return groups
 
@@ -206,14 +216,7 @@ def _fixed(night: Night, past: Sequence[Night]) -> list[Group]:
 
 def _missing(night: Night) -> list[str]:
     """Cells that were planned and not reported, and the other way round; nothing where the merge said so already."""
-    if night.faults:
-        return []
-    reported = [cell.key for cell in night.cells]
-    lost = [key for key in night.plan.planned if key not in reported]
-    doubled = sorted({key for key in reported if reported.count(key) > 1})
-    return [f"{key} was planned and not reported" for key in lost] + [
-        f"{key} was reported more than once" for key in doubled
-    ]
+    return [] if night.faults else unaccounted(night.plan.planned, [cell.key for cell in night.cells])
 
 
 def _unknown(night: Night) -> list[str]:
@@ -289,6 +292,14 @@ def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
         earlier = spread([one for one in values if one is not None])
         found.append(Trend(cell=cell.key, what=what, tonight=value, before=earlier, moved=_moved(value, earlier)))
     return found
+
+
+def spread(values: Sequence[float]) -> Spread | None:
+    """None without values."""
+    if not values:
+        return None
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return Spread(mean=statistics.fmean(values), deviation=deviation, nights=len(values))
 
 
 def _moved(value: float, before: Spread | None) -> bool:
