@@ -272,7 +272,7 @@ BAD = {
     "shard-zero": ((*EAGLE, "--seed", "1", "--shard", "0/2"), ("--shard '0/2'", "2/3")),
     "shard-words": ((*EAGLE, "--seed", "1", "--shard", "first"), ("--shard 'first'", "2/3")),
     "shard-without-seed": ((*EAGLE, "--shard", "1/2"), ("--shard", "--seed")),
-    "more-shards-than-cells": ((*NIGHTS, *ONE, "--seed", "1", "--shard", "1/9"), ("--shard 1/9", "2 cells")),
+    "more-shards-than-cells": ((*NIGHTS, *ONE, "--seed", "1", "--shard", "1/9"), ("--shard 1/9", "1 cell\n")),
     "no-seconds": ((*EAGLE, "--seconds", "0"), ("--seconds 0",)),
     "seconds-without-end": ((*EAGLE, "--seconds", "inf"), ("--seconds inf",)),
     "seconds-that-are-none": ((*EAGLE, "--seconds", "nan"), ("--seconds nan",)),
