@@ -235,7 +235,7 @@ def test_trends_are_read_by_shape_by_keyboard_and_in_words(opened, tmp_path, sna
     shapes = [one.get_attribute("href") for one in first.locator("use").all()]
     assert shapes == ["#mark-green"] * 4 + ["#mark-red"] + ["#mark-green"] * 6 + ["#mark-moved"]
     drawn = tab.evaluate("[...document.querySelectorAll('defs > *')].map(e => e.tagName + (e.getAttribute('d') || ''))")
-    assert len(set(drawn)) == 3, "told apart without colour"
+    assert len(set(drawn)) == 3, "reported apart without colour"
     boxes = first.locator("use").evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
     assert min(boxes) > 5
     first.locator("summary").focus()

@@ -1,6 +1,6 @@
 """Judges a night against the nights before it and against what is known. Pure: no clock, no disk, no engine.
 
-Red means FAIL (something new, unsteady, or wrongly foretold, or an entry of the known file that is over) or UNKNOWN
+Red means FAIL (something new, unsteady, or not as a release window says, or a known entry that has expired) or UNKNOWN
 (not all of it was seen). Only a green night is ever a baseline.
 """
 
@@ -231,8 +231,8 @@ def _unknown(night: Night) -> list[str]:
 
 
 def _surprises(night: Night) -> list[str]:
-    """A case that no longer fails where it must means that the release window is wrong, or that we have gone blind."""
-    blind = [
+    """A case that no longer fails where it must means that the release window is wrong, or that we no longer see it."""
+    passing = [
         f"{cell.key} passes, and its release window says FAIL: is the gate still able to see it?"
         for cell in night.cells
         if cell.expected == "FAIL" and cell.verdict is Outcome.PASS
@@ -242,7 +242,7 @@ def _surprises(night: Night) -> list[str]:
         for cell in night.cells
         if cell.verdict is Outcome.FAIL and not cell.findings
     ]
-    return blind + nameless
+    return passing + nameless
 
 
 def _expired(known: Sequence[Entry], today: datetime.date) -> list[str]:
