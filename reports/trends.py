@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.contract.words import counted
-from harness.night.judge import Spread, Trend, trends
 from harness.night.records import CellResult, Night
+from harness.night.trends import Spread, Trend, trends
 
 #: The newest nights that a chart shows, and the charts that a page shows; moved values come first.
 MOST_NIGHTS, MOST_CHARTS = 60, 60

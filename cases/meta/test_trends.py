@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from cases.meta import nights
-from harness.night.judge import TREND_NIGHTS
+from harness.night.trends import TREND_NIGHTS
 from reports import trends
 from reports.trends import BOTTOM, HEIGHT, LEFT, QUANTILE, RIGHT, TOP, WIDTH, trends_of
 

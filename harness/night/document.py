@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from harness.contract.types import Outcome
-from harness.night.judge import Group, Judgement, Status, Trend
+from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, NightPlan
+from harness.night.trends import Trend
 
 NIGHT_SCHEMA = 1
 #: What XML 1.0 cannot hold, not even escaped.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,13 +17,12 @@ from harness.contract.rates import interval
 from harness.contract.types import Outcome
 from harness.contract.words import brief
 from harness.night.records import CellResult, Night, Seen, signatures, unaccounted
+from harness.night.trends import Trend, trends
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
 #: A known finding that stays away over so many scenarios that this is how likely it is by chance counts as gone.
 GONE = 0.01
-#: Nights that a value must have been seen in before a change of it is pointed out, and the change in deviations.
-TREND_NIGHTS, TREND_DEVIATIONS = 5, 3.0
 
 
 class Status(StrEnum):
@@ -59,26 +57,6 @@ class Group:
     def rate(self) -> tuple[float, float, float]:
         """(share, lower end, upper end): exact interval, see `harness.contract.rates`."""
         return (self.shown / self.tried, *interval(self.shown, self.tried))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Mean and sample standard deviation of a value over nights; deviation 0 for a single one."""
-
-    mean: float
-    deviation: float
-    nights: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """One value of one cell over green nights. moved: tonight lies outside what they showed."""
-
-    cell: str
-    what: str
-    tonight: float
-    before: Spread | None
-    moved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,27 +168,25 @@ def _fixed(night: Night, past: Sequence[Night]) -> list[Group]:
     """What the last night that ran the same fixed cells had and this one has not. Absence proves nothing elsewhere."""
     found = []
     for cell in night.cells:
-        if cell.kind == "generated" or cell.unknown or not cell.scenarios:
-            continue
         before = next((one for one in reversed(past) if one.cell(cell.key) is not None), None)
-        if before is None:
+        had = None if before is None else before.cell(cell.key)
+        if cell.kind == "generated" or cell.unknown or not cell.scenarios or before is None or had is None:
             continue
         now = {seen.signature for seen in cell.findings}
-        had = before.cell(cell.key)
-        for seen in had.findings if had is not None else ():
-            if seen.signature not in now:
-                found.append(
-                    Group(
-                        signature=seen.signature,
-                        engine=cell.engine,
-                        status=Status.FIXED,
-                        cells=(cell.key,),
-                        shown=0,
-                        tried=1,
-                        since=before.plan.id,
-                        why=f"last seen in {before.plan.id}",
-                    )
-                )
+        found += [
+            Group(
+                signature=seen.signature,
+                engine=cell.engine,
+                status=Status.FIXED,
+                cells=(cell.key,),
+                shown=0,
+                tried=1,
+                since=before.plan.id,
+                why=f"last seen in {before.plan.id}",
+            )
+            for seen in had.findings
+            if seen.signature not in now
+        ]
     return found
 
 
@@ -279,31 +255,3 @@ def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[s
 def scenarios_until_gone(rate: float) -> int:
     """So many scenarios without it, at this rate a scenario, are as unlikely as GONE."""
     return 1 if rate >= 1.0 else math.ceil(math.log(GONE) / math.log(1.0 - rate))
-
-
-def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
-    """Accept length and tie rate of a cell beside those of earlier green nights; none for a value that it has not."""
-    found = []
-    for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
-        if value is None:
-            continue
-        cells = [before for one in green if (before := one.cell(cell.key)) is not None]
-        values = [one.mean_accepted if what == "accept length" else one.tie_rate for one in cells]
-        earlier = spread([one for one in values if one is not None])
-        found.append(Trend(cell=cell.key, what=what, tonight=value, before=earlier, moved=_moved(value, earlier)))
-    return found
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None without values."""
-    if not values:
-        return None
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return Spread(mean=statistics.fmean(values), deviation=deviation, nights=len(values))
-
-
-def _moved(value: float, before: Spread | None) -> bool:
-    """Fixed cells repeat exactly, so that any change counts; the margin is for the last bits of a mean."""
-    if before is None or before.nights < TREND_NIGHTS:
-        return False
-    return abs(value - before.mean) > TREND_DEVIATIONS * before.deviation + 1e-9
