@@ -150,7 +150,7 @@ AGAIN = "copy the file again, or pack it again:  eaglecheck engines pack VERSION
 
 def _record(kind: Any, value: Any) -> Any:
     """A value of this type from its JSON; TypeError or KeyError where it is another."""
-    if is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind):
         types = get_type_hints(kind)
         return kind(**{name: _record(types[name], one) for name, one in value.items()})
     if get_origin(kind) is tuple:
