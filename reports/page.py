@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -27,7 +27,9 @@ from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, verdict_line
-from reports.trends import HEIGHT, LEFT, RIGHT, WIDTH, Trends
+
+if TYPE_CHECKING:  # the page shows charts that the night has made
+    from harness.night.charts import Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Concatenated in this order into one script: each file uses only what stands before it.
@@ -86,7 +88,6 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         matrix=extra.matrix,
         mutants=extra.mutants,
         trends=extra.trends,
-        drawing={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "foot": HEIGHT - 6},
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),
         origin=_origin(report),

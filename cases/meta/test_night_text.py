@@ -12,10 +12,10 @@ from rich.console import Console
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
 from harness.contract.types import Outcome
+from harness.night.ci import ANNOTATIONS, BUDGET, summary, workflow_commands
 from harness.night.document import document, junit
 from harness.night.judge import judge
-from reports.ci import ANNOTATIONS, BUDGET, summary, workflow_commands
-from reports.night import render_cell, render_night
+from harness.night.text import render_cell, render_night
 
 FOLDER = Path("nights/20261128-020000-ab28")
 #: GitHub's own limit for the summary of a step, dropped as a whole beyond it.

@@ -8,9 +8,9 @@ import pytest
 
 from cases.meta import browser, handmade, nights, page_runs, results
 from harness.contract.types import Kind, Phase
+from harness.night.charts import trends_of
 from reports.page import Beside, render_page
 from reports.reading import read_report
-from reports.trends import trends_of
 
 #: What stands in an opened round, line by line, tables row by row.
 READ = """() => [...document.getElementById('round').querySelectorAll('h3, p, li, .chips button, tr, g')]

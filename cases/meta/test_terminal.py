@@ -16,9 +16,9 @@ from harness.contract.written_up import Known
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor_gpu import Answer
+from harness.machines.text import render_doctor, render_engines
 from reports.findings import render_first
 from reports.live import LiveLine, drafted
-from reports.machine import render_doctor, render_engines
 from reports.matrix import render_matrix
 from reports.prose import say_pairs
 from reports.replay import answer, render_replay

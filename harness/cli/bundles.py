@@ -33,7 +33,7 @@ def pack(
 ) -> Exit:
     """Put releases into one small file for a machine without a network that has torch and a Hopper card."""
     from harness.machines.pack import pack as write_bundle
-    from reports.machine import render_bundle
+    from harness.machines.text import render_bundle
 
     console = Console()
     _check(output, torch=torch, python=python, part=part)

@@ -17,7 +17,7 @@ from harness.contract.deviations import IDLE_CRASH
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.search.scoreboard import document
-from reports.mutants import MutantLine, render_scoreboard
+from harness.search.text import MutantLine, render_scoreboard
 from reports.prose import say
 
 

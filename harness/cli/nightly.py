@@ -35,7 +35,7 @@ from harness.night.judge import Judgement, judge
 from harness.night.records import CellResult, Judged, Night, NightPlan
 from harness.night.run import Driver
 from harness.night.store import Kept
-from reports.night import render_cell, render_night
+from harness.night.text import render_cell, render_night
 from reports.prose import say
 
 ALL = "all"

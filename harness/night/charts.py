@@ -91,6 +91,11 @@ class Trends:
     charts: tuple[Chart, ...]
     left: int
 
+    @property
+    def drawing(self) -> dict[str, float]:
+        """The size of a chart and where its plot begins and ends."""
+        return {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "foot": HEIGHT - 6}
+
 
 def trends_of(nights: Sequence[Night]) -> Trends | None:
     """Charts of the last night's cells over the nights of its device and revert, oldest first; None without a night."""
