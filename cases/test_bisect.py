@@ -13,8 +13,8 @@ from packaging.version import Version
 from typer.testing import CliRunner
 
 from cases import catalogue, histories
-from harness.bisect.search import Tried, search
-from harness.bisect.subjects import Failure, Run, call, why
+from harness.bisect.search import Releases, Tried, search
+from harness.bisect.verdicts import Failure, Run
 from harness.cli.main import app
 from harness.engines import envs, releases
 
@@ -42,9 +42,9 @@ def test_the_window_of_a_known_bug_comes_back_exactly(engines, monkeypatch, name
             signatures=tuple(found.signature for found in roots),
         )
         failure = Failure(kinds=case.kinds)
-        return Tried(name=release, call=call(run, failure), why=why(run, failure))
+        return Tried(name=release, call=run.call(failure), why=run.reason(failure))
 
-    found = search(releases, judge, direction="fixed")
+    found = search(Releases(names=releases), judge, direction="fixed")
     assert found.exact
     assert found.last_bad == max((one for one in releases if Version(one) <= Version(case.bad_up_to)), key=Version)
     assert found.first_good == min((one for one in releases if Version(one) >= Version(case.good_from)), key=Version)
@@ -56,7 +56,7 @@ def three_releases(engines, tmp_path, monkeypatch):
     for release in RELEASES[:3]:
         engines.environment(release)  # skips where it is not installed; the command would install it
     monkeypatch.setattr(releases, "published", lambda: releases.Published(versions=RELEASES[:3]))
-    monkeypatch.setattr("harness.cli.bisect_releases.published", releases.published)
+    monkeypatch.setattr("harness.cli.bisect_versions.published", releases.published)
     monkeypatch.setattr("harness.bisect.verdicts.Cache.at_home", lambda: _cache(tmp_path))
     return tmp_path
 

@@ -9,6 +9,9 @@ import pandas as pd
 
 from reports.columns import join
 
+#: Columns that name a draft shape.
+SHAPE = ["algorithm", "k", "t", "n"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
@@ -31,26 +34,28 @@ class Histogram:
     spread: float
 
 
+def shape(algorithm: str, k: int, t: int, n: int) -> str:
+    """A draft shape in words."""
+    return f"{algorithm}, {k} steps" + (f", topk {t}, {n} nodes" if t > 1 else "")
+
+
 def histograms(parts: Iterable[pd.DataFrame]) -> list[Histogram]:
-    """One histogram for each (algorithm, k, t, n) among accept_lengths frames, in order of first appearance."""
+    """One histogram for each draft shape among accept_lengths frames, in order of first appearance."""
     table = join("accept_lengths", parts)
-    return [_histogram(part) for _, part in table.groupby(["algorithm", "k", "t", "n"], sort=False)]
+    return [_histogram(key, part["accept_len"]) for key, part in table.groupby(SHAPE, sort=False)]
 
 
-def _histogram(part: pd.DataFrame) -> Histogram:
-    shape = part.iloc[0]
-    counts = part["accept_len"].value_counts()
-    longest = max(int(shape["k"]) + 1, int(counts.index.max()))
+def _histogram(key: tuple[str, int, int, int], lengths: pd.Series) -> Histogram:
+    counts = lengths.value_counts()
+    counts = counts.reindex(range(1, max(key[1] + 1, int(counts.index.max())) + 1), fill_value=0)
     most = int(counts.max())
-    bars = []
-    for length in range(1, longest + 1):
-        count = int(counts.get(length, 0))
-        bars.append(Bar(length=length, count=count, share=count / len(part), width=100 * count / most))
-    tree = f", topk {shape['t']}, {shape['n']} nodes" if int(shape["t"]) > 1 else ""
     return Histogram(
-        title=f"{shape['algorithm']}, {shape['k']} steps{tree}",
-        bars=tuple(bars),
-        verifies=len(part),
-        mean=float(part["accept_len"].mean()),
-        spread=float(part["accept_len"].std(ddof=0)),
+        title=shape(*key),
+        bars=tuple(
+            Bar(length=int(length), count=int(count), share=count / len(lengths), width=100 * count / most)
+            for length, count in counts.items()
+        ),
+        verifies=len(lengths),
+        mean=float(lengths.mean()),
+        spread=float(lengths.std(ddof=0)),
     )

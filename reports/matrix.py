@@ -40,7 +40,7 @@ def render_matrix(console: Console, cells: Sequence[dict[str, Any]]) -> None:
 
 
 def surprises(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells whose verdict is not the one their release window foretells."""
+    """Cells whose verdict is not the one that their release window says."""
     return [cell for cell in cells if cell["expected"] != "unknown" and cell["expected"] != cell["verdict"]]
 
 

@@ -6,11 +6,10 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -28,7 +27,9 @@ from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
 from reports.terminal import COMPARED, verdict_line
-from reports.trends import HEIGHT, LEFT, RIGHT, WIDTH, Trends
+
+if TYPE_CHECKING:  # the page shows charts that the night has made
+    from harness.night.charts import Trends
 
 TEMPLATES = Path(__file__).parent / "templates"
 #: Concatenated in this order into one script: each file uses only what stands before it.
@@ -87,7 +88,6 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         matrix=extra.matrix,
         mutants=extra.mutants,
         trends=extra.trends,
-        drawing={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "foot": HEIGHT - 6},
         heads=[embedded(scenario_head(one, frames)) for one, frames in ordered],
         rows=_rows(ordered),
         origin=_origin(report),
@@ -138,12 +138,6 @@ def exercised(report: Report) -> list[tuple[str, int]]:
         ("mismatches", sum(found.count for one in results for found in one.findings)),
         ("ties", verdict.ties),
     ]
-
-
-def _compared(report: Report) -> list[tuple[str, int]]:
-    """Counters in the words of the terminal."""
-    counters = report.result.verdict.compared
-    return [(title, counters[name]) for name, title in COMPARED.items() if name in counters]
 
 
 def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
@@ -209,11 +203,6 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],
         "link": f"#s={at}",
     }
-
-
-def _command(argv: Sequence[str]) -> str:
-    """As it is typed, wherever the program lay."""
-    return shlex.join(["eaglecheck", *argv[1:]]) if argv else ""
 
 
 def _origin(report: Report) -> list[tuple[str, str]]:

@@ -127,10 +127,10 @@ def _rounds(table: pd.DataFrame, number: dict[str, int], ranks: dict[tuple[int, 
 
 
 def _stopped(result: ScenarioResult, frames: Frames, number: dict[str, int]) -> list[list[Any]]:
-    """Batches that left findings or rows but no record of their end, as rounds in one turn behind the last."""
+    """Batches that left findings or rows but no record of their end, as rounds one scheduler step behind the last."""
     known = set(zip(frames.rounds["dp_rank"].tolist(), frames.rounds["round"].tolist(), strict=True))
     wrong = {(one.key.dp_rank, one.round) for one in result.divergences if one.round >= 0}
-    table, turn = frames.positions, int(frames.rounds["tick"].max() if len(frames.rounds) else -1) + 1
+    table, step = frames.positions, int(frames.rounds["tick"].max() if len(frames.rounds) else -1) + 1
     found = []
     for place in sorted({*zip(table["dp_rank"].tolist(), table["round"].tolist(), strict=True), *wrong} - known):
         rows = table[(table["dp_rank"] == place[0]) & (table["round"] == place[1]) & (table["sides"] != "reference")]
@@ -141,7 +141,7 @@ def _stopped(result: ScenarioResult, frames: Frames, number: dict[str, int]) -> 
         ]
         own = [one for one in result.divergences if (one.key.dp_rank, one.round) == place and not one.cause]
         if parts or own:
-            found.append([*place, turn, STOPPED, [0, 0, 0], "", parts, 2 if own else 0])
+            found.append([*place, step, STOPPED, [0, 0, 0], "", parts, 2 if own else 0])
     return found
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.archive.store import StoredScenario
-from harness.checks.findings import group, kinds
+from harness.checks.findings import group
 from harness.contract.texts import text_identical
-from harness.contract.types import Outcome, Verdict
 from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
 from reports.frames import Frames, case_frames
-from reports.source import Source, open_source, short
+from reports.source import Source, open_source, short, verdict_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
-    rounds, verdict, findings = case.engine.rounds, _verdict(case), tuple(group(case.findings))
+    rounds, verdict, findings = case.engine.rounds, verdict_of(case), tuple(group(case.findings))
     return ScenarioResult(
         scenario=case.scenario,
         verdict=verdict,
@@ -63,16 +62,4 @@ def _result(case: StoredScenario, source: Source) -> ScenarioResult:
         rounds=len(rounds),
         draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
         seconds={},
-    )
-
-
-def _verdict(case: StoredScenario) -> Verdict:
-    """The stored one; a specimen keeps none, and was made because it failed."""
-    if case.verdict is not None:
-        return case.verdict.verdict()
-    found = group(case.findings)
-    return Verdict(
-        outcome=Outcome.FAIL if found else Outcome.UNKNOWN,
-        kinds=kinds(found),
-        root_kinds=kinds(found, roots_only=True),
     )

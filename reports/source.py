@@ -15,6 +15,7 @@ from harness.archive.records import RunManifest, ScenarioVerdict
 from harness.archive.run_folders import MANIFEST, SCENARIO
 from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.archive.trace_io import header_of, trace_files
+from harness.checks.findings import group, kinds
 from harness.contract.merge import merge
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
@@ -95,18 +96,24 @@ def _case(path: Path) -> Source:
     manifest = RunReader.open(folder.parent, allow_incomplete=True).manifest if inside else None
     case = read_case(folder)
     missing = "" if found is not None else "a specimen keeps no verdict: the findings are those it was made from"
-    failed = Verdict(
-        outcome=Outcome.FAIL if case.findings else Outcome.UNKNOWN,
-        root_kinds=tuple(sorted({str(one.kind) for one in case.findings if not one.cause})),
-    )
     return Source(
         folder=short(folder),
         name=folder.name,
         manifest=manifest,
         engine=_described({} if manifest is None else manifest.engine.known(), [folder]),
-        verdict=failed if found is None else found.verdict(),
+        verdict=verdict_of(case),
         folders=[folder],
         missing=missing,
+    )
+
+
+def verdict_of(case: StoredScenario) -> Verdict:
+    """The stored one; a specimen keeps none, and was made because it failed."""
+    if case.verdict is not None:
+        return case.verdict.verdict()
+    found = group(case.findings)
+    return Verdict(
+        outcome=Outcome.FAIL if found else Outcome.UNKNOWN, kinds=kinds(found), root_kinds=kinds(found, roots_only=True)
     )
 
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.bisect.repeats import CONFIDENCE, MOST_TRIES, Rate
-from harness.bisect.search import EndUnknown, NoChange, Tried, search
-from harness.bisect.subjects import Failure, Run
-from harness.bisect.trials import Trials
-from harness.bisect.verdicts import Cache
+from harness.bisect.search import EndUnknown, NoChange, Releases, Tried, search
+from harness.bisect.trials import CONFIDENCE, MOST_TRIES, Rate, Trials
+from harness.bisect.verdicts import Cache, Failure, Run
 from harness.contract.types import Outcome
 
 FAILURE = Failure(kinds=("POSITION",))
@@ -29,6 +27,10 @@ def lines(draw):
     change = draw(st.integers(1, count - 1))
     unknown = draw(st.sets(st.integers(1, count - 2))) if count > 2 else set()
     return direction, count, change, unknown
+
+
+def releases(count):
+    return Releases(names=tuple(str(at) for at in range(count)))
 
 
 def judged(direction, change, unknown, asked=None):
@@ -48,7 +50,7 @@ def judged(direction, change, unknown, asked=None):
 @given(lines())
 def test_the_answer_encloses_the_change_as_tightly_as_what_can_be_judged_allows(line):
     direction, count, change, unknown = line
-    found = search([str(at) for at in range(count)], judged(direction, change, unknown), direction=direction)
+    found = search(releases(count), judged(direction, change, unknown), direction=direction)
     known = sorted(set(range(count)) - unknown)
     assert int(found.old) == max(at for at in known if at < change)
     assert int(found.new) == min(at for at in known if at >= change)
@@ -60,7 +62,7 @@ def test_the_answer_encloses_the_change_as_tightly_as_what_can_be_judged_allows(
 def test_no_version_is_judged_twice_and_few_are_judged_at_all(line):
     direction, count, change, unknown = line
     asked = []
-    found = search([str(at) for at in range(count)], judged(direction, change, unknown, asked), direction=direction)
+    found = search(releases(count), judged(direction, change, unknown, asked), direction=direction)
     assert len(asked) == len(set(asked))
     assert [int(one.name) for one in found.tried] == asked
     met = len(unknown & set(asked))
@@ -70,7 +72,7 @@ def test_no_version_is_judged_twice_and_few_are_judged_at_all(line):
 @given(lines())
 def test_the_answer_names_its_neighbours_by_what_they_are(line):
     direction, count, change, unknown = line
-    found = search([str(at) for at in range(count)], judged(direction, change, unknown), direction=direction)
+    found = search(releases(count), judged(direction, change, unknown), direction=direction)
     named = (found.last_good, found.first_bad, found.last_bad, found.first_good)
     expected = (found.old, found.new, None, None) if direction == "broken" else (None, None, found.old, found.new)
     assert named == expected
@@ -79,7 +81,7 @@ def test_the_answer_names_its_neighbours_by_what_they_are(line):
 def test_the_bad_end_is_judged_first_whichever_it_is():
     for direction, bad in (("broken", 4), ("fixed", 0)):
         asked = []
-        search([str(at) for at in range(5)], judged(direction, 2, set(), asked), direction=direction)
+        search(releases(5), judged(direction, 2, set(), asked), direction=direction)
         assert asked[0] == bad
 
 
@@ -93,7 +95,7 @@ def test_the_bad_end_is_judged_first_whichever_it_is():
 )
 def test_ends_that_are_not_what_they_were_named_for_are_no_answer(calls, said):
     with pytest.raises(NoChange, match=said) as caught:
-        search(["0", "1"], lambda name: Tried(name=name, call=calls[name], why=""), direction="fixed")
+        search(releases(2), lambda name: Tried(name=name, call=calls[name], why=""), direction="fixed")
     assert {one.name: one.call for one in caught.value.tried} == calls
 
 
@@ -102,7 +104,7 @@ def test_an_end_that_cannot_be_judged_is_named_with_its_reason():
         return Tried(name=name, call="unknown" if name == "1" else "bad", why="would not start")
 
     with pytest.raises(EndUnknown, match="1, the good end, cannot be judged: would not start"):
-        search(["0", "1"], judge, direction="fixed")
+        search(releases(2), judge, direction="fixed")
 
 
 # --- failures that come and go
@@ -144,7 +146,7 @@ def flaky_search(tmp_path, *, rate, change, count, repeat, seed):
         return trials.judge(name, identity=None, one_run=lambda: FAILS if bad and chance.random() < rate else PASSES)
 
     try:
-        found = search([str(at) for at in range(count)], judge, direction="fixed")
+        found = search(releases(count), judge, direction="fixed")
     except NoChange:
         return None, False
     return found, int(found.new) == change

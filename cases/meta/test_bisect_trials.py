@@ -11,10 +11,8 @@ import pytest
 
 from cases.meta import pretended_engine
 from harness.bisect import changes, verdicts
-from harness.bisect.repeats import RISK, Rate
-from harness.bisect.subjects import Failure, Run, call, why
-from harness.bisect.trials import Trials
-from harness.bisect.verdicts import Cache
+from harness.bisect.trials import RISK, Rate, Trials
+from harness.bisect.verdicts import Cache, Failure, Run
 from harness.contract.types import Outcome
 from harness.engines import closure, releases
 
@@ -60,13 +58,13 @@ def trials(cache, **options):
     ],
 )
 def test_only_the_failure_itself_is_bad_and_another_one_says_nothing(run, failure, expected):
-    assert call(run, failure) == expected
+    assert run.call(failure) == expected
 
 
 def test_why_names_what_was_seen_without_the_log_behind_it():
-    assert why(SILENT, FAILURE) == "the engine would not start: KeyError: 'x'"
-    assert why(OTHERWISE, FAILURE) == f"diverges otherwise: CRASH; not signature {SIGNATURE}"
-    assert why(FAILS, FAILURE) == "diverges: POSITION"
+    assert SILENT.reason(FAILURE) == "the engine would not start: KeyError: 'x'"
+    assert OTHERWISE.reason(FAILURE) == f"diverges otherwise: CRASH; not signature {SIGNATURE}"
+    assert FAILS.reason(FAILURE) == "diverges: POSITION"
 
 
 def test_a_verdict_is_run_once_and_remembered(cache):

@@ -18,139 +18,128 @@ from typer.testing import CliRunner
 from cases.meta.pretended_pip import PretendedPip, quiet
 from harness.cli.main import app
 from harness.engines import closure, envs
-from harness.machines import doctor
+from harness.machines import doctor, doctor_gpu
 
 usage = namedtuple("usage", "total used free")
 
 
+INSTALL = "eaglecheck engines install "
+
+
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(envs, "current", lambda: None)
     monkeypatch.setattr(closure, "run", PretendedPip())
     return tmp_path / "home"
 
 
-def findings(name: str) -> list[doctor.Finding]:
-    return [finding for finding in doctor.diagnose() if finding.name == name]
+def answers(name):
+    return [answer for answer in doctor.diagnose() if answer.name == name]
 
 
-def only(name: str) -> doctor.Finding:
-    (found,) = findings(name)
+def only(name):
+    (found,) = answers(name)
     return found
 
 
-def test_nothing_installed_names_the_newest_release_and_how_to_get_it(home: Path) -> None:
+def test_an_empty_home_stops_no_run_since_the_first_one_installs(home):
     engine = only(f"SGLang {envs.NEWEST}")
-    assert (engine.status, engine.mend) == ("missing", f"eaglecheck engines install {envs.NEWEST}")
-    assert only("engine dependencies").status == "missing"
-    assert not home.exists()  # looking changes nothing
-
-
-def test_an_empty_home_stops_no_run_since_the_first_one_installs(home: Path) -> None:
+    assert (engine.status, engine.fix) == ("missing", INSTALL + envs.NEWEST)
     found = doctor.diagnose()
     assert doctor.first_run_installs(found)
+    assert all(one.fix for one in found if one.status == "missing")
     shown = CliRunner().invoke(app, ["doctor"])
     assert shown.exit_code == 0, shown.output
-    assert shown.stdout.count(f"eaglecheck engines install {envs.NEWEST}") == 1
+    assert shown.stdout.count(INSTALL + envs.NEWEST) == 1
     last = shown.stdout.splitlines()[-1]
     what = f"engine dependencies, SGLang {envs.NEWEST}"
     assert last == f"ready to run; the first run installs {what} (about 4 GB, once):  eaglecheck run"
+    assert not home.exists(), "looking changes nothing"
 
 
-def test_an_interrupted_installation_is_not_taken_for_none(home: Path) -> None:
+def test_an_interrupted_installation_is_not_taken_for_none(home):
     (home / "engines" / "0.5.23").mkdir(parents=True)
+    assert only("SGLang 0.5.23").detail == "an installation was interrupted"
     assert not doctor.first_run_installs(doctor.diagnose())
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 3
 
 
-def test_a_home_that_can_hold_nothing_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_home_that_can_hold_nothing_is_named(home, monkeypatch):
     home.write_text("a file")
     nothing_goes = (Path("/proc/eaglecheck"), "/proc cannot be written to")  # whatever access(2) says to root
     for place, why in ((home, f"{home} is no folder"), (home / "below", f"{home} is no folder"), nothing_goes):
         monkeypatch.setenv("EAGLECHECK_HOME", str(place))
         disk = only("disk")
         assert (disk.status, disk.detail) == ("missing", f"EAGLECHECK_HOME is {place}, and {why}")
-        assert disk.mend.startswith("export EAGLECHECK_HOME=")
+        assert disk.fix.startswith("export EAGLECHECK_HOME=")
         assert not doctor.first_run_installs(doctor.diagnose())
 
 
-def test_an_installed_release_is_as_published(home: Path) -> None:
+def test_an_installed_release_is_as_published(home):
     envs.ensure("0.5.13", quiet)
-    assert only("SGLang 0.5.13").status == "ok"
-    assert only("engine dependencies").status == "ok"
-    assert findings(f"SGLang {envs.NEWEST}") == []
+    assert (only("SGLang 0.5.13").status, only("engine dependencies").status) == ("ok", "ok")
+    assert answers(f"SGLang {envs.NEWEST}") == []
 
 
-@pytest.fixture
-def another(home: Path) -> str:
-    """A published release that our tests do not run."""
-    home.mkdir(parents=True, exist_ok=True)
+def test_a_release_outside_our_tests_is_no_fault_and_unfinished_it_stops_no_run(home):
+    home.mkdir(parents=True)
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.16"], "when": time.time()}))
-    return "0.5.16"
+    envs.ensure("0.5.16", quiet)
+    done = only("SGLang 0.5.16")
+    assert (done.status, done.fix) == ("ok", "")
+    assert done.detail.endswith("; not in our tests; driven with hooks of its own")
+    (home / "engines" / "0.5.15").mkdir()
+    unfinished = only("SGLang 0.5.15")
+    assert (unfinished.status, unfinished.fix) == ("warn", INSTALL + "0.5.15")
 
 
-def test_an_installed_release_outside_our_tests_is_no_fault_and_says_so(home: Path, another: str) -> None:
-    envs.ensure(another, quiet)
-    finding = only(f"SGLang {another}")
-    assert (finding.status, finding.mend) == ("ok", "")
-    assert finding.detail.endswith("; not in our tests; driven with hooks of its own")
+def edit(site):
+    (site / "sglang" / "__init__.py").write_text("# patched")
 
 
-def test_an_unfinished_release_outside_our_tests_stops_no_run(home: Path) -> None:
-    (home / "engines" / "0.5.16").mkdir(parents=True)
-    finding = only("SGLang 0.5.16")
-    assert (finding.status, finding.mend) == ("warn", "eaglecheck engines install 0.5.16")
+def remove(site):
+    shutil.rmtree(site / "sglang")
 
 
-def test_an_edited_file_of_a_release_is_found(home: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "says", "first"),
+    [(edit, "not as published: sglang/__init__.py", "rm -r "), (remove, "damaged", INSTALL)],
+)
+def test_a_damaged_release_stops_a_run_and_is_installed_again(home, damage, says, first):
     envs.ensure("0.5.13", quiet)
-    (home / "engines" / "0.5.13" / "site" / "sglang" / "__init__.py").write_text("# patched")
-    finding = only("SGLang 0.5.13")
-    assert finding.status == "missing"
-    assert "not as published: sglang/__init__.py" in finding.detail
-    assert finding.mend.startswith("rm -r ")
-    assert finding.mend.endswith("eaglecheck engines install 0.5.13")
+    damage(home / "engines" / "0.5.13" / "site")
+    found = only("SGLang 0.5.13")
+    assert found.status == "missing"
+    assert says in found.detail
+    assert found.fix.startswith(first)
+    assert found.fix.endswith(INSTALL + "0.5.13")
 
 
-def test_a_release_whose_package_has_gone_is_damaged(home: Path) -> None:
-    envs.ensure("0.5.13", quiet)
-    shutil.rmtree(home / "engines" / "0.5.13" / "site" / "sglang")
-    finding = only("SGLang 0.5.13")
-    assert finding.status == "missing"
-    assert "damaged" in finding.detail
-    assert finding.mend == "eaglecheck engines install 0.5.13"
-
-
-def test_an_unfinished_release_says_so(home: Path) -> None:
-    (home / "engines" / "0.5.23").mkdir(parents=True)
-    assert only("SGLang 0.5.23").detail == "an installation was interrupted"
-
-
-def test_a_release_of_another_list_of_dependencies_is_not_ready(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_of_another_list_of_dependencies_is_not_ready(home, monkeypatch):
     envs.ensure("0.5.13", quiet)
     monkeypatch.setattr(closure, "key", lambda: "0" * 12)
     assert "another list of dependencies" in only("SGLang 0.5.13").detail
-    old = [finding for finding in findings("engine dependencies") if finding.status == "warn"]
-    assert [finding.mend.split()[0] for finding in old] == ["rm"]
+    old = [answer for answer in answers("engine dependencies") if answer.status == "warn"]
+    assert [answer.fix.split()[0] for answer in old] == ["rm"]
 
 
-def test_a_folder_that_is_no_release_is_only_a_warning(home: Path) -> None:
+def test_a_folder_that_is_no_release_is_only_a_warning(home):
     (home / "engines" / "scratch").mkdir(parents=True)
     assert only("SGLang scratch").status == "warn"
 
 
-def test_an_sglang_beside_us_needs_no_other(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_sglang_beside_us_needs_no_other(home, monkeypatch):
     here = envs.EngineEnv(version="0.5.21", python=Path("/python"), pythonpath=(), torch="2.13.0", ready=True)
     monkeypatch.setattr(envs, "current", lambda: here)
     assert only("SGLang 0.5.21").status == "ok"
-    assert [finding for finding in doctor.diagnose() if finding.status == "missing"] == []
+    assert [answer for answer in doctor.diagnose() if answer.status == "missing"] == []
 
 
-def test_a_missing_control_package_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_control_package_is_named(home, monkeypatch):
     monkeypatch.setattr(metadata, "requires", lambda name: ["numpy", "no-such-thing", "sglang; extra == 'engine'"])
-    finding = only("control packages")
-    assert (finding.status, finding.detail) == ("missing", "not installed: no-such-thing")
+    found = only("control packages")
+    assert (found.status, found.detail) == ("missing", "not installed: no-such-thing")
 
 
 @pytest.mark.parametrize(
@@ -163,48 +152,35 @@ def test_a_missing_control_package_is_named(home: Path, monkeypatch: pytest.Monk
         (("glibc", "2.36"), "aarch64", "warn"),
     ],
 )
-def test_the_c_library_is_compared_as_a_version(
-    home: Path, monkeypatch: pytest.MonkeyPatch, libc: tuple[str, str], machine: str, status: str
-) -> None:
+def test_the_c_library_is_compared_as_a_version(home, monkeypatch, libc, machine, status):
     monkeypatch.setattr(platform, "libc_ver", lambda: libc)
     monkeypatch.setattr(platform, "machine", lambda: machine)
     assert only("platform").status == status
 
 
 @pytest.mark.parametrize(("free", "installed", "status"), [(2, False, "missing"), (2, True, "ok"), (4, False, "ok")])
-def test_room_is_asked_for_what_is_still_to_come(
-    home: Path, monkeypatch: pytest.MonkeyPatch, free: int, installed: bool, status: str
-) -> None:
+def test_room_is_asked_for_what_is_still_to_come(home, monkeypatch, free, installed, status):
     if installed:
         envs.ensure("0.5.13", quiet)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**12, 0, free * 10**9))
-    finding = only("disk")
-    assert finding.status == status
-    assert bool(finding.mend) == (status == "missing")
+    found = only("disk")
+    assert (found.status, bool(found.fix)) == (status, status == "missing")
 
 
-def test_little_memory_is_a_warning_with_fewer_workers(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_memory_is_a_warning_with_fewer_workers(home, monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2 * 10**9))
-    assert only("machine").mend == ".venv/bin/pytest -n 1"
+    assert only("machine").fix == ".venv/bin/pytest -n 1"
 
 
-def test_a_gpu_is_named_from_the_driver_without_any_library(tmp_path: Path) -> None:
+def test_a_gpu_is_named_from_the_driver_without_any_library(tmp_path):
     card = tmp_path / "0000:01:00.0"
     card.mkdir()
     (card / "information").write_text("Model: \t\t NVIDIA H100 80GB HBM3\nIRQ: 1\n")
-    assert doctor._gpus_by_driver(tmp_path) == ["NVIDIA H100 80GB HBM3"]
+    assert doctor_gpu.by_driver(tmp_path) == ["NVIDIA H100 80GB HBM3"]
 
 
-def test_no_compiler_matters_only_beside_a_gpu(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cards", "status"), [([], "ok"), (["H100"], "warn")])
+def test_no_compiler_matters_only_beside_a_gpu(home, monkeypatch, cards, status):
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    monkeypatch.setattr(doctor, "_gpus_by_nvml", list)
-    monkeypatch.setattr(doctor, "_gpus_by_driver", list)
-    assert only("C compiler").status == "ok"
-    monkeypatch.setattr(doctor, "_gpus_by_driver", lambda: ["H100"])
-    assert only("C compiler").status == "warn"
-
-
-def test_every_finding_that_stops_a_run_says_what_to_do_or_why_nothing_helps(home: Path) -> None:
-    stopping = [finding for finding in doctor.diagnose() if finding.status == "missing"]
-    assert stopping
-    assert all(finding.mend or finding.name == "platform" for finding in stopping)
+    monkeypatch.setattr(doctor_gpu, "by_driver", lambda: cards)
+    assert only("C compiler").status == status

@@ -63,16 +63,16 @@ def test_two_cards_are_two_lines(smi):
 
 
 @pytest.mark.parametrize(
-    ("line", "says", "mend"),
+    ("line", "says", "fix"),
     [
         pytest.param(OTHER, "sm_80, driver 580.159.04; bundles are made for sm_90", "", id="other-card"),
         pytest.param(FULL, "1.0 of 79.6 GiB free", "nvidia-smi", id="full"),
     ],
 )
-def test_a_card_that_will_not_do_is_a_warning(smi, line, says, mend):
+def test_a_card_that_will_not_do_is_a_warning(smi, line, says, fix):
     smi(line)
     (found,) = named("GPU")
-    assert (found.status, says in found.detail, found.mend[:10]) == ("warn", True, mend)
+    assert (found.status, says in found.detail, found.fix[:10]) == ("warn", True, fix)
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,7 @@ def test_an_nvidia_smi_that_does_not_answer_is_quoted(smi, lines, code, says):
 
 
 def test_without_an_nvidia_smi_engines_run_on_the_cpu(smi, monkeypatch):
-    monkeypatch.setattr(doctor, "_gpus_by_nvml", list)
-    monkeypatch.setattr(doctor, "_gpus_by_driver", list)
+    monkeypatch.setattr(doctor_gpu, "by_driver", list)
     monkeypatch.setenv("PATH", "/nowhere")
     (found,) = named("GPU")
     assert (found.status, found.detail) == ("ok", "none: engines run on the CPU")
@@ -102,21 +101,21 @@ def test_without_an_nvidia_smi_engines_run_on_the_cpu(smi, monkeypatch):
 
 
 @pytest.mark.parametrize(("version", "status"), [("2.11.0+cu130", "ok"), ("2.13.0+cpu", "warn"), ("", "warn")])
-def test_a_torch_without_cuda_is_told_beside_a_card(smi, monkeypatch, version, status):
+def test_a_torch_without_cuda_is_reported_beside_a_card(smi, monkeypatch, version, status):
     monkeypatch.setattr(fit, "torch_version", lambda: version)
     smi(H100)
     (found,) = named("torch")
     assert found.status == status
 
 
-def test_a_missing_cuda_compiler_is_told_beside_a_card(smi):
+def test_a_missing_cuda_compiler_is_reported_beside_a_card(smi):
     smi(H100)
     (found,) = named("CUDA compiler")
     assert found.status == "warn"
-    assert found.mend.startswith("export CUDA_HOME=")
+    assert found.fix.startswith("export CUDA_HOME=")
 
 
-def test_a_cuda_compiler_is_told_with_its_release(smi, monkeypatch, tmp_path):
+def test_a_cuda_compiler_is_reported_with_its_release(smi, monkeypatch, tmp_path):
     compiler = tmp_path / "nvcc"
     compiler.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     compiler.chmod(0o755)
@@ -149,14 +148,14 @@ def test_what_a_release_says_of_itself_is_judged(changes, status, says):
     found = doctor_gpu.judge("0.5.13", {**SEEN, **changes})
     assert (found.name, found.status) == ("SGLang 0.5.13 on GPU", status)
     assert says in found.detail
-    assert bool(found.mend) == (found.status == "missing" or "no fa3" in found.detail)
+    assert bool(found.fix) == (found.status == "missing" or "no fa3" in found.detail)
 
 
 def test_each_attention_that_a_bundle_lacks_comes_with_what_to_pack():
     found = doctor_gpu.judge("0.5.13", {**SEEN, "backends": {"triton": "", "flashinfer": "no", "fa3": "no"}})
     assert found.status == "ok"
-    assert found.mend.startswith("eaglecheck engines pack 0.5.13 --part flashinfer --output flashinfer.bundle && ")
-    assert "engines pack 0.5.13 --part fa3 --output fa3.bundle  #" in found.mend
+    assert found.fix.startswith("eaglecheck engines pack 0.5.13 --part flashinfer --output flashinfer.bundle && ")
+    assert "engines pack 0.5.13 --part fa3 --output fa3.bundle  #" in found.fix
 
 
 def engine(tmp_path: Path, **modules: str) -> EngineEnv:

@@ -12,7 +12,7 @@ import pytest
 from cases.meta import pretended_engine
 from cases.meta.json_models import Run
 from cases.meta.test_cli_bad_input import call
-from harness.bisect import subjects
+from harness.bisect import verdicts
 from harness.cli.interrupted import kept
 from harness.contract.types import Outcome
 from harness.engines import envs
@@ -86,7 +86,7 @@ def test_a_night_keeps_the_cells_that_are_done_and_is_not_green(place):
     code, document, said = interrupt(place, NIGHT)
     assert (code, document["interrupted"], document["green"]) == (3, True, False), said
     assert [one["engine"] for one in document["cells"]] == ["0.5.12.post1"]
-    assert "0.5.13/case/pr25015 was planned and not reported" in document["incomplete"]
+    assert "1 cell was planned and not reported: 0.5.13/case/pr25015" in document["incomplete"]
     assert not list(place.glob("nights/*/night.json")), "and counts for nothing later"
     (night,) = place.glob("nights/*")
     assert f"the night {night.name} never finished, 1 of 2 cells driven: nights/{night.name} has no night.json" in said
@@ -105,14 +105,14 @@ def test_a_shard_keeps_the_cells_that_are_done_and_judges_nothing(place):
 def test_a_search_keeps_what_was_tried(place, monkeypatch):
     monkeypatch.chdir(place)
     monkeypatch.setattr(envs, "current", lambda: None)
-    runs = iter([subjects.Run(outcome=Outcome.FAIL, kinds=("POSITION",), seconds=1.0)])
+    runs = iter([verdicts.Run(outcome=Outcome.FAIL, kinds=("POSITION",), seconds=1.0)])
 
     def one_run(*_arguments, **_options):
         for run in runs:
             return run
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.cli.bisect_releases.one_run", one_run)
+    monkeypatch.setattr("harness.cli.bisect_versions.one_run", one_run)
     done = call(*BISECT, "--fresh", "--json", "out.json")
     document = json.loads((place / "out.json").read_text())
     assert done.exit_code == 3, done.output

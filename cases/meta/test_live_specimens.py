@@ -48,8 +48,7 @@ def test_it_is_replayed_so(specimen, monkeypatch):
     assert asked["engine"] == "0.5.23"
 
 
-def test_it_is_bisected_so_by_another_process_too(specimen):
+def test_it_is_bisected_so(specimen):
     setting = bisect_runs._specimen(specimen)
     assert setting.assumed == ("F-003", "F-007")
     assert setting.cpu_attention == "interpreted"
-    assert bisect_runs.setting_of(setting.plain()).cpu_attention == "interpreted"

@@ -9,8 +9,8 @@ import random
 import pytest
 
 from cases.meta.nights import AHEAD, STOP, TODAY, cell, entry, night, over, seen
+from harness.contract import rates
 from harness.contract.types import Outcome
-from harness.night import rates
 from harness.night.judge import GONE, Status, judge, scenarios_until_gone
 
 
@@ -158,7 +158,7 @@ def test_a_finding_that_shows_now_and_then_is_gone_only_when_chance_cannot_expla
 def test_a_cell_that_was_planned_and_not_reported_is_red_and_unknown():
     found = judged(night(cell(), planned=["0.5.13/fixed/eagle", "0.5.13/fixed/tree"]))
     assert found.outcome is Outcome.UNKNOWN
-    assert found.incomplete == ("0.5.13/fixed/tree was planned and not reported",)
+    assert found.incomplete == ("1 cell was planned and not reported: 0.5.13/fixed/tree",)
 
 
 def test_a_cell_that_was_reported_twice_is_red():

@@ -148,12 +148,12 @@ def test_a_box_holds_at_least_one_scenario_and_says_how_many_it_left_out(drawn, 
 
 def test_cells_are_driven_by_their_engines_and_reported_in_the_order_of_the_plan(tmp_path):
     made = [cells.Cell(engine=one, kind="fixed", name="x", scenarios=(results.named("a"),)) for one in ("2", "1", "2b")]
-    told = []
-    found = Driver(make=lambda _a: ByHand(results.sound), folder=tmp_path, told=lambda one: told.append(one.key)).run(
+    done = []
+    found = Driver(make=lambda _a: ByHand(results.sound), folder=tmp_path, done=lambda one: done.append(one.key)).run(
         made
     )
     assert [one.key for one in found] == [one.key for one in made]
-    assert told == sorted(one.key for one in made)
+    assert done == sorted(one.key for one in made)
 
 
 def test_accept_lengths_are_counted_by_verify():

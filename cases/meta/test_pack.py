@@ -85,10 +85,10 @@ def test_a_late_release_gets_its_stub_its_deep_gemm_and_its_setting(index, tmp_p
 def test_where_a_release_does_not_get_what_it_asks_for_is_written_down(index, tmp_path):
     index.requires = {"0.5.11": [*(one for one in REQUIRES if "flash" not in one), "flashinfer_python==0.6.8.post1"]}
     (release,) = packed(tmp_path / "b", "0.5.11").releases
-    told = {one.name: (one.wanted, one.carried) for one in release.differences}
-    assert told["flashinfer-python"] == ("==0.6.8.post1", "0.6.12")
-    assert told["outlines"] == ("==0.1.11", "")
-    assert "orjson" not in told  # asked for without a version
+    reported = {one.name: (one.wanted, one.carried) for one in release.differences}
+    assert reported["flashinfer-python"] == ("==0.6.8.post1", "0.6.12")
+    assert reported["outlines"] == ("==0.1.11", "")
+    assert "orjson" not in reported  # asked for without a version
     assert all(one.reason for one in release.differences)
 
 
@@ -126,7 +126,7 @@ def test_a_part_holds_once_what_several_releases_leave_out(index, tmp_path):
             ["torch==2.14.1", *REQUIRES[1:]], "wants torch==2.14.1; it cannot be packed for torch 2.11.0", id="torch"
         ),
         pytest.param(
-            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.py", id="unknown"
+            [*REQUIRES, "new-thing>=3"], "requires new-thing, of which harness/machines/slimming.toml", id="unknown"
         ),
         pytest.param(["torch==2.11.0", "numpy"], "does not say which sglang-kernel, transformers", id="no-pins"),
     ],

@@ -8,9 +8,9 @@ import pytest
 
 from cases.meta import browser, handmade, nights, page_runs, results
 from harness.contract.types import Kind, Phase
+from harness.night.charts import trends_of
 from reports.page import Beside, render_page
 from reports.reading import read_report
-from reports.trends import trends_of
 
 #: What stands in an opened round, line by line, tables row by row.
 READ = """() => [...document.getElementById('round').querySelectorAll('h3, p, li, .chips button, tr, g')]
@@ -74,9 +74,9 @@ def test_a_click_leads_to_the_round(opened, tmp_path):
     tab = opened.page
     tab.select_option("#scenario", label="pr25015 (FAIL)")
     assert tab.locator("#round").inner_text() == ""
-    tab.get_by_role("gridcell", name="request r1, turn 5").click()
+    tab.get_by_role("gridcell", name="request r1, scheduler step 5").click()
     said = tab.locator("#round").inner_text()
-    assert "Turn 5, rank 0, batch 5: decode, 3 requests" in said
+    assert "Scheduler step 5, rank 0, batch 5: decode, 3 requests" in said
     assert "Request r1: committed length" in said
     assert "✕ POSITION draft step 0, beam 0: engine" in said
     for heading in ("Draft tree", "Draft steps", "Verify", "Committed tokens", "Draft extend"):
@@ -111,7 +111,7 @@ def test_the_first_divergence_links_to_its_round(opened):
     tab.get_by_role("link", name="Show the round").click()
     title = tab.locator("#round-title")
     title.wait_for()
-    assert title.inner_text().startswith("Turn ")
+    assert title.inner_text().startswith("Scheduler step ")
     assert tab.locator("#round .said li").count() >= 1
     assert tab.locator('button.cell[aria-current="true"]').count() == 1
 
@@ -140,11 +140,11 @@ def test_the_keyboard_reaches_and_opens_everything(opened):
     tab.keyboard.press("ArrowDown")
     tab.keyboard.press("ArrowRight")
     moved = tab.evaluate("document.activeElement.getAttribute('aria-label')")
-    assert first.startswith("batch, turn 0")
-    assert moved.startswith("request r0, turn 4")  # r0 waits while the others' chunks are prefilled
+    assert first.startswith("batch, scheduler step 0")
+    assert moved.startswith("request r0, scheduler step 4")  # r0 waits while the others' chunks are prefilled
     tab.keyboard.press("End")
     tab.keyboard.press("Home")
-    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("request r0, turn 0")
+    assert tab.evaluate("document.activeElement.getAttribute('aria-label')").startswith("request r0, scheduler step 0")
     tab.keyboard.press("n")
     wrong = tab.evaluate("document.activeElement.getAttribute('aria-label')")
     assert wrong.endswith("; wrong")
@@ -154,17 +154,17 @@ def test_the_keyboard_reaches_and_opens_everything(opened):
     assert opened.complaints == []
 
 
-def test_idle_and_empty_rounds_and_turns_without_a_batch_are_visible(opened, tmp_path):
+def test_idle_and_empty_rounds_and_steps_without_a_batch_are_visible(opened, tmp_path):
     tab = opened.page
     tab.select_option("#scenario", label="idle-rank (PASS)")
     said = tab.locator("#map .cell").evaluate_all(
         "cells => cells.map(cell => cell.ariaLabel + ' = ' + cell.textContent)"
     )
-    assert "rank 1, turn 1: idle = I" in said
-    assert "rank 1, turn 4: batch without requests = E" in said
-    assert "rank 1, turn 2: no batch = ·" in said
-    assert "rank 0, turn 6: no batch = ·" in said
-    tab.get_by_role("gridcell", name="rank 1, turn 1").click()
+    assert "rank 1, scheduler step 1: idle = I" in said
+    assert "rank 1, scheduler step 4: batch without requests = E" in said
+    assert "rank 1, scheduler step 2: no batch = ·" in said
+    assert "rank 0, scheduler step 6: no batch = ·" in said
+    tab.get_by_role("gridcell", name="rank 1, scheduler step 1").click()
     assert "rank 1, batch 1: idle, no requests" in tab.locator("#round").inner_text()
     browser.shot(opened, "idle", tmp_path)
 
@@ -175,7 +175,7 @@ def test_a_batch_that_never_ended_can_be_opened(opened, tmp_path):
     tab.locator("#next-wrong").click()
     said = tab.locator("#round").inner_text()
     assert tab.locator('button.cell[aria-current="true"]').text_content() == "X"
-    assert "Turn 5, rank 0, batch 5: stopped" in said
+    assert "Scheduler step 5, rank 0, batch 5: stopped" in said
     assert "✕ CRASH verify: engine RuntimeError: no" in said
     assert opened.complaints == []
     browser.shot(opened, "crashed", tmp_path)
@@ -186,7 +186,7 @@ def test_a_leak_is_shown_at_the_end_of_its_rank(opened):
     tab.select_option("#scenario", label="leaking (FAIL)")
     tab.locator("#next-wrong").click()
     assert "✕ LEAK" in tab.locator("#round").inner_text()
-    assert "batch, turn 8" in tab.locator('button.cell[aria-current="true"]').get_attribute("aria-label")
+    assert "batch, scheduler step 8" in tab.locator('button.cell[aria-current="true"]').get_attribute("aria-label")
 
 
 def test_a_finding_without_a_round_is_shown_beside_the_map(chromium, tmp_path):
@@ -235,7 +235,7 @@ def test_trends_are_read_by_shape_by_keyboard_and_in_words(opened, tmp_path, sna
     shapes = [one.get_attribute("href") for one in first.locator("use").all()]
     assert shapes == ["#mark-green"] * 4 + ["#mark-red"] + ["#mark-green"] * 6 + ["#mark-moved"]
     drawn = tab.evaluate("[...document.querySelectorAll('defs > *')].map(e => e.tagName + (e.getAttribute('d') || ''))")
-    assert len(set(drawn)) == 3, "told apart without colour"
+    assert len(set(drawn)) == 3, "reported apart without colour"
     boxes = first.locator("use").evaluate_all("all => all.map(e => e.getBoundingClientRect().width)")
     assert min(boxes) > 5
     first.locator("summary").focus()

@@ -183,8 +183,6 @@ def test_a_bundle_that_is_a_pipe(tmp_path):
 #: Modules in which a file is read otherwise, and whose it is.
 OURS = {
     "harness/archive/digests.py": "what was written a moment ago",
-    "harness/cli/bisect_commits.py": "a search's own working folder",
-    "harness/cli/bisect_step.py": "a search's own working folder",
     "reports/page.py": "templates",
 }
 

@@ -98,9 +98,25 @@ MADE = {
 }
 
 
-@pytest.mark.parametrize("name", MADE)
-def test_markdown_of_a_run(work, name, snapshot):
-    assert markdown(MADE[name](work / "runs")) == snapshot
+def test_markdown_of_a_run(work, snapshot):
+    assert markdown(MADE["failing"](work / "runs")) == snapshot
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "said"),
+    [
+        ("passing", "### ✓ eaglecheck PASS", "What was exercised"),
+        ("cut-off", "### ? eaglecheck UNKNOWN", "it was cut off while running"),
+        ("without-engine", "### ? eaglecheck UNKNOWN", "more lines"),
+        ("hostile", "### ", "**First divergence**"),
+    ],
+)
+def test_markdown_of_other_runs_begins_with_the_verdict_and_says_what_matters(work, name, first, said):
+    text = markdown(MADE[name](work / "runs"))
+    assert text.startswith(first)
+    assert said in text
+    outside = re.sub(r"(?ms)^(`{3,}).*?^\1$|(`+).*?\2", "", text)
+    assert not re.search(r"<(?!/?(details|summary)>)|(?<![\w&])@\w", outside), "what an engine said stands inside code"
 
 
 def test_markdown_of_a_specimen_is_that_of_its_failure(work):
@@ -205,10 +221,16 @@ def test_diff_of_two_runs(work, name, snapshot):
     runs = [results.store(work / side, *cases).relative_to(work) for side, cases in (("a", before), ("b", after))]
     done = call("diff", *map(str, runs), "--json", "diff.json")
     assert done.exit_code == code_, done.output
-    assert steady(done.stdout) == snapshot
+    if name == "broken":
+        assert steady(done.stdout) == snapshot
     document = json.loads((work / "diff.json").read_text())
     assert document["answer"] == {0: "same", 1: "differs", 3: "unknown"}[code_]
     assert document["schema"] == 1
+    assert done.stdout.splitlines()[-1].startswith(f"{document['answer']}: ")
+    changes = [one["change"] for one in document["signatures"]]
+    assert changes == {"fixed": ["gone"] * 2, "broken": ["new"] * 2, "still-failing": ["still"] * 2}.get(
+        name, ["new", "gone"] if name == "other-defect" else []
+    )
     mirrored = call("diff", *map(str, reversed(runs)))
     assert mirrored.exit_code == code_
 

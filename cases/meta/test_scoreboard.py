@@ -18,7 +18,7 @@ from harness.engines.errors import EngineError
 from harness.search import mutants
 from harness.search.mutants import Campaign, judged
 from harness.search.scoreboard import EXCUSED, SINCE, Fate, Score, Scoreboard, document
-from reports.mutants import MutantLine, render_scoreboard
+from harness.search.text import MutantLine, render_scoreboard
 
 LATE = MUTANTS["draft-position-late"]
 BUSY = tuple(name for name in CHECKS if name not in EXCUSED)

@@ -45,12 +45,12 @@ def test_folders_of_a_process_that_was_killed_are_named_and_removed_and_those_of
     process.wait()
     assert scratch.left_behind() == sorted(folders)
     (finding,) = doctor._left_behind()
-    assert (finding.status, finding.mend.split("  ")[0]) == ("warn", "eaglecheck run")
+    assert (finding.status, finding.fix.split("  ")[0]) == ("warn", "eaglecheck run")
     assert finding.detail.startswith("2 folders of an eaglecheck that was killed: ")
     assert all(str(folder) in finding.detail for folder in folders)
     assert scratch.remove_left_behind() == sorted(folders)
     assert not any(folder.exists() for folder in folders)
-    assert doctor._left_behind() == []
+    assert list(doctor._left_behind()) == []
     assert Path(mine.name).is_dir()
     mine.cleanup()
 

@@ -9,8 +9,7 @@ from cases.meta import handmade
 from cases.strategies import BOOTS, programs
 from harness.checks import group, judge
 from harness.contract.types import Kind, Op, Scenario
-from harness.search.shrink import Budget, shrink
-from harness.search.smaller import simpler_boots, smaller, tidy
+from harness.search.shrink import Budget, shrink, simpler_boots, smaller, tidy
 from harness.search.tally import roots, size, tally
 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"

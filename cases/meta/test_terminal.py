@@ -15,10 +15,10 @@ from harness.contract.known_issues import Known
 from harness.contract.types import Kind, SpecConfig
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
-from harness.machines.doctor import Finding
+from harness.machines.doctor_gpu import Answer
+from harness.machines.text import render_doctor, render_engines
 from reports.findings import render_first
 from reports.live import LiveLine, drafted
-from reports.machine import render_doctor, render_engines
 from reports.matrix import render_matrix
 from reports.prose import say_pairs
 from reports.replay import answer, render_replay
@@ -283,11 +283,9 @@ def test_replay_says_one_of_three_words(name, word):
     assert said.others is (name == "fixed-but")
 
 
-READY = Finding(name="python", status="ok", detail="3.11.7 at /usr/bin/python3")
-SMALL = Finding(
-    name="shared memory", status="warn", detail="/dev/shm is 32 MB", mend="mount -o remount,size=1g /dev/shm"
-)
-GONE = Finding(name="SGLang 0.5.23", status="missing", detail="not installed", mend="eaglecheck engines install 0.5.23")
+READY = Answer(name="python", status="ok", detail="3.11.7 at /usr/bin/python3")
+SMALL = Answer(name="shared memory", status="warn", detail="/dev/shm is 32 MB", fix="mount -o remount,size=1g /dev/shm")
+GONE = Answer(name="SGLang 0.5.23", status="missing", detail="not installed", fix="eaglecheck engines install 0.5.23")
 
 
 @pytest.mark.parametrize("found", [[READY], [READY, SMALL], [READY, SMALL, GONE]], ids=["ready", "warned", "missing"])

@@ -8,9 +8,9 @@ import statistics
 import pytest
 
 from cases.meta import nights
-from harness.night.judge import TREND_NIGHTS
-from reports import trends
-from reports.trends import BOTTOM, HEIGHT, LEFT, QUANTILE, RIGHT, TOP, WIDTH, trends_of
+from harness.night import charts as trends
+from harness.night.charts import BOTTOM, HEIGHT, LEFT, QUANTILE, RIGHT, TOP, WIDTH, trends_of
+from harness.night.trends import TREND_NIGHTS
 
 STORE = nights.store_of_twelve()
 

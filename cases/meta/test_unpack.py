@@ -95,10 +95,10 @@ def test_its_settings_reach_the_engines_process(made, home, tmp_path):
 def test_a_second_call_unpacks_nothing(made, home):
     unpack.unpack(made["engines"], progress=quiet)
     before = {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()}
-    told: list[str] = []
-    assert unpack.unpack(made["engines"], progress=told.append) == VERSIONS
+    reported: list[str] = []
+    assert unpack.unpack(made["engines"], progress=reported.append) == VERSIONS
     assert {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()} == before
-    assert told[0] == "every part of this bundle is unpacked already"
+    assert reported[0] == "every part of this bundle is unpacked already"
 
 
 @pytest.mark.parametrize("stage", ["extract", "rename", "marker"])
@@ -243,9 +243,9 @@ def test_a_package_that_is_expected_there_is_named_if_it_lacks(monkeypatch, expe
 
 def test_without_a_card_it_unpacks_and_says_so(made, home, monkeypatch):
     monkeypatch.setattr(fit, "cards", lambda: ())
-    told: list[str] = []
-    assert unpack.unpack(made["engines"], progress=told.append) == VERSIONS
-    assert told[0] == "no GPU is seen here; the kernels of this bundle are for sm_90"
+    reported: list[str] = []
+    assert unpack.unpack(made["engines"], progress=reported.append) == VERSIONS
+    assert reported[0] == "no GPU is seen here; the kernels of this bundle are for sm_90"
 
 
 def test_a_release_installed_from_an_index_is_not_overwritten(made, home):
@@ -291,9 +291,9 @@ def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path
     assert unpack.unpack(tmp_path / "kernels", progress=quiet) == ()
     assert sorted(path.name for path in folder.iterdir()) == ["cuda.cu", "kernel.so"]
     assert [(folder / name).stat().st_mtime for name in ("cuda.cu", "kernel.so")] == [1_700_000_000, 1_700_000_009]
-    told: list[str] = []
-    unpack.unpack(tmp_path / "kernels", progress=told.append)
-    assert told == ["these kernels are in place already"]
+    reported: list[str] = []
+    unpack.unpack(tmp_path / "kernels", progress=reported.append)
+    assert reported == ["these kernels are in place already"]
 
 
 def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, monkeypatch):
@@ -324,7 +324,7 @@ def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(mad
     (site / "sglang" / "srt" / "same.py").write_text("# patched")
     damaged = next(finding for finding in doctor.diagnose() if finding.name == "SGLang 0.5.13")
     assert (damaged.status, "sglang/srt/same.py" in damaged.detail) == ("missing", True)
-    assert damaged.mend.startswith("rm -r ")
+    assert damaged.fix.startswith("rm -r ")
 
 
 def test_the_launcher_finds_the_checkout_and_the_control_packages(made, home):

@@ -1,4 +1,4 @@
-"""Booting every release once: what each said, and what is told when one does not run. The engines are scripts."""
+"""Booting every release once: what each said, and what is reported when one does not run. The engines are scripts."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def interpreter(tmp_path, monkeypatch):
 
 def test_each_variant_of_each_release_says_what_it_drafted(interpreter, tmp_path):
     interpreter(f"echo \"$3\" > {tmp_path}/asked-$$\necho loading\necho '{warm.MARK}{json.dumps(ANSWER)}'")
-    told: list[str] = []
-    answers = warm.warm(["0.5.11", "0.5.13"], progress=told.append)
+    reported: list[str] = []
+    answers = warm.warm(["0.5.11", "0.5.13"], progress=reported.append)
     assert len(answers) == 4
-    assert "SGLang 0.5.13 float16 topk 1 graphs: imported in 16 s, booted in 35 s, 48 tokens in 20 rounds" in told
+    assert "SGLang 0.5.13 float16 topk 1 graphs: imported in 16 s, booted in 35 s, 48 tokens in 20 rounds" in reported
     asked = [json.loads(path.read_text())["arguments"] for path in tmp_path.glob("asked-*")]
     assert {(one["dtype"], one["speculative_eagle_topk"], one["disable_cuda_graph"]) for one in asked} == {
         ("float16", 1, False),

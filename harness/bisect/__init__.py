@@ -1,6 +1,6 @@
-"""Where a failure came from or went: over published releases, then over commits.
+"""Where a failure came from or went: one search over an ordered line of versions, published releases or commits.
 
-`search` decides what to try next, `repeats` how often and what that is worth, `verdicts` remembers, `subjects` says
-what counts as the failure, `published` which releases there are, `commits`, `fitting` and `trees` deal with a checkout,
-`changes` compares two releases' files. Nothing here starts an engine: whoever searches passes a function that judges.
+`search` decides what to try next, `trials` what the runs of one version add up to, `verdicts` remembers them, `commits`
+is the line of a checkout (`repository`: git, `fitting` and `trees`: how one commit is run), `changes` compares files.
+Nothing here starts an engine: whoever searches passes a function that judges.
 """

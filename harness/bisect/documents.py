@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.bisect.changes import Changed
-from harness.bisect.repeats import Rate
 from harness.bisect.search import Answer, Tried
-from harness.bisect.subjects import Subject
-from harness.bisect.trials import Trials
+from harness.bisect.trials import Subject, Trials
 
 BISECT_SCHEMA = 1
 
@@ -33,13 +31,9 @@ def bisect_document(
     labels: how a name is shown to people, titles: what a commit says of itself.
     """
     labels, titles, order = labels or {}, titles or {}, {name: at for at, name in enumerate(names)}
-    rate = trials.rate
+    tried = sorted(found.tried, key=lambda one: order.get(one.name, 0))
     return {
-        "schema": BISECT_SCHEMA,
-        "case": subject.name,
-        "scenario": subject.scenario.id,
-        "failure": {"signature": trials.failure.signature, "kinds": list(trials.failure.kinds)},
-        "over": over,
+        **interrupted_document(over=over, subject=subject, trials=trials, why=note),
         "direction": found.direction,
         "first_bad": found.first_bad,
         "first_good": found.first_good,
@@ -48,23 +42,17 @@ def bisect_document(
         "exact": found.exact,
         "between": [{"name": name, "label": labels.get(name, name)} for name in found.between],
         "versions": len(names),
-        "tried": [
-            _tried(one, labels=labels, titles=titles)
-            for one in sorted(found.tried, key=lambda one: order.get(one.name, 0))
-        ],
-        "repeated": trials.repeated,
-        "rate": None if rate is None else _rate(rate),
+        "tried": [_tried(one, labels=labels, titles=titles) for one in tried],
         "risk": found.risk,
         "changed_known": changed is not None,
         "changed": [dataclasses.asdict(one) for one in changed or ()],
         "commits": {name: titles[name] for name in (found.old, found.new) if name in titles},
         "labels": {name: labels.get(name, name) for name in (found.old, found.new)},
-        "note": note,
     }
 
 
-def cut_off_document(*, over: str, subject: Subject, trials: Trials, why: str) -> dict[str, Any]:
-    """What there is of a search that somebody ended: what was tried, and no answer."""
+def interrupted_document(*, over: str, subject: Subject, trials: Trials, why: str) -> dict[str, Any]:
+    """What there is without an answer: what is searched for, and everything tried so far."""
     rate = trials.rate
     return {
         "schema": BISECT_SCHEMA,
@@ -75,27 +63,17 @@ def cut_off_document(*, over: str, subject: Subject, trials: Trials, why: str) -
         "exact": False,
         "tried": [_tried(one, labels={}, titles={}) for one in trials.judged],
         "repeated": trials.repeated,
-        "rate": None if rate is None else _rate(rate),
+        "rate": rate and {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)},
         "note": why,
     }
 
 
-def _rate(rate: Rate) -> dict[str, Any]:
-    return {"failures": rate.failures, "tries": rate.tries, "lower": round(rate.lower, 6)}
-
-
 def _tried(one: Tried, *, labels: Mapping[str, str], titles: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "name": one.name,
+        **dataclasses.asdict(one),
         "label": labels.get(one.name, one.name),
         "title": titles.get(one.name, ""),
-        "call": one.call,
-        "why": one.why,
         "kinds": list(one.kinds),
-        "tries": one.tries,
-        "failures": one.failures,
-        "cached": one.cached,
-        "risk": one.risk,
         "seconds": round(one.seconds, 1),
         "run": one.run if one.run and Path(one.run).is_dir() else None,
     }

@@ -63,11 +63,10 @@ class Repository:
         """Whether `old` is an ancestor of `new`."""
         return self.asks("merge-base", "--is-ancestor", old, new) is not None
 
-    def line(self, old: str, new: str, *, without: Sequence[str] = ()) -> list[str]:
-        """Commits after `old` up to `new` that touch the Python files, oldest first."""
-        others = [f"^{one}" for one in without]
-        text = self.git("rev-list", "--reverse", "--topo-order", new, f"^{old}", *others, "--", PYTHON)
-        return text.splitlines()
+    def line(self, olds: Sequence[str], new: str) -> list[str]:
+        """Commits up to `new` that touch the Python files and that none of `olds` contains, oldest first."""
+        others = [f"^{one}" for one in olds]
+        return self.git("rev-list", "--reverse", "--topo-order", new, *others, "--", PYTHON).splitlines()
 
     def numstat(self, old: str, new: str) -> list[tuple[str, str, str]]:
         """(added, removed, path) of every Python file that differs; git's '-' for a binary one."""
@@ -91,7 +90,7 @@ class Repository:
 def run_git(folder: Path, *arguments: str) -> str:
     command = ["git", *QUIET, "-C", str(folder), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=clean())
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, env=_clean())
     except OSError as error:
         raise GitError(f"git cannot be run: {error.strerror}") from error
     if done.returncode:
@@ -100,7 +99,7 @@ def run_git(folder: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-def clean() -> dict[str, str]:
+def _clean() -> dict[str, str]:
     """The environment without git's own variables, which would name another repository."""
     return {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 

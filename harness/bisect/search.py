@@ -1,14 +1,14 @@
-"""The search itself: a line of versions, oldest first, bad at one end and good at the other, and judges of three words.
+"""The search itself: an ordered line of versions, bad at one end and good at the other, and a judge of three words.
 
 A version that cannot be judged is passed over and its nearest neighbour tried, so the answer may be a range, and then
-says so. It must not know what a version is or how one is judged.
+says so. It must not know how a version is judged.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 Call = Literal["bad", "good", "unknown"]
 #: broken: the older end is good, so the search is for the first bad one. fixed: the other way round.
@@ -19,7 +19,7 @@ Direction = Literal["broken", "fixed"]
 class Tried:
     """One version and what became of it.
 
-    tries, failures: runs that say something, and those that showed the failure. cached: how many of the runs were of
+    tries, failures: runs with a verdict, and those that showed the failure. cached: how many of the runs were of
     earlier searches. risk: the greatest probability that a `good` is wrong, for a failure that comes and goes.
     """
 
@@ -33,6 +33,52 @@ class Tried:
     seconds: float = 0.0
     run: str | None = None
     kinds: tuple[str, ...] = ()
+
+
+class Line(Protocol):
+    """Versions in order of age, from the older end to the newer one."""
+
+    @property
+    def old(self) -> str: ...
+
+    @property
+    def new(self) -> str: ...
+
+    def middle_first(self, olds: Sequence[str], new: str) -> list[str]:
+        """The versions after all of `olds` and before `new`, the one that halves them best first."""
+
+    def between(self, olds: Sequence[str], new: str) -> tuple[str, tuple[str, ...]]:
+        """(the one of `olds` nearest to `new`, the versions between them, oldest first)."""
+
+    def label(self, name: str) -> str:
+        """A version as people write it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Releases:
+    """The line of published releases, oldest first, two or more."""
+
+    names: tuple[str, ...]
+
+    @property
+    def old(self) -> str:
+        return self.names[0]
+
+    @property
+    def new(self) -> str:
+        return self.names[-1]
+
+    def middle_first(self, olds: Sequence[str], new: str) -> list[str]:
+        low, high = max(map(self.names.index, olds)), self.names.index(new)
+        places = sorted(range(low + 1, high), key=lambda at: (abs(at - (low + high) / 2), at))
+        return [self.names[at] for at in places]
+
+    def between(self, olds: Sequence[str], new: str) -> tuple[str, tuple[str, ...]]:
+        low = max(map(self.names.index, olds))
+        return self.names[low], self.names[low + 1 : self.names.index(new)]
+
+    def label(self, name: str) -> str:
+        return name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +122,7 @@ class Answer:
 
 
 class NoAnswer(Exception):
-    """The two ends do not say what they were named for; `tried` is what is known of them."""
+    """The two ends are not what they were named for; `tried` is what is known of them."""
 
     def __init__(self, what: str, tried: Sequence[Tried]) -> None:
         super().__init__(what)
@@ -94,66 +140,40 @@ class EndUnknown(NoAnswer):
 Judge = Callable[[str], Tried]
 
 
-@dataclass(slots=True)
-class _Search:
-    names: Sequence[str]
-    judge: Judge
-    tried: list[Tried] = field(default_factory=list)
-    unknown: set[int] = field(default_factory=set)
-
-    def ask(self, at: int) -> Call:
-        found = self.judge(self.names[at])
-        self.tried.append(found)
-        if found.call == "unknown":
-            self.unknown.add(at)
-        return found.call
-
-
-def search(names: Sequence[str], judge: Judge, *, direction: Direction) -> Answer:
-    """Find where the call changes along `names` (two or more, oldest first, ends of different calls).
+def search(line: Line, judge: Judge, *, direction: Direction) -> Answer:
+    """Find where the call changes along the line.
 
     Judges the bad end first. Every version is judged once at most: about log2 of their number, and one more for each
     unknown. Raises NoChange or EndUnknown when the ends are not what `direction` says.
     """
-    state = _Search(names, judge)
-    low, high = 0, len(names) - 1
-    old_call: Call = "good" if direction == "broken" else "bad"
-    _check_ends(state, direction)
-    while (at := _next(low, high, state.unknown)) is not None:
-        call = state.ask(at)
-        if call == old_call:
-            low = at
-        elif call != "unknown":
-            high = at
-    return Answer(
-        direction=direction,
-        old=names[low],
-        new=names[high],
-        between=tuple(names[low + 1 : high]),
-        tried=tuple(state.tried),
-    )
+    tried = _ends(line, judge, direction)
+    old_call = "good" if direction == "broken" else "bad"
+    olds, new, unknown = [line.old], line.new, set[str]()
+    while left := [name for name in line.middle_first(olds, new) if name not in unknown]:
+        tried.append(judge(left[0]))
+        if tried[-1].call == "unknown":
+            unknown.add(left[0])
+        elif tried[-1].call == old_call:
+            olds.append(left[0])
+        else:
+            new = left[0]
+    old, between = line.between(olds, new)
+    return Answer(direction=direction, old=old, new=new, between=between, tried=tuple(tried))
 
 
-def _check_ends(state: _Search, direction: Direction) -> None:
-    bad, good = (len(state.names) - 1, 0) if direction == "broken" else (0, len(state.names) - 1)
-    calls: dict[str, Call] = {}
-    for role, at in (("bad", bad), ("good", good)):
-        call = calls[role] = state.ask(at)
-        if call == "unknown":
-            why = state.tried[-1].why
-            raise EndUnknown(f"{state.names[at]}, the {role} end, cannot be judged: {why}", state.tried)
-    if calls["bad"] == calls["good"]:
-        word = {"bad": "show the failure", "good": "pass"}[calls["bad"]]
-        raise NoChange(f"no change between {state.names[0]} and {state.names[-1]}: both {word}", state.tried)
-    if calls["bad"] == "good":
-        raise NoChange(
-            f"the ends are the wrong way round: {state.names[bad]} passes and {state.names[good]} shows the failure",
-            state.tried,
-        )
-
-
-def _next(low: int, high: int, unknown: set[int]) -> int | None:
-    """The untried version nearest to the middle between the two ends; None when none is left."""
-    middle = (low + high) / 2
-    left = [at for at in range(low + 1, high) if at not in unknown]
-    return min(left, key=lambda at: (abs(at - middle), at), default=None)
+def _ends(line: Line, judge: Judge, direction: Direction) -> list[Tried]:
+    """Both ends judged, the bad one first; an exception unless they are what they were named for."""
+    bad, good = (line.new, line.old) if direction == "broken" else (line.old, line.new)
+    tried: list[Tried] = []
+    for role, name in (("bad", bad), ("good", good)):
+        tried.append(judge(name))
+        if tried[-1].call == "unknown":
+            raise EndUnknown(f"{line.label(name)}, the {role} end, cannot be judged: {tried[-1].why}", tried)
+    calls = [one.call for one in tried]
+    if calls[0] == calls[1]:
+        both = "show the failure" if calls[0] == "bad" else "pass"
+        raise NoChange(f"no change between {line.label(line.old)} and {line.label(line.new)}: both {both}", tried)
+    if calls[0] == "good":
+        names = f"{line.label(bad)} passes and {line.label(good)} shows the failure"
+        raise NoChange(f"the ends are the wrong way round: {names}", tried)
+    return tried

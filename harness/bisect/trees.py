@@ -29,13 +29,18 @@ class Workshop:
     repository: Repository
 
     @contextlib.contextmanager
-    def tree(self, commit: str) -> Iterator[Path]:
-        """The commit's Python files in a worktree that no other commit ever had: compiled files cannot be stale."""
+    def tree(self, commit: str, *, compiled: Path | None = None) -> Iterator[Path]:
+        """The commit's Python files in a worktree that no other commit ever had: compiled files cannot be stale.
+
+        compiled: a release's package, whose compiled modules are put where the Python files look for them, as links.
+        """
         path = self.folder / f"{commit[:12]}-{secrets.token_hex(2)}"
         self.repository.git("worktree", "add", "--detach", "--no-checkout", str(path), commit)
         try:
             self.repository.git("checkout", "--quiet", commit, "--", PYTHON, at=path)
-            yield path
+            if compiled is not None:
+                _link(compiled, path / PYTHON / "sglang")
+            yield path / PYTHON
         finally:
             _remove(self.repository, path)
 
@@ -58,19 +63,11 @@ def workshop(repository: Repository) -> Iterator[Workshop]:
             _clear(repository, folder)
 
 
-def link_compiled(package: Path, tree: Path) -> None:
-    """Put a release's compiled modules where the tree's Python files look for them, as links."""
+def _link(package: Path, into: Path) -> None:
     for built in package.rglob("*.so"):
-        there = tree / PYTHON / "sglang" / built.relative_to(package)
+        there = into / built.relative_to(package)
         if there.parent.is_dir() and not there.exists():
             there.symlink_to(built)
-
-
-def unlink_compiled(tree: Path) -> None:
-    """Take all of them away again."""
-    for path in (tree / PYTHON / "sglang").rglob("*.so"):
-        if path.is_symlink():
-            path.unlink()
 
 
 def _sweep(root: Path) -> None:

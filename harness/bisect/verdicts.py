@@ -1,7 +1,8 @@
-"""Runs remembered: by scenario and checkpoints, engine identity and lock, and the version of our own checks.
+"""What counts as the failure, what one run says about it, and runs remembered.
 
-An entry that no longer fits any of them is not found, never used in part. Runs without a verdict are not kept: what
-kept an engine from starting yesterday need not do so today. It must not judge.
+They are kept by scenario and checkpoints, engine identity and lock, and the version of our own checks: an entry that no
+longer fits any of them is not found, never used in part. Runs without a verdict are not kept: what kept an engine from
+starting yesterday need not do so today.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from harness.bisect.subjects import Run
+from harness.bisect.search import Call
 from harness.contract import plain_files
 from harness.contract.types import Outcome
 from harness.engines.closure import home
@@ -29,16 +30,55 @@ _ROOMS = ("harness", "reference", "cases")
 _LEFT_OUT = ("harness/cli", "harness/bisect", "cases/meta", "cases/test_", "cases/corpus", "cases/recorded")
 
 
-class _Entry(BaseModel):
-    """One line of a file: one run."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A failure by its signature, or by the kinds a corpus case shows first; neither: whatever is seen first."""
+
+    signature: str = ""
+    kinds: tuple[str, ...] = ()
+
+    def describe(self) -> str:
+        if self.signature:
+            return f"signature {self.signature}"
+        return f"kind {' or '.join(self.kinds)}" if self.kinds else "any divergence"
+
+    def shown_by(self, run: Run) -> bool:
+        if self.signature:
+            return self.signature in run.signatures
+        return not self.kinds or bool(set(self.kinds) & set(run.kinds))
+
+
+class Run(BaseModel):
+    """One run of the scenario on one version: the part of a verdict that a search needs, and a line of the cache.
+
+    kinds, signatures: of divergences that nothing earlier explains, the first one first. run: its folder.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     outcome: Outcome
-    kinds: tuple[str, ...]
-    signatures: tuple[str, ...]
-    run: str
-    seconds: float
+    kinds: tuple[str, ...] = ()
+    signatures: tuple[str, ...] = ()
+    why: str = ""
+    run: str = ""
+    seconds: float = 0.0
+
+    def call(self, failure: Failure) -> Call:
+        """What it says about the failure; a scenario that diverges otherwise says nothing about it."""
+        if self.outcome is Outcome.PASS:
+            return "good"
+        return "bad" if self.outcome is Outcome.FAIL and failure.shown_by(self) else "unknown"
+
+    def reason(self, failure: Failure) -> str:
+        """One line for people."""
+        if self.outcome is Outcome.PASS:
+            return "agrees with the reference"
+        if self.outcome is Outcome.FAIL:
+            found = ", ".join(self.kinds)
+            shown = failure.shown_by(self)
+            return f"diverges: {found}" if shown else f"diverges otherwise: {found}; not {failure.describe()}"
+        first = self.why.partition("\n")[0]
+        return first.partition("; full log:")[0].strip() or "no verdict"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +97,7 @@ class Cache:
             lines = plain_files.content(self._path(identity)).decode(errors="replace").splitlines()
         except OSError:
             return []
-        found = (_entry(line) for line in lines[1:])
-        return [Run(**entry.model_dump()) for entry in found if entry is not None]
+        return [run for run in map(_run, lines[1:]) if run is not None]
 
     def add(self, identity: Mapping[str, Any], run: Run) -> None:
         """Keep a run that has a verdict."""
@@ -66,10 +105,7 @@ class Cache:
             return
         path = self._path(identity)
         path.parent.mkdir(parents=True, exist_ok=True)
-        entry = _Entry(
-            outcome=run.outcome, kinds=run.kinds, signatures=run.signatures, run=run.run, seconds=run.seconds
-        )
-        text = entry.model_dump_json() + "\n"
+        text = run.model_dump_json(exclude={"why"}) + "\n"
         if not path.exists():
             text = json.dumps(dict(identity), sort_keys=True) + "\n" + text
         with path.open("ab") as file:  # one write: lines of two processes do not mix
@@ -79,9 +115,9 @@ class Cache:
         return self.folder / f"{identity['scenario']}-{digest({**identity, 'version': VERSION})}.jsonl"
 
 
-def _entry(line: str) -> _Entry | None:
+def _run(line: str) -> Run | None:
     try:
-        return _Entry.model_validate_json(line)
+        return Run.model_validate_json(line)
     except ValidationError:
         return None
 

@@ -10,13 +10,13 @@ import typer
 from rich.console import Console
 
 from harness.bisect.changes import changed_between
-from harness.bisect.documents import bisect_document, cut_off_document
-from harness.bisect.repeats import MOST_TRIES
+from harness.bisect.commits import checkout, commits
+from harness.bisect.documents import bisect_document, interrupted_document
 from harness.bisect.search import NoAnswer, NoChange, search
 from harness.bisect.trees import workshop
-from harness.bisect.trials import Trials
+from harness.bisect.trials import MOST_TRIES, Trials
 from harness.bisect.verdicts import Cache
-from harness.cli import bisect_commits, bisect_releases, bisect_runs, options
+from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.documents import check_target, write_json
 from harness.cli.engine_options import engine_options
@@ -93,54 +93,52 @@ def _left() -> str:
 
 def _by_now(setting: Setting, trials: Trials, repo: Path | None, stop: KeyboardInterrupt) -> dict[str, Any]:
     over = "releases" if repo is None else "commits"
-    return cut_off_document(over=over, subject=setting.subject, trials=trials, why=str(stop) or "interrupted")
+    return interrupted_document(over=over, subject=setting.subject, trials=trials, why=str(stop) or "interrupted")
 
 
 def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, console: Console) -> dict[str, Any]:
-    line = bisect_releases.line(bad=bad, good=good)
-    if line.note:
-        say(console, line.note, style="yellow")
-    most = math.ceil(math.log2(max(len(line.versions) - 1, 1))) + 2
+    line, direction, note = bisect_versions.releases(bad=bad, good=good)
+    if note:
+        say(console, note, style="yellow")
+    most = math.ceil(math.log2(max(len(line.names) - 1, 1))) + 2
     say(
         console,
-        f"{counted(len(line.versions), 'release')} from {line.versions[0]} to {line.versions[-1]}, "
+        f"{counted(len(line.names), 'release')} from {line.old} to {line.new}, "
         f"{setting.subject.name} ({trials.failure.describe()}): at most {most} to try, more if some cannot be judged",
     )
-    found = search(line.versions, bisect_releases.judge(setting, trials, console=console), direction=line.direction)
+    found = search(line, bisect_versions.judge_release(setting, trials, console=console), direction=direction)
+    changed = bisect_versions.changed_between_releases(found.old, found.new)
     return bisect_document(
-        found,
-        names=line.versions,
-        over="releases",
-        subject=setting.subject,
-        trials=trials,
-        changed=bisect_releases.changed(found.old, found.new),
-        note=line.note,
+        found, names=line.names, over="releases", subject=setting.subject, trials=trials, changed=changed, note=note
     )
 
 
 def _over_commits(
     repo: Path, setting: Setting, trials: Trials, *, bad: str, good: str, console: Console
 ) -> dict[str, Any]:
-    repository = bisect_commits.checkout(repo)
-    ends = bisect_commits.ends(repository, bad=bad, good=good)
-    bisect_commits.notes(repository, console)
+    repository = checkout(repo)
+    line = commits(repository, bad=bad, good=good)
+    if repository.dirty():
+        said = f"uncommitted changes in {repository.folder} are not looked at: only commits are"
+        say(console, said, style="yellow")
     with workshop(repository) as shop:
-        found, line = bisect_commits.search_commits(ends, setting=setting, trials=trials, shop=shop, console=console)
+        judge = bisect_versions.judge_commit(setting, trials, shop=shop, console=console)
+        found = search(line, judge, direction=line.direction)
     shown = {*(one.name for one in found.tried), *found.between, found.old, found.new}
     return bisect_document(
         found,
-        names=line,
+        names=line.names,
         over="commits",
         subject=setting.subject,
         trials=trials,
         changed=changed_between(repository, found.old, found.new),
-        labels={name: name[:12] for name in shown},
+        labels={name: line.label(name) for name in shown},
         titles={name: repository.title(name) for name in shown},
     )
 
 
 def _no_answer(error: NoAnswer, trials: Trials, console: Console) -> Exit:
-    """Ends that are not what they were named for: the user's mistake if they have verdicts, else unknown."""
+    """Ends that are not what they were named for: a usage error if they have verdicts, else unknown."""
     for one in error.tried:
         say(console, f"  {one.name} is {one.call}: {one.why}" + (f"; {one.run}" if one.run else ""))
     text = str(error)

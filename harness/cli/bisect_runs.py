@@ -17,8 +17,8 @@ from rich.console import Console
 
 from cases import catalogue
 from harness.archive.store import MANIFEST, read_specimen, started_with
-from harness.bisect.subjects import Failure, Run, Subject
-from harness.bisect.verdicts import checks_version, folder_digest
+from harness.bisect.trials import Subject
+from harness.bisect.verdicts import Failure, Run, checks_version, folder_digest
 from harness.cli import prepare
 from harness.cli.programs import check_scenarios
 from harness.contract.types import Outcome
@@ -35,7 +35,7 @@ from reports.terminal import unjudged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Everything about a search but the versions: plain data, so that another process can take it up."""
+    """Everything about a search but the versions."""
 
     subject: Subject
     device: str
@@ -63,36 +63,6 @@ class Setting:
             "cpu_attention": self.cpu_attention,
             "checks": checks_version(),
         }
-
-    def plain(self) -> dict[str, Any]:
-        """As JSON-ready data; `setting_of` reads it back."""
-        return {
-            "name": self.subject.name,
-            "scenario": self.subject.scenario.model_dump(mode="json"),
-            "failure": dataclasses.asdict(self.subject.failure),
-            "device": self.device,
-            "gpu_share": self.gpu_share,
-            "pair": None if self.pair is None else [str(folder) for folder in self.pair],
-            "assumed": list(self.assumed),
-            "cpu_attention": self.cpu_attention,
-            "runs": str(prepare.runs_root(self.runs).absolute()),  # the other process works in another folder
-        }
-
-
-def setting_of(plain: Mapping[str, Any]) -> Setting:
-    """The setting that `plain` was made from."""
-    failure = Failure(signature=plain["failure"]["signature"], kinds=tuple(plain["failure"]["kinds"]))
-    scenario = catalogue.Scenario.model_validate(plain["scenario"])
-    pair = plain["pair"]
-    return Setting(
-        subject=Subject(name=plain["name"], scenario=scenario, failure=failure),
-        device=plain["device"],
-        gpu_share=plain["gpu_share"],
-        pair=None if pair is None else (Path(pair[0]), Path(pair[1])),
-        assumed=tuple(plain["assumed"]),
-        cpu_attention=plain["cpu_attention"],
-        runs=Path(plain["runs"]),
-    )
 
 
 def choose(
@@ -171,7 +141,7 @@ def _specimen(folder: Path) -> Setting:
 def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: LiveLine) -> Run:
     """Run the scenario once on an engine of its own; what keeps it from a verdict is the run's reason.
 
-    line: one for the whole search, so that stand-ins are told when they change, and not for every version.
+    line: one for the whole search, so that it names stand-ins when they change, and not for every version.
     """
     target, draft = setting.pair or (None, None)
     try:
@@ -192,14 +162,14 @@ def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: Li
         return Run(outcome=Outcome.UNKNOWN, why=str(error))
     with line:
         result = run(plan, observers=[line])
-    return _told(result, env)
+    return _said(result, env)
 
 
-def _told(result: RunResult, env: envs.EngineEnv) -> Run:
+def _said(result: RunResult, env: envs.EngineEnv) -> Run:
     (one,) = result.results
     roots = [finding for finding in one.findings if finding.is_root]
     roots.sort(key=lambda finding: not finding.first.first)
-    told = Run(
+    said = Run(
         outcome=one.verdict.outcome,
         kinds=one.verdict.root_kinds,
         signatures=tuple(finding.signature for finding in roots),
@@ -208,8 +178,7 @@ def _told(result: RunResult, env: envs.EngineEnv) -> Run:
         seconds=result.cost.total_seconds,
     )
     ran = result.header.get("tree")
-    if env.tree is not None and told.outcome is not Outcome.UNKNOWN and ran != str(env.tree.resolve()):
-        return dataclasses.replace(
-            told, outcome=Outcome.UNKNOWN, why=f"the engine ran {ran}, not the commit's files in {env.tree}"
-        )
-    return told
+    if env.tree is not None and said.outcome is not Outcome.UNKNOWN and ran != str(env.tree.resolve()):
+        why = f"the engine ran {ran}, not the commit's files in {env.tree}"
+        return said.model_copy(update={"outcome": Outcome.UNKNOWN, "why": why})
+    return said

@@ -33,7 +33,7 @@ def pack(
 ) -> Exit:
     """Put releases into one small file for a machine without a network that has torch and a Hopper card."""
     from harness.machines.pack import pack as write_bundle
-    from reports.machine import render_bundle
+    from harness.machines.text import render_bundle
 
     console = Console()
     _check(output, torch=torch, python=python, part=part)
@@ -68,19 +68,19 @@ def unpack(
     check_target(None if keep_kernels is None else str(keep_kernels), what="keep-kernels")
     console = Console()
 
-    def tell(text: str) -> None:
+    def progress(text: str) -> None:
         say(console, text)
 
     try:
-        found = [version for path in files for version in install_bundle(path, progress=tell)]
+        found = [version for path in files for version in install_bundle(path, progress=progress)]
     except BundleError as error:
         raise UsageError(str(error)) from error
     if warm:
         from harness.machines.warm import warm as boot_once
 
-        boot_once(found, progress=tell)
+        boot_once(found, progress=progress)
     if keep_kernels:
-        kernels.save(keep_kernels, progress=tell)
+        kernels.save(keep_kernels, progress=progress)
     say(console, "look what this machine can run:  eaglecheck doctor")
     return Exit.PASS
 

@@ -26,8 +26,7 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    from reports.compare import compare  # pandas: a usage error need not wait for it
-    from reports.diff import diff_document, render_diff
+    from reports.diff import compare, diff_document, render_diff  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 
     found = compare(read_report(before, judged=False), read_report(after, judged=False))

@@ -1,4 +1,4 @@
-"""`eaglecheck engines …` and `eaglecheck doctor`: what is installed, what this machine can run, and how to mend it."""
+"""`eaglecheck engines …` and `eaglecheck doctor`: what is installed, what this machine can run, and how to fix it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def install(versions: Annotated[list[str], typer.Argument(help="Releases, for ex
 @guarded
 def list_() -> Exit:
     """The releases of our tests and every other one installed here."""
-    from reports.machine import render_engines
+    from harness.machines.text import render_engines
 
     others = [engine.version for engine in envs.list_installed() if engine.version not in envs.SUPPORTED]
     rows = [(envs.state(version), envs.standing(version)) for version in (*envs.SUPPORTED, *others)]
@@ -47,9 +47,9 @@ def list_() -> Exit:
 
 @guarded
 def doctor() -> Exit:
-    """What this machine can run, what is missing, and the command that mends it. Exits 3 if a run is impossible."""
+    """What this machine can run, what is missing, and the command that fixes it. Exits 3 if a run is impossible."""
     from harness.machines.doctor import diagnose, first_run_installs
-    from reports.machine import render_doctor
+    from harness.machines.text import render_doctor
 
     found = diagnose()
     installs = first_run_installs(found)

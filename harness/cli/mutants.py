@@ -16,7 +16,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.search.scoreboard import document
-from reports.mutants import MutantLine, render_scoreboard
+from harness.search.text import MutantLine, render_scoreboard
 from reports.prose import say
 
 

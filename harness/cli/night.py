@@ -21,12 +21,12 @@ from harness.cli.outcome import Exit, guarded
 from harness.cli.places import writable
 from harness.contract.usage import UsageError
 from harness.night import store
+from harness.night.ci import BUDGET, summary, workflow_commands
 from harness.night.document import junit
 from harness.night.judge import Judgement
 from harness.night.merge import merge
 from harness.night.records import Night
 from harness.night.store import Kept
-from reports.ci import BUDGET, summary, workflow_commands
 
 
 @guarded

@@ -32,10 +32,10 @@ from harness.driving.runner import git_state, own_version
 from harness.engines import envs
 from harness.night import document, store
 from harness.night.judge import Judgement, judge
-from harness.night.records import Judged, Night, NightPlan
+from harness.night.records import CellResult, Judged, Night, NightPlan
 from harness.night.run import Driver
 from harness.night.store import Kept
-from reports.night import render_cell, render_night
+from harness.night.text import render_cell, render_night
 from reports.prose import say
 
 ALL = "all"
@@ -63,6 +63,14 @@ class Asked:
     revert: int | None = None
     gpu_share: float | None = None
     wanted: Wanted = field(default_factory=Wanted)
+
+    @property
+    def chosen_cases(self) -> list[str]:
+        return _named(self.cases, catalogue.names(), what="case")
+
+    @property
+    def chosen_families(self) -> list[str]:
+        return _named(self.families, list(FAMILIES), what="family")
 
 
 def check_store(root: Path) -> None:
@@ -116,7 +124,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
         revert=asked.revert,
         repeats=asked.repeats,
         wanted=asked.wanted,
-        told=lambda result: render_cell(console, result),
+        done=lambda result: render_cell(console, result),
     )
     mine = set(todo.mine)
 
@@ -130,9 +138,8 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     if todo.shard[1] > 1:
         write_json(document.shard_document(todo, night.cells), json)
         say(console, f"shard {asked.shard}: {counted(len(results), 'cell')} driven, and not judged alone")
-        say(
-            console, f"judge the whole night, once all shards are here:  eaglecheck night {asked.nights} --nights STORE"
-        )
+        again = f"eaglecheck night {asked.nights} --nights STORE"
+        say(console, f"judge the whole night, once all shards are here:  {again}")
         return Exit.PASS
     return conclude(folder, night, root=asked.nights, entries=entries, console=console, json=json)
 
@@ -193,20 +200,15 @@ def conclude(
 
 def _with_what_is_left(night: Night, folder: Path) -> Night:
     """The night without the names of specimens that are gone: nobody can run those again."""
-    cells = tuple(
-        cell.model_copy(
-            update={
-                "findings": tuple(
-                    seen
-                    if seen.specimen is None or (folder / seen.specimen).is_dir()
-                    else seen.model_copy(update={"specimen": None})
-                    for seen in cell.findings
-                )
-            }
-        )
-        for cell in night.cells
-    )
-    return night.model_copy(update={"cells": cells})
+
+    def kept_in(cell: CellResult) -> CellResult:
+        seen = [
+            one if one.specimen and (folder / one.specimen).is_dir() else one.model_copy(update={"specimen": None})
+            for one in cell.findings
+        ]
+        return cell.model_copy(update={"findings": tuple(seen)})
+
+    return night.model_copy(update={"cells": tuple(map(kept_in, night.cells))})
 
 
 def today() -> date:
@@ -227,24 +229,20 @@ def _cells(asked: Asked) -> list[Cell]:
             f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
             "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"
         )
-    versions = (
-        [envs.resolve(None)]
-        if asked.engines is None
-        else [envs.resolve(name) for name in prepare.split_list(asked.engines, what="engines")]
-    )
+    named = [None] if asked.engines is None else prepare.split_list(asked.engines, what="engines")
+    versions = [envs.resolve(name) for name in named]
     cells = plan(
         engines=versions,
-        cases=[catalogue.load(name) for name in _named(asked.cases, catalogue.names(), what="case")],
-        families=[FAMILIES[name] for name in _named(asked.families, list(FAMILIES), what="family")],
+        cases=[catalogue.load(name) for name in asked.chosen_cases],
+        families=[FAMILIES[name] for name in asked.chosen_families],
         box=Box(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
         device=asked.device,
         wanted=asked.wanted,
         cards=_gpus(asked),
     )
     if not cells:
-        what = " and ".join(
-            f"--{name} {text}" for name, text in (("cases", asked.cases), ("families", asked.families)) if text
-        )
+        options = {"--cases": asked.cases, "--families": asked.families}
+        what = " and ".join(f"{name} {text}" for name, text in options.items() if text)
         raise UsageError(
             f"--engines {', '.join(versions)}: nothing of {what} runs there\n"
             "  allowed: another family or case, a newer release, or more GPUs for several ranks"
@@ -264,26 +262,26 @@ def _gpus(asked: Asked) -> int | None:
 
 def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     """What was asked for and cannot be had on a release, so that nothing is left out without a word."""
-    lines = [
-        f"not planned: {counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or "
-        "refuses, or which need more GPUs"
+    refused = [
+        f"{counted(cell.refused, 'scenario')} of {cell.key}, which this release is too old for or refuses, or which "
+        "need more GPUs"
         for cell in cells
         if cell.refused
     ]
     there = {cell.name for cell in cells if cell.kind == "case"}
-    lines += [
-        f"not planned: case {name}, which needs {catalogue.load(name).scenario.engine.dp} GPUs"
-        for name in _named(asked.cases, catalogue.names(), what="case")
+    cases = [
+        f"case {name}, which needs {catalogue.load(name).scenario.engine.dp} GPUs"
+        for name in asked.chosen_cases
         if name not in there
     ]
     planned = {(cell.engine, cell.name.partition("/")[0]) for cell in cells if cell.kind != "case"}
-    for engine in dict.fromkeys(cell.engine for cell in cells):
-        for family in _named(asked.families, list(FAMILIES), what="family"):
-            if (engine, family) not in planned:
-                lines.append(
-                    f"not planned: family {family} on {engine}, which is too old for it, refuses it, or needs more GPUs"
-                )
-    return lines
+    families = [
+        f"family {family} on {engine}, which is too old for it, refuses it, or needs more GPUs"
+        for engine in dict.fromkeys(cell.engine for cell in cells)
+        for family in asked.chosen_families
+        if (engine, family) not in planned
+    ]
+    return [f"not planned: {what}" for what in (*refused, *cases, *families)]
 
 
 def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:

@@ -21,7 +21,7 @@ from harness.night import store
 from reports.prose import say
 
 if TYPE_CHECKING:
-    from reports.trends import Trends
+    from harness.night.charts import Trends
 
 #: What the page reads of it.
 READ: dict[str, type[BaseModel]] = {"matrix": Matrix, "mutants": Mutants}
@@ -110,7 +110,7 @@ def _trends(root: Path | None) -> Trends | None:
     """Trends of the whole nights in a store that were judged; UsageError if it has none."""
     if root is None:
         return None
-    from reports.trends import trends_of
+    from harness.night.charts import trends_of
 
     whole = [kept.night for kept in store.nights(root) if kept.night is not None and kept.night.judged is not None]
     if not whole:

@@ -16,9 +16,9 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, get_args, get_origin, get_type_hints
 
 from harness.contract import plain_files
 from harness.engines.closure import EnvError
@@ -139,42 +139,25 @@ def parse(text: str) -> Manifest:
                 next_step="unpack it with the checkout that packed it, or pack again:  "
                 "eaglecheck engines pack VERSION --output FILE",
             )
-        return _manifest(data)
-    except (ValueError, TypeError, KeyError) as error:
+        manifest: Manifest = _record(Manifest, data)
+        return manifest
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise BundleError(f"the bundle's manifest is not whole ({error!r})", next_step=AGAIN) from error
 
 
 AGAIN = "copy the file again, or pack it again:  eaglecheck engines pack VERSION --output FILE"
 
 
-def _manifest(data: dict[str, Any]) -> Manifest:
-    releases = tuple(
-        Release(
-            version=one["version"],
-            trees=tuple(one["trees"]),
-            environ=dict(one["environ"]),
-            differences=tuple(Difference(**difference) for difference in one["differences"]),
-        )
-        for one in data["releases"]
-    )
-    trees = tuple(
-        Tree(
-            **{key: one[key] for key in ("name", "archive", "files", "size")},
-            wheels=tuple(Wheel(**wheel) for wheel in one["wheels"]),
-            slimmed=tuple(Slimmed(**rule) for rule in one["slimmed"]),
-            into=tuple(one.get("into", ())),
-        )
-        for one in data["trees"]
-    )
-    return Manifest(
-        **{key: data[key] for key in ("python", "torch", "glibc", "cuda_arch", "format")},
-        expects=tuple(data["expects"]),
-        control=tuple(data["control"]),
-        releases=releases,
-        trees=trees,
-        archives=tuple(Archive(**archive) for archive in data["archives"]),
-        home=data.get("home", ""),
-    )
+def _record(kind: Any, value: Any) -> Any:
+    """A value of this type from its JSON; TypeError or KeyError where it is another."""
+    if isinstance(kind, type) and is_dataclass(kind):
+        types = get_type_hints(kind)
+        return kind(**{name: _record(types[name], one) for name, one in value.items()})
+    if get_origin(kind) is tuple:
+        return tuple(_record(get_args(kind)[0], one) for one in value)
+    if not isinstance(value, get_origin(kind) or kind):
+        raise TypeError(f"{value!r} is no {kind}")
+    return value
 
 
 def write(path: Path, manifest: Manifest, archives: Path) -> None:

@@ -1,4 +1,4 @@
-"""The doctor's questions about NVIDIA cards, and what each unpacked release can run on them.
+"""The doctor's probes of NVIDIA cards, and what each unpacked release can run on them.
 
 Like the rest of the doctor it must not change anything, nor import torch or sglang: releases are asked in processes of
 their own.
@@ -13,14 +13,14 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.both_sides import gpus, leases
 from harness.engines.envs import EngineEnv
 from harness.machines import cards, fit, prebuild, slimming
 from harness.machines.cards import Card
-from harness.machines.diagnosis import Finding, Status
 
 #: Runs in the release's environment, so it is not imported here.
 ASK = Path(__file__).parents[1] / "engine_side" / "host" / "capabilities.py"
@@ -30,80 +30,90 @@ FREE_MIB = 4096  # an engine with a tiny pair, its graphs and its CUDA context
 DTYPES = "float16, bfloat16"  # sgl_kernel.rmsnorm has no float32, up to and with 0.4.5
 
 
-def graphics(names: Sequence[str]) -> Iterator[Finding]:
-    """The cards by nvidia-smi, and what compiles for them; `names` are those that the driver shows otherwise."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """One answer of a probe. `missing` stops a run, `warn` does not; `fix` is what to type, where that helps.
+
+    name: what it is about, where that is not what the probe is called.
+    """
+
+    status: Literal["ok", "warn", "missing"]
+    detail: str
+    fix: str = ""
+    name: str = ""
+
+
+def ok(detail: str, fix: str = "", *, name: str = "") -> Answer:
+    return Answer(status="ok", detail=detail, fix=fix, name=name)
+
+
+def warn(detail: str, fix: str = "", *, name: str = "") -> Answer:
+    return Answer(status="warn", detail=detail, fix=fix, name=name)
+
+
+def missing(detail: str, fix: str = "", *, name: str = "") -> Answer:
+    return Answer(status="missing", detail=detail, fix=fix, name=name)
+
+
+def by_driver(root: Path = Path("/proc/driver/nvidia/gpus")) -> list[str]:
+    """Names of the cards that the driver shows without any program or library."""
+    lines = (line for path in sorted(root.glob("*/information")) for line in path.read_text().splitlines())
+    return [line.split(":", 1)[1].strip() for line in lines if line.startswith("Model:")]
+
+
+def graphics() -> Iterator[Answer]:
+    """The cards by nvidia-smi, who leases them, and what compiles for them."""
     try:
         found = cards.ask()
     except cards.NoAnswer as error:
-        yield Finding(
-            name="GPU", status="warn", detail=f"nvidia-smi does not answer: {error}", mend="nvidia-smi  # shows why"
-        )
+        yield warn(f"nvidia-smi does not answer: {error}", "nvidia-smi  # shows why")
         return
     if not found:
-        detail = ", ".join(names) if names else "none: engines run on the CPU"
-        yield Finding(name="GPU", status="ok", detail=detail)
+        yield ok(", ".join(by_driver()) or "none: engines run on the CPU")
         return
-    yield from (_card(card) for card in found)
+    yield from map(_card, found)
     yield from _leases()
-    yield _torch()
+    version = fit.torch_version()
+    lacking = f"{version or 'none'} in this Python: no CUDA build, so a bundle cannot use it"
+    yield ok(version, name="torch") if "+cu" in version else warn(lacking, name="torch")
     yield _cuda_compiler()
 
 
-def _card(card: Card) -> Finding:
+def _card(card: Card) -> Answer:
+    architecture = f"sm_{card.capability.replace('.', '')}"
     detail = (
-        f"{card.name}, {card.uuid}, {card.free / 1024:.1f} of {card.memory / 1024:.1f} GiB free, sm_"
-        f"{card.capability.replace('.', '')}, driver {card.driver}"
+        f"{card.name}, {card.uuid}, {card.free / 1024:.1f} of {card.memory / 1024:.1f} GiB free, {architecture}, "
+        f"driver {card.driver}"
     )
-    if f"sm_{card.capability.replace('.', '')}" != slimming.CUDA_ARCH:
-        return Finding(name="GPU", status="warn", detail=f"{detail}; bundles are made for {slimming.CUDA_ARCH}")
+    if architecture != slimming.CUDA_ARCH:
+        return warn(f"{detail}; bundles are made for {slimming.CUDA_ARCH}")
     if card.free < FREE_MIB:
-        return Finding(
-            name="GPU",
-            status="warn",
-            detail=f"{detail}; an engine wants {FREE_MIB / 1024:.0f} GiB",
-            mend="nvidia-smi  # shows who holds the memory",
-        )
-    return Finding(name="GPU", status="ok", detail=detail)
+        return warn(f"{detail}; an engine wants {FREE_MIB / 1024:.0f} GiB", "nvidia-smi  # shows who holds the memory")
+    return ok(detail)
 
 
-def _leases() -> Iterator[Finding]:
+def _leases() -> Iterator[Answer]:
     """How many engines may still start on each card, and who has the others."""
     try:
-        lines = leases.describe()
+        yield from (ok(line, name="GPU leases") for line in leases.describe())
     except gpus.CardError as error:
-        yield Finding(name="GPU leases", status="warn", detail=str(error).replace("\n", ";"))
-        return
-    yield from (Finding(name="GPU leases", status="ok", detail=line) for line in lines)
+        yield warn(str(error).replace("\n", ";"), name="GPU leases")
 
 
-def _torch() -> Finding:
-    version = fit.torch_version()
-    if "+cu" in version:
-        return Finding(name="torch", status="ok", detail=version)
-    detail = f"{version or 'none'} in this Python: no CUDA build, so a bundle cannot use it"
-    return Finding(name="torch", status="warn", detail=detail)
-
-
-def _cuda_compiler() -> Finding:
+def _cuda_compiler() -> Answer:
     compiler = prebuild.nvcc()
     if compiler is None:
-        return Finding(
-            name="CUDA compiler",
-            status="warn",
-            detail="no nvcc: kernels that SGLang compiles at first use cannot be",
-            mend="export CUDA_HOME=/usr/local/cuda  # where a toolkit is",
-        )
+        detail = "no nvcc: kernels that SGLang compiles at first use cannot be"
+        return warn(detail, "export CUDA_HOME=/usr/local/cuda  # where a toolkit is", name="CUDA compiler")
     said = subprocess.run([str(compiler), "--version"], capture_output=True, text=True, errors="replace").stdout
     release = re.search(r"release (\S+),", said)
-    ninja = "" if shutil.which("ninja") else ", no ninja on PATH"
-    return Finding(
-        name="CUDA compiler",
-        status="warn" if ninja else "ok",
-        detail=f"{release[1] if release else 'unknown version'} at {compiler}{ninja}",
-    )
+    detail = f"{release[1] if release else 'unknown version'} at {compiler}"
+    if shutil.which("ninja"):
+        return ok(detail, name="CUDA compiler")
+    return warn(f"{detail}, no ninja on PATH", name="CUDA compiler")
 
 
-def abilities(engines: Sequence[EngineEnv]) -> Iterator[Finding]:
+def abilities(engines: Sequence[EngineEnv]) -> Iterator[Answer]:
     """What each release can run, all asked at once; nothing where there is no card to run it on."""
     if not engines or not cards.cards():
         return
@@ -134,26 +144,23 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
     return {"error": tail[-1][:200]}
 
 
-def judge(version: str, answer: dict[str, Any]) -> Finding:
-    """One release's answer as a finding: the first gap that stops it, else what runs and what does not."""
+def judge(version: str, said: dict[str, Any]) -> Answer:
+    """What a release says of itself: the first gap that stops it, else what runs and what does not."""
     name = f"SGLang {version} on GPU"
     again = "python3 -m harness.machines.unpack FILE  # its bundle, once more"
-    if answer["error"]:
-        return Finding(name=name, status="missing", detail=f"cannot be imported: {answer['error']}", mend=again)
-    if not answer["card"]:
-        detail = f"its torch {answer['torch']} (CUDA {answer['cuda']}) sees no card"
-        return Finding(
-            name=name, status="missing", detail=detail, mend="nvidia-smi  # is the driver older than its CUDA?"
-        )
-    backends: dict[str, str] = answer["backends"]
+    if said["error"]:
+        return missing(f"cannot be imported: {said['error']}", again, name=name)
+    if not said["card"]:
+        detail = f"its torch {said['torch']} (CUDA {said['cuda']}) sees no card"
+        return missing(detail, "nvidia-smi  # is the driver older than its CUDA?", name=name)
+    backends: dict[str, str] = said["backends"]
     if backends["triton"]:
-        return Finding(name=name, status="missing", detail=f"no triton attention: {backends['triton']}", mend=again)
+        return missing(f"no triton attention: {backends['triton']}", again, name=name)
     runs = ", ".join(name for name, why in backends.items() if not why)
-    graphs = f"no CUDA graphs ({answer['graphs']})" if answer["graphs"] else "eager and CUDA graphs"
+    graphs = f"no CUDA graphs ({said['graphs']})" if said["graphs"] else "eager and CUDA graphs"
     lacking = [f"no {name} ({why})" for name, why in backends.items() if why]
     detail = "; ".join([f"attention {runs}", graphs, DTYPES, *lacking])
-    status: Status = "warn" if answer["graphs"] else "ok"
-    return Finding(name=name, status=status, detail=detail, mend=_parts(version, backends))
+    return (warn if said["graphs"] else ok)(detail, _parts(version, backends), name=name)
 
 
 def _parts(version: str, backends: dict[str, str]) -> str:

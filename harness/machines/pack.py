@@ -20,7 +20,7 @@ from packaging.utils import parse_wheel_filename
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle, pins, prebuild, slimming, wheels
+from harness.machines import bundle, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
 from harness.machines.slimming import CARRIED, CARRIED_FOR_OTHERS, CONTROL, CONTROL_TESTS, FROM, PINNED
 from harness.machines.wheels import Files
@@ -114,7 +114,7 @@ def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
     """Each release's own wheel, first of all: its metadata may say that it cannot be packed for this torch."""
     found = {version: job.fetch({"sglang": version})["sglang"] for version in versions}
     for version, path in found.items():
-        pins.check_requirements(version, wheels.requirements(path, python=job.python), torch=job.torch)
+        slimming.check_requirements(version, wheels.requirements(path, python=job.python), torch=job.torch)
     return found
 
 
@@ -183,23 +183,21 @@ def _release(job: _Job, version: str, sglang: Path, shared: Sequence[str]) -> Re
     job.progress(f"SGLang {version}: slimming")
     own = [
         job.add(stub, Files(content={k: text.encode() for k, text in files.items()}), archive="base")
-        for stub, files in slimming.STUBS.items()
-        if pins.is_from(version, slimming.STUBS_FROM[stub])
+        for stub, files in slimming.stubs(version).items()
     ]
     own.append(job.add_wheels(f"sglang-{version}", [sglang], archive="sglang"))
-    own_pins = {name: pins.pinned(wanted[name]) for name in PINNED}
-    own_pins |= {name: pins.pinned(wanted[name]) for name, (first, _) in FROM.items() if pins.is_from(version, first)}
+    own_pins = {name: slimming.pinned(wanted[name]) for name in PINNED}
+    own_pins |= {
+        name: slimming.pinned(wanted[name]) for name, (first, _) in FROM.items() if slimming.is_from(version, first)
+    }
     for name, path in job.fetch(own_pins).items():
         archive = {"sglang-kernel": "kernels", "transformers": "transformers"}.get(name, "base")
         own.append(job.add_wheels(f"{name}-{own_pins[name]}", [path], archive=archive))
-    environ = {
-        key: value
-        for first, settings in slimming.ENVIRON_FROM.items()
-        if pins.is_from(version, first)
-        for key, value in settings.items()
-    }
     return Release(
-        version=version, trees=(*own, *shared), environ=environ, differences=pins.differences(version, wanted)
+        version=version,
+        trees=(*own, *shared),
+        environ=slimming.environ(version),
+        differences=slimming.differences(version, wanted),
     )
 
 

@@ -203,22 +203,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
     chosen = parser.parse_args(arguments)
     try:
-        versions = [version for path in chosen.files for version in unpack(path, progress=_tell)]
+        versions = [version for path in chosen.files for version in unpack(path, progress=_print)]
         if chosen.warm and (code := warm(versions)):
             return code
         if chosen.keep_kernels:
-            kernels.save(chosen.keep_kernels, progress=_tell)
+            kernels.save(chosen.keep_kernels, progress=_print)
     except EnvError as error:
         print(f"eaglecheck: {error}", file=sys.stderr)
         return 2 if isinstance(error, BundleError) else 3
     except KeyboardInterrupt:
         print("eaglecheck: interrupted; type the same command again to go on", file=sys.stderr)
         return 3
-    _tell(f"start it:  {launcher().with_name('eaglecheck')} doctor")
+    _print(f"start it:  {launcher().with_name('eaglecheck')} doctor")
     return 0
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 

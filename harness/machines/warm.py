@@ -56,7 +56,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[dict[str, Any]
         answers, failed = [], []
         for boot in boots:
             answer = _await(boot, deadline=start + SECONDS)
-            progress(f"{boot.name}: {_told(answer)}" if answer else f"{boot.name}: did not run, see {boot.log}")
+            progress(f"{boot.name}: {_summary(answer)}" if answer else f"{boot.name}: did not run, see {boot.log}")
             (answers.append(answer) if answer else failed.append(boot))
     finally:
         for boot in boots:
@@ -119,7 +119,7 @@ def _await(boot: _Boot, *, deadline: float) -> dict[str, Any] | None:
     return json.loads(said) if said else None
 
 
-def _told(answer: dict[str, Any]) -> str:
+def _summary(answer: dict[str, Any]) -> str:
     return (
         f"imported in {answer['import_s']:.0f} s, booted in {answer['boot_s']:.0f} s, "
         f"{sum(answer['tokens'])} tokens in {sum(answer['rounds'])} rounds"

@@ -5,6 +5,7 @@ It must not judge: every value comes from a judgement.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from harness.contract.types import Outcome
 from harness.night.judge import Group, Judgement, Status
 from harness.night.records import CellResult, NightPlan
+from harness.night.trends import Trend
 
 NIGHT_SCHEMA = 1
 #: What XML 1.0 cannot hold, not even escaped.
@@ -36,18 +38,7 @@ def document(judged: Judgement) -> dict[str, Any]:
         "wrong": list(judged.wrong),
         "incomplete": list(judged.incomplete),
         "findings": [_group(group) for group in judged.groups],
-        "trends": [
-            {
-                "cell": trend.cell,
-                "what": trend.what,
-                "tonight": trend.tonight,
-                "mean": None if trend.before is None else trend.before.mean,
-                "deviation": None if trend.before is None else trend.before.deviation,
-                "nights": 0 if trend.before is None else trend.before.nights,
-                "moved": trend.moved,
-            }
-            for trend in judged.trends
-        ],
+        "trends": [_trend(trend) for trend in judged.trends],
         "cells": [cell.model_dump(mode="json") for cell in night.cells],
     }
 
@@ -69,20 +60,14 @@ def shard_document(plan: NightPlan, cells: Sequence[CellResult]) -> dict[str, An
 
 def _group(group: Group) -> dict[str, Any]:
     rate, low, high = group.rate
-    return {
-        "signature": group.signature,
-        "engine": group.engine,
-        "status": str(group.status),
-        "cells": list(group.cells),
-        "shown": group.shown,
-        "tried": group.tried,
-        "rate": rate,
-        "interval": [low, high],
-        "since": group.since,
-        "why": group.why,
-        "first": group.first,
-        "specimen": group.specimen,
-    }
+    plain = {**dataclasses.asdict(group), "status": str(group.status), "cells": list(group.cells)}
+    return {**plain, "rate": rate, "interval": [low, high]}
+
+
+def _trend(trend: Trend) -> dict[str, Any]:
+    plain = dataclasses.asdict(trend)
+    before = plain.pop("before") or {"mean": None, "deviation": None, "nights": 0}
+    return {**plain, **before}
 
 
 def junit(judged: Judgement) -> str:
@@ -98,8 +83,8 @@ def junit(judged: Judgement) -> str:
         "errors": str(sum(case.find("error") is not None for case in cases)),
     }
     suite = ET.Element("testsuite", name=f"night {night.plan.id}", timestamp=night.plan.created, **counts)
-    told = {name: getattr(night.plan, name) for name in ("device", "revert", "seed", "git_head", "host")}
-    _properties(suite, {name: value for name, value in told.items() if value is not None})
+    of = {name: getattr(night.plan, name) for name in ("device", "revert", "seed", "git_head", "host")}
+    _properties(suite, {name: value for name, value in of.items() if value is not None})
     suite.extend(cases)
     root = ET.Element("testsuites", **counts)
     root.append(suite)

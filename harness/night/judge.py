@@ -1,6 +1,6 @@
 """Judges a night against the nights before it and against what is known. Pure: no clock, no disk, no engine.
 
-Red means FAIL (something new, unsteady, or wrongly foretold, or an entry of the known file that is over) or UNKNOWN
+Red means FAIL (something new, unsteady, or not as a release window says, or a known entry that has expired) or UNKNOWN
 (not all of it was seen). Only a green night is ever a baseline.
 """
 
@@ -13,17 +13,16 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cases.known import Entry
+from harness.contract.rates import interval
 from harness.contract.types import Outcome
 from harness.contract.words import brief
-from harness.night.rates import Spread, interval, spread
-from harness.night.records import CellResult, Night, Seen, signatures
+from harness.night.records import CellResult, Night, Seen, signatures, unaccounted
+from harness.night.trends import Trend, trends
 
 #: More of a generated cell's scenarios without a verdict than this, and the night is red; of a fixed one, any.
 UNKNOWN_LIMIT = 0.05
 #: A known finding that stays away over so many scenarios that this is how likely it is by chance counts as gone.
 GONE = 0.01
-#: Nights that a value must have been seen in before a change of it is pointed out, and the change in deviations.
-TREND_NIGHTS, TREND_DEVIATIONS = 5, 3.0
 
 
 class Status(StrEnum):
@@ -56,19 +55,8 @@ class Group:
 
     @property
     def rate(self) -> tuple[float, float, float]:
-        """(share, lower end, upper end): exact interval, see `rates`."""
+        """(share, lower end, upper end): exact interval, see `harness.contract.rates`."""
         return (self.shown / self.tried, *interval(self.shown, self.tried))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trend:
-    """One value of one cell over green nights. moved: tonight lies outside what they showed."""
-
-    cell: str
-    what: str
-    tonight: float
-    before: Spread | None
-    moved: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,9 +111,9 @@ def _tonight(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> lis
     """One group for what is known of a signature on a release, and one for the rest of it."""
     groups = []
     for (signature, engine), members in signatures(night.cells).items():
-        told = {cell.key: _known_by(cell, seen, known) for cell, seen in members}
-        for why in dict.fromkeys(told.values()):
-            here = [(cell, seen) for cell, seen in members if told[cell.key] == why]
+        by_cell = {cell.key: _known_by(cell, seen, known) for cell, seen in members}
+        for why in dict.fromkeys(by_cell.values()):
+            here = [(cell, seen) for cell, seen in members if by_cell[cell.key] == why]
             groups.append(_group(signature, engine, here, night, past, why))
     return groups
 
@@ -180,40 +168,31 @@ def _fixed(night: Night, past: Sequence[Night]) -> list[Group]:
     """What the last night that ran the same fixed cells had and this one has not. Absence proves nothing elsewhere."""
     found = []
     for cell in night.cells:
-        if cell.kind == "generated" or cell.unknown or not cell.scenarios:
-            continue
         before = next((one for one in reversed(past) if one.cell(cell.key) is not None), None)
-        if before is None:
+        had = None if before is None else before.cell(cell.key)
+        if cell.kind == "generated" or cell.unknown or not cell.scenarios or before is None or had is None:
             continue
         now = {seen.signature for seen in cell.findings}
-        had = before.cell(cell.key)
-        for seen in had.findings if had is not None else ():
-            if seen.signature not in now:
-                found.append(
-                    Group(
-                        signature=seen.signature,
-                        engine=cell.engine,
-                        status=Status.FIXED,
-                        cells=(cell.key,),
-                        shown=0,
-                        tried=1,
-                        since=before.plan.id,
-                        why=f"last seen in {before.plan.id}",
-                    )
-                )
+        found += [
+            Group(
+                signature=seen.signature,
+                engine=cell.engine,
+                status=Status.FIXED,
+                cells=(cell.key,),
+                shown=0,
+                tried=1,
+                since=before.plan.id,
+                why=f"last seen in {before.plan.id}",
+            )
+            for seen in had.findings
+            if seen.signature not in now
+        ]
     return found
 
 
 def _missing(night: Night) -> list[str]:
     """Cells that were planned and not reported, and the other way round; nothing where the merge said so already."""
-    if night.faults:
-        return []
-    reported = [cell.key for cell in night.cells]
-    lost = [key for key in night.plan.planned if key not in reported]
-    doubled = sorted({key for key in reported if reported.count(key) > 1})
-    return [f"{key} was planned and not reported" for key in lost] + [
-        f"{key} was reported more than once" for key in doubled
-    ]
+    return [] if night.faults else unaccounted(night.plan.planned, [cell.key for cell in night.cells])
 
 
 def _unknown(night: Night) -> list[str]:
@@ -228,8 +207,8 @@ def _unknown(night: Night) -> list[str]:
 
 
 def _surprises(night: Night) -> list[str]:
-    """A case that no longer fails where it must means that the release window is wrong, or that we have gone blind."""
-    blind = [
+    """A case that no longer fails where it must means that the release window is wrong, or that we no longer see it."""
+    passing = [
         f"{cell.key} passes, and its release window says FAIL: is the gate still able to see it?"
         for cell in night.cells
         if cell.expected == "FAIL" and cell.verdict is Outcome.PASS
@@ -239,7 +218,7 @@ def _surprises(night: Night) -> list[str]:
         for cell in night.cells
         if cell.verdict is Outcome.FAIL and not cell.findings
     ]
-    return blind + nameless
+    return passing + nameless
 
 
 def _expired(known: Sequence[Entry], today: datetime.date) -> list[str]:
@@ -276,23 +255,3 @@ def _gone(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> list[s
 def scenarios_until_gone(rate: float) -> int:
     """So many scenarios without it, at this rate a scenario, are as unlikely as GONE."""
     return 1 if rate >= 1.0 else math.ceil(math.log(GONE) / math.log(1.0 - rate))
-
-
-def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
-    """Accept length and tie rate of a cell beside those of earlier green nights; none for a value that it has not."""
-    found = []
-    for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
-        if value is None:
-            continue
-        cells = [before for one in green if (before := one.cell(cell.key)) is not None]
-        values = [one.mean_accepted if what == "accept length" else one.tie_rate for one in cells]
-        earlier = spread([one for one in values if one is not None])
-        found.append(Trend(cell=cell.key, what=what, tonight=value, before=earlier, moved=_moved(value, earlier)))
-    return found
-
-
-def _moved(value: float, before: Spread | None) -> bool:
-    """Fixed cells repeat exactly, so that any change counts; the margin is for the last bits of a mean."""
-    if before is None or before.nights < TREND_NIGHTS:
-        return False
-    return abs(value - before.mean) > TREND_DEVIATIONS * before.deviation + 1e-9

@@ -13,12 +13,11 @@ from pathlib import Path
 from harness.archive.store import SPECIMENS, StoreError
 from harness.contract import plain_files
 from harness.contract.words import counted
-from harness.night.records import CellResult, Night, NightPlan
+from harness.night.records import CellResult, Night, NightPlan, unaccounted
 from harness.night.store import Kept, begin, disk, finish, new_id, nights
 
 #: What shards of one night have in common.
 SHARED = ("device", "revert", "seed", "seconds", "scenarios", "repeats", "planned", "eaglecheck", "git_head")
-SHOWN = 5
 
 
 def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]:
@@ -82,23 +81,11 @@ def faults(shards: Sequence[Kept]) -> list[str]:
                 f"shard {number} of {of} ({shard.plan.id} on {shard.plan.host}) never finished: it was killed, "
                 f"or could not write; {counted(len(shard.plan.mine), 'cell')} not reported"
             )
-    reported = Counter(cell.key for shard in shards if shard.night is not None for cell in shard.night.cells)
-    accounted = {key for shard in shards if shard.night is None for key in shard.plan.mine} | {
+    reported = [cell.key for shard in shards if shard.night is not None for cell in shard.night.cells]
+    excused = {key for shard in shards if shard.night is None for key in shard.plan.mine} | {
         key for number in range(1, of + 1) if not numbers[number] for key in plan.planned[number - 1 :: of]
     }
-    lost_cells = [key for key in plan.planned if not reported[key] and key not in accounted]
-    doubled = [key for key, count in reported.items() if count > 1]
-    strange = [key for key in reported if key not in plan.planned]
-    for what, keys in (
-        ("planned and not reported", lost_cells),
-        ("reported more than once", doubled),
-        ("reported and not planned", strange),
-    ):
-        if keys:
-            were = "cell was" if len(keys) == 1 else "cells were"
-            more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
-            found.append(f"{len(keys)} {were} {what}: {', '.join(keys[:SHOWN])}{more}")
-    return found
+    return [*found, *unaccounted(plan.planned, reported, excused=excused)]
 
 
 def _same(first: NightPlan, other: NightPlan, folder: Path) -> None:

@@ -1,11 +1,12 @@
 """What one night is on disk: plan.json (first), specimens, night.json (last). Extra keys are refused.
 
-Records only. This module must not read files and must not judge.
+Records, and which cells of a plan are not in a result. This module must not read files and must not judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -149,4 +150,24 @@ def signatures(cells: Iterable[CellResult]) -> dict[tuple[str, str], list[tuple[
     for cell in cells:
         for seen in cell.findings:
             found.setdefault((seen.signature, cell.engine), []).append((cell, seen))
+    return found
+
+
+#: Cells named in one sentence.
+SHOWN = 5
+
+
+def unaccounted(planned: Sequence[str], reported: Sequence[str], *, excused: Collection[str] = ()) -> list[str]:
+    """Sentences about cells that are missing, there twice or not of this night. excused: missing, and said already."""
+    counts = Counter(reported)
+    found = []
+    for what, keys in (
+        ("planned and not reported", [key for key in planned if not counts[key] and key not in excused]),
+        ("reported more than once", [key for key, count in counts.items() if count > 1]),
+        ("reported and not planned", [key for key in counts if key not in planned]),
+    ):
+        if keys:
+            were = "cell was" if len(keys) == 1 else "cells were"
+            more = f" and {len(keys) - SHOWN} more" if len(keys) > SHOWN else ""
+            found.append(f"{len(keys)} {were} {what}: {', '.join(keys[:SHOWN])}{more}")
     return found

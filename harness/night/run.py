@@ -46,7 +46,7 @@ class Driver:
     revert: int | None = None
     repeats: int = 2
     wanted: Wanted = field(default_factory=Wanted)
-    told: Callable[[CellResult], None] = lambda _result: None
+    done: Callable[[CellResult], None] = lambda _result: None
     #: the cells that are done, by key
     results: dict[str, CellResult] = field(default_factory=dict)
     _live: LiveEngines | None = None
@@ -58,7 +58,7 @@ class Driver:
             for cell in sorted(cells, key=_neighbours):
                 with disk(self.folder):
                     self.results[cell.key] = self._cell(cell)
-                self.told(self.results[cell.key])
+                self.done(self.results[cell.key])
         finally:
             self.close()
         return [self.results[cell.key] for cell in cells]

@@ -101,7 +101,7 @@ def _read(path: Path, model: type[Model]) -> Model:
     except (NotJSON, Unfit) as error:
         raise StoreError(
             f"{path} is damaged, or not of schema {SCHEMA}: {error}\n"
-            "  it counts for nothing until it is mended; move it away to go on without it"
+            "  it counts for nothing until it is repaired; move it away to go on without it"
         ) from error
 
 

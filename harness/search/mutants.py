@@ -23,7 +23,7 @@ from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 if TYPE_CHECKING:
     from harness.driving.live import LiveEngines, ScenarioOutcome
 
-Tell = Callable[[Step], None]
+Report = Callable[[Step], None]
 
 
 def with_fault(scenario: Scenario, fault: Mutant, *, first: int = 1) -> Scenario:
@@ -60,7 +60,7 @@ class Campaign:
     engines: LiveEngines
     engine: str
     faults: Sequence[Mutant]
-    tell: Tell = lambda _step: None
+    report: Report = lambda _step: None
     #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
     knobs: dict[str, Any] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
@@ -146,10 +146,10 @@ class Campaign:
 
     def _note(self, score: Score) -> None:
         self.scores.append(score)
-        self.tell(Step(text=score.fault.id, index=len(self.scores), total=len(self.faults), score=score))
+        self.report(Step(text=score.fault.id, index=len(self.scores), total=len(self.faults), score=score))
 
     def _say(self, text: str) -> None:
-        self.tell(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
+        self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
 
 
 def judged(fault: Mutant, outcome: ScenarioOutcome, *, examples: int) -> Score:

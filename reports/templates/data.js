@@ -34,25 +34,25 @@ function make(name, attributes, ...children) {
   return element;
 }
 
-// Columns of the map: one a loop turn; more where a rank ran several batches in one turn.
+// Columns of the map: one a scheduler step; more where a rank ran several batches in one.
 function layOut(head) {
   const width = new Map();
   const seen = new Map();
   head.rounds.forEach((round) => {
-    const turn = round[2], place = round[0] + "," + turn;
+    const step = round[2], place = round[0] + "," + step;
     const before = seen.get(place) || 0;
     round.within = before;
     seen.set(place, before + 1);
-    width.set(turn, Math.max(width.get(turn) || 1, before + 1));
+    width.set(step, Math.max(width.get(step) || 1, before + 1));
   });
   const last = head.rounds.reduce((most, round) => Math.max(most, round[2]), -1);
-  const turns = [], start = new Map();
-  for (let turn = 0; turn <= last; turn++) {
-    start.set(turn, turns.length);
-    for (let more = 0; more < (width.get(turn) || 1); more++) turns.push(turn);
+  const steps = [], start = new Map();
+  for (let step = 0; step <= last; step++) {
+    start.set(step, steps.length);
+    for (let more = 0; more < (width.get(step) || 1); more++) steps.push(step);
   }
   head.rounds.forEach((round) => { round.column = start.get(round[2]) + round.within; });
-  return turns;
+  return steps;
 }
 
 function bodyOf(head) {

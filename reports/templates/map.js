@@ -14,13 +14,13 @@ class RoundMap {
     });
     overview.addEventListener("click", (event) => {
       const place = overview.getBoundingClientRect();
-      const column = ((event.clientX - place.left) / place.width) * this.turns.length;
+      const column = ((event.clientX - place.left) / place.width) * this.steps.length;
       this.box.scrollLeft = column * CELL - this.box.clientWidth / 2;
     });
   }
 
   show(head) {
-    this.head = head; this.turns = layOut(head); this.lines = bodyOf(head);
+    this.head = head; this.steps = layOut(head); this.lines = bodyOf(head);
     this.label = Math.min(Math.max(72, ...this.lines.map((line) => 22 + line.label.length * 8)), 150);
     this.grid = this.lines.map(() => new Map());
     this.lines.forEach((line, at) => this.fill(line, this.grid[at]));
@@ -41,7 +41,7 @@ class RoundMap {
       if (part) cells.set(round.column, { round, part, ...cellOf(this.head, round, part) });
     }
     if (line.request >= 0) return;
-    this.turns.forEach((turn, column) => {
+    this.steps.forEach((step, column) => {
       if (!cells.has(column)) cells.set(column, { round: null, part: null, ...cellOf(this.head, null, null) });
     });
   }
@@ -53,15 +53,15 @@ class RoundMap {
   }
 
   build() {
-    const width = this.label + this.turns.length * CELL + MARGIN * 2, height = HEAD + this.lines.length * LINE + MARGIN * 2;
-    this.corner = make("span", { class: "corner", style: "width:" + this.label + "px" }, "turn");
-    this.turnBox = make("div", { class: "turns" }, this.corner);
+    const width = this.label + this.steps.length * CELL + MARGIN * 2, height = HEAD + this.lines.length * LINE + MARGIN * 2;
+    this.corner = make("span", { class: "corner", style: "width:" + this.label + "px" }, "step");
+    this.stepBox = make("div", { class: "steps" }, this.corner);
     this.labels = make("div", { class: "labels", style: "width:" + this.label + "px;height:" + (height - HEAD) + "px" });
     this.cells = make("div", { style: "position:absolute;left:" + this.label + "px;top:" + HEAD + "px" });
     const canvas = make("div", {
       class: "canvas", role: "grid", "aria-label": "Requests and rounds of " + this.head.name,
-      "aria-rowcount": this.lines.length, "aria-colcount": this.turns.length, style: "width:" + width + "px;height:" + height + "px",
-    }, this.turnBox, this.labels, this.cells);
+      "aria-rowcount": this.lines.length, "aria-colcount": this.steps.length, style: "width:" + width + "px;height:" + height + "px",
+    }, this.stepBox, this.labels, this.cells);
     this.box.replaceChildren(canvas);
   }
 
@@ -73,12 +73,12 @@ class RoundMap {
 
   draw() {
     const left = Math.max(Math.floor((this.box.scrollLeft - this.label) / CELL) - 1, 0);
-    const right = Math.min(Math.ceil((this.box.scrollLeft + this.box.clientWidth) / CELL) + 1, this.turns.length);
+    const right = Math.min(Math.ceil((this.box.scrollLeft + this.box.clientWidth) / CELL) + 1, this.steps.length);
     const top = Math.max(Math.floor((this.box.scrollTop - HEAD) / LINE) - 1, 0);
     const bottom = Math.min(Math.ceil((this.box.scrollTop + this.box.clientHeight) / LINE) + 1, this.lines.length);
-    const turns = [this.corner], labels = [], rows = [];
+    const steps = [this.corner], labels = [], rows = [];
     for (let column = left; column < right; column++) {
-      turns.push(make("span", { style: "left:" + (this.label + MARGIN + column * CELL) + "px;width:36px" }, String(this.turns[column])));
+      steps.push(make("span", { style: "left:" + (this.label + MARGIN + column * CELL) + "px;width:36px" }, String(this.steps[column])));
     }
     const held = document.activeElement && this.cells.contains(document.activeElement);
     for (let line = top; line < bottom; line++) {
@@ -91,7 +91,7 @@ class RoundMap {
       }
       rows.push(make("div", { role: "row", "aria-rowindex": line + 1 }, cells));
     }
-    this.turnBox.replaceChildren(...turns);
+    this.stepBox.replaceChildren(...steps);
     this.labels.replaceChildren(...labels);
     this.cells.replaceChildren(...rows);
     if (held) this.take();
@@ -106,14 +106,14 @@ class RoundMap {
       type: "button", role: "gridcell", class: "cell " + cell.kind + " " + STATE_CLASS[cell.state],
       style: "left:" + (MARGIN + column * CELL) + "px;top:" + (line * LINE + MARGIN) + "px",
       tabindex: here ? 0 : -1, "data-line": line, "data-column": column, "aria-colindex": column + 1,
-      "aria-label": who + ", turn " + this.turns[column] + ": " + cell.say + (state ? "; " + state : ""),
+      "aria-label": who + ", scheduler step " + this.steps[column] + ": " + cell.say + (state ? "; " + state : ""),
       "aria-current": this.current && this.current.line === line && this.current.column === column ? "true" : null,
-      title: "turn " + this.turns[column] + ": " + cell.say + (state ? "; " + state : ""),
+      title: "scheduler step " + this.steps[column] + ": " + cell.say + (state ? "; " + state : ""),
     }, cell.text);
   }
 
   drawOverview(left, right) {
-    const total = this.turns.length;
+    const total = this.steps.length;
     if (total * CELL <= this.box.clientWidth) { this.overview.replaceChildren(); return; }
     const buckets = Math.min(total, 400), worst = new Array(buckets).fill(-1);
     this.grid.forEach((line) => line.forEach((cell, column) => {

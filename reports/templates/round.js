@@ -22,10 +22,10 @@ class RoundView {
   }
 
   title(head, round) {
-    const [rank, index, turn, mode, forwards, graphs, parts] = round;
+    const [rank, index, step, mode, forwards, graphs, parts] = round;
     const what = parts.length ? count(parts.length, "request") : "no requests";
     const counts = ["draft", "verify", "extend"].map((name, at) => forwards[at] + " " + name).join(", ");
-    return [make("h3", { id: "round-title" }, "Turn " + turn + ", rank " + rank + ", batch " + index + ": " + MODES[mode].toLowerCase() + (MODES[mode] === "STOPPED" && !parts.length ? "" : ", " + what)),
+    return [make("h3", { id: "round-title" }, "Scheduler step " + step + ", rank " + rank + ", batch " + index + ": " + MODES[mode].toLowerCase() + (MODES[mode] === "STOPPED" && !parts.length ? "" : ", " + what)),
       MODES[mode] === "STOPPED" ? make("p", { class: "quiet" }, "The engine stopped in this batch: there is no record of its end" + (parts.length ? ", only rows that were seen." : ".")) :
         make("p", { class: "quiet" }, "forwards entered: " + counts + (graphs ? "; in CUDA graphs: " + graphs : "; eager"))];
   }

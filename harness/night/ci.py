@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.night.judge import Group, Judgement, Status
-from reports.night import COLUMNS, how_often, places, rows, since, verdict_line
+from harness.night.text import COLUMNS, how_often, places, rows, since, verdict_line
 
 #: Bytes a step summary may have, of the 1 048 576 allowed; the rest is for what other steps of the job add to it.
 BUDGET = 900_000

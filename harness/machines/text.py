@@ -10,15 +10,15 @@ from rich.text import Text
 
 from harness.engines.envs import EngineEnv
 from harness.machines.bundle import Manifest
-from harness.machines.doctor import Finding
+from harness.machines.doctor_gpu import Answer
 from reports.prose import say
 
 MIB = 2**20
 STYLE = {"ok": "green", "warn": "yellow", "missing": "bold red"}
 
 
-def render_doctor(console: Console, found: Sequence[Finding], *, first_run_installs: bool = False) -> None:
-    """One line an answer, with what to type under each that can be mended, and what it all comes to.
+def render_doctor(console: Console, found: Sequence[Answer], *, first_run_installs: bool = False) -> None:
+    """One line an answer, with what to type under each that can be fixed, and what it all comes to.
 
     first_run_installs: whatever is missing is installed by the first run, so nothing needs to be typed before it.
     """
@@ -28,8 +28,8 @@ def render_doctor(console: Console, found: Sequence[Finding], *, first_run_insta
         line.append(f"{finding.status:<7}", style=STYLE[finding.status])
         line.append(f"  {finding.name:<{wide}}  {finding.detail}")
         say(console, line)
-        if finding.mend and finding.mend not in {later.mend for later in found[place:]}:  # one command mends several
-            say(console, f"{'':<9}to mend it:  {finding.mend}")
+        if finding.fix and finding.fix not in {later.fix for later in found[place:]}:  # one command fixes several
+            say(console, f"{'':<9}to fix it:  {finding.fix}")
     missing = [finding.name for finding in found if finding.status == "missing"]
     warned = [finding.name for finding in found if finding.status == "warn"]
     say(console)

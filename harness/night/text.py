@@ -150,7 +150,7 @@ def _trends(console: Console, judged: Judgement) -> None:
         say(console)
         say(console, f"accept lengths and tie rates: {tracking(len(tracked), nights, len(moved))}")
     if moved:
-        heading(console, "moved: outside what the green nights showed (tells, and decides nothing)")
+        heading(console, "moved: outside what the green nights showed (for information; it decides nothing)")
     for trend in moved:
         if trend.before is not None:
             before = trend.before

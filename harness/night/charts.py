@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.contract.words import counted
-from harness.night.judge import Trend, trends
-from harness.night.rates import Spread
 from harness.night.records import CellResult, Night
+from harness.night.trends import Spread, Trend, trends
 
 #: The newest nights that a chart shows, and the charts that a page shows; moved values come first.
 MOST_NIGHTS, MOST_CHARTS = 60, 60
@@ -91,6 +90,11 @@ class Trends:
     nights: tuple[Night, ...]
     charts: tuple[Chart, ...]
     left: int
+
+    @property
+    def drawing(self) -> dict[str, float]:
+        """The size of a chart and where its plot begins and ends."""
+        return {"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "foot": HEIGHT - 6}
 
 
 def trends_of(nights: Sequence[Night]) -> Trends | None:

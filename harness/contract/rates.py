@@ -1,4 +1,4 @@
-"""How often something happens, and how sure that is: exact binomial intervals, mean and spread of a few nights.
+"""How often something happens, and how sure that is: exact binomial intervals.
 
 scipy would bring 100 MB for one function; tries here are few, so the binomial sums are exact and short.
 """
@@ -6,8 +6,7 @@ scipy would bring 100 MB for one function; tries here are few, so the binomial s
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 #: Two-sided error probability of every interval that is printed.
 ALPHA = 0.05
@@ -45,23 +44,3 @@ def _root(rising: Callable[[float], float]) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if rising(middle) > 0 else (middle, high)
     return (low + high) / 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spread:
-    """Mean and sample standard deviation of a value over nights."""
-
-    mean: float
-    deviation: float
-    nights: int
-
-
-def spread(values: Sequence[float]) -> Spread | None:
-    """None without values; deviation 0 for a single one."""
-    if not values:
-        return None
-    mean = math.fsum(values) / len(values)
-    squares = math.fsum((value - mean) ** 2 for value in values)
-    return Spread(
-        mean=mean, deviation=math.sqrt(squares / (len(values) - 1)) if len(values) > 1 else 0.0, nights=len(values)
-    )
