@@ -22,9 +22,9 @@ from cases.boots import Boot
 from cases.families import FAMILIES
 from cases.hunt import Hunt, as_json, drawn
 from cases.known import known_as
-from cases.situations import ELSEWHERE
 from harness.contract.deviations import checked
 from harness.contract.types import Scenario
+from harness.coverage import POINTS, Where
 from harness.driving.live import LiveEngines
 from harness.engines import envs
 
@@ -87,7 +87,7 @@ def show(hunt: Hunt, wall: float, *, places: list[str]) -> None:
         print(f"  not judged: {reason} ({count})")
     print(f"{'situation':36} {'generated':>9} {'reached':>8} {'seen in':>8} {'times':>7} {'positions':>10}")
     for line in hunt.table.lines.values():
-        if line.seen or (line.name not in ELSEWHERE and not line.name.startswith("accept_len_")):
+        if line.seen or (POINTS[line.name].where is Where.ANYWHERE and not line.name.startswith("accept_len_")):
             print(
                 f"{line.name:36} {line.generated:9} {line.reached:8} {line.seen:8} {line.times:7} {line.positions:10}"
             )

@@ -15,10 +15,10 @@ from typing import Any
 from cases import checkpoints
 from cases.boots import Boot
 from cases.generated_handoffs import generate
-from cases.situations import ReachTable
 from cases.strategies import Greedy, programs
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome, Scenario
+from harness.coverage import ReachTable
 from harness.driving.live import LiveEngines, ScenarioOutcome
 from harness.engines import envs
 from harness.search.shrink import Budget, Shrunk, Step, shrink

@@ -4,8 +4,8 @@ import pytest
 
 from cases.boots import PD_BOOTS
 from cases.generated_handoffs import LEADS, MOST, generate
-from cases.situations_handoff import NAMES
 from harness.cli.programs import check_scenarios
+from harness.coverage import Where, names
 
 BOOTS = pytest.mark.parametrize("boot", PD_BOOTS.values(), ids=lambda boot: boot.name)
 
@@ -23,7 +23,7 @@ def test_programs_can_run_and_repeat(boot):
 def test_leads_take_turns_and_each_is_asked_for(boot):
     made = generate(boot, count=3 * len(LEADS), seed=4)
     assert [one.wants[0] for one in made] == list(LEADS) * 3
-    assert set(LEADS) <= set(NAMES)
+    assert set(LEADS) <= {*names(Where.HANDOFF)}
 
 
 def test_other_requests_have_every_fate_beside_a_lead():

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from cases import leads, strategies
 from cases.boots import DP_BOOTS
 from cases.leads import LEADS, possible
-from cases.situations import ELSEWHERE, SITUATIONS
 from cases.strategies import BOOTS, CONTEXT, TREES, collect, programs, scenarios, shortest_life
 from cases.timeline import Timeline, inserted
 from harness.contract.types import Op, RequestSpec, Scenario
+from harness.coverage import POINTS, Where, names
 
 ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values()]
 
@@ -86,15 +86,16 @@ def test_every_possible_lead_takes_its_turn():
 
 
 def test_certain_leads_are_situations_that_the_trace_can_prove():
-    assert {name for name, lead in LEADS.items() if lead.certain} <= set(SITUATIONS)
+    assert {name for name, lead in LEADS.items() if lead.certain} <= set(POINTS)
 
 
 def test_every_situation_has_a_lead_or_comes_by_itself():
     """Those without a lead must be common: `test_generated` and the soak table show that they are reached."""
     by_themselves = {"batch_shrinks", "every_accept_len_seen", "accept_len_1_and_full_in_one_batch"}
     by_themselves |= {"retract_border_in_prompt", "retract_border_in_output"}
-    lengths = {name for name in SITUATIONS if name.startswith("accept_len_")}
-    assert set(SITUATIONS) - set(LEADS) == by_themselves | lengths | (set(ELSEWHERE) - set(LEADS))
+    lengths = {name for name in POINTS if name.startswith("accept_len_")}
+    elsewhere = {*names(*(set(Where) - {Where.ANYWHERE}))}
+    assert set(POINTS) - set(LEADS) == by_themselves | lengths | (elsewhere - set(LEADS))
 
 
 def test_ranks_are_drawn_where_there_are_several_and_a_lead_keeps_its_own():
