@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._bench import machine
-from cases.hunt import greedy_text
-from cases.strategies import BOOTS, programs
+from cases.boots import BOOTS
+from cases.generation import generate
 from harness.archive.writer import RunWriter
 from harness.contract.types import Scenario
 from harness.driving.live import LiveEngines
@@ -28,8 +28,7 @@ SPEED_UP, JUDGED_SHARE = 1.7, 0.25
 
 
 def drawn(count: int, seed_value: int) -> list[Scenario]:
-    boot = BOOTS["plain"]
-    return programs(boot, count=count, seed_value=seed_value, greedy=greedy_text(boot))
+    return generate(BOOTS["plain"], count=count, seed=seed_value)
 
 
 def work(release: str, scenarios: list[Scenario], ready: Any, told: Any, folder: Path) -> None:

@@ -21,7 +21,6 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from cases import cells as night_cells
 from cases import known
 from cases.boots import BOOTS
 from cases.catalogue import CaseError, load
@@ -34,6 +33,7 @@ from cases.processes import survivors, tree
 from harness.archive.store import StoreError
 from harness.cli import nightly
 from harness.engines import envs
+from harness.night import cells as night_cells
 from harness.night import store
 from harness.night.rates import interval
 from harness.suite.census import INCOMPLETE

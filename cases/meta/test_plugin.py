@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from cases.cells import Box, plan
 from cases.families import FAMILIES, SOME
 from cases.processes import survivors
 from harness.cli.programs import choose_scenarios
+from harness.night.cells import Box, plan
 from harness.suite.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
