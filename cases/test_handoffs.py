@@ -4,10 +4,10 @@ import pytest
 from packaging.version import Version
 
 from cases.boots import PD_BOOTS
-from cases.exercises import EXERCISES
 from cases.families import FAMILIES
 from cases.generation import generate
 from cases.kit import possible
+from cases.programs import EXERCISES
 from harness.both_sides.faults import FAULTS
 from harness.contract.types import Outcome
 from harness.engines import component

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cases.exercises import EXERCISES
+from cases.programs import EXERCISES
 from harness.both_sides.faults import FAULTS
 from harness.checks import CHECKS
 from harness.contract.deviations import IDLE_CRASH

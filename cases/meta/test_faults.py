@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cases.exercises import EXERCISES
+from cases.programs import EXERCISES
 from harness.both_sides import faults
 from harness.both_sides.faults import FAULTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
