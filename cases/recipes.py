@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -153,6 +153,16 @@ class TableRecipe(Recipe):
     vocab: int = 32
     layers: int = 2
     flatter: float = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is written: a config.json and the tensors of each side."""
+
+    target_config: dict[str, Any]
+    target: Weights
+    draft_config: dict[str, Any]
+    draft: Weights
 
 
 class Noise:

@@ -9,9 +9,12 @@ Pure arithmetic on given numbers; it must not draw anything and must not write f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from cases.recipes import TableRecipe, Weights
+from cases import llama_weights
+from cases.recipes import Noise, Pair, TableRecipe, Weights
 
 #: Logits of a block's three tokens, by position modulo the table's length; none of the laws is another's.
 TABLE = (
@@ -38,6 +41,11 @@ def law(position: int, temperature: float) -> np.ndarray:
     scaled = np.exp(np.asarray(TABLE[position % len(TABLE)]) / temperature)
     shares: np.ndarray = scaled / scaled.sum()
     return shares
+
+
+def pair(noise: Noise, recipe: TableRecipe) -> Pair:
+    made = llama_weights.pair(noise, recipe)
+    return replace(made, target=target(recipe, made.target), draft=draft(recipe, made.draft))
 
 
 def target(recipe: TableRecipe, weights: Weights) -> Weights:
