@@ -32,7 +32,7 @@ class Case(BaseModel):
     bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
     to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
     (harness.contract.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices:
-    where this very scenario was seen to show it; another one may accept other tokens, or act on an abort a turn later.
+    where this very scenario was seen to show it; another one may accept other tokens, or act on an abort a step later.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

@@ -81,7 +81,7 @@ RECIPES: dict[str, Recipe] = {
         # Four key/value heads, since SGLang on a CPU pads fewer than there are ranks, and then cannot load them.
         Qwen3Recipe(name="qwen3-four", seed=20250605, kv_heads=4),
         Qwen3EagleRecipe(name="qwen3-eagle", seed=20250604, layers=3, upper_gain=0.1),
-        # The law of every token is known, so that sampling can be held against it.
+        # The distribution of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),

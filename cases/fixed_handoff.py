@@ -132,7 +132,7 @@ def handoffs(
         ),
         program(
             "waiting-aborted",
-            # Four that decode for long: under overlap scheduling KV arrives turns later than without.
+            # Four that decode for long: under overlap scheduling KV arrives steps later than without.
             [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
             [submit(*"abcd"), tick(1), submit("e"), tick(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],

@@ -41,11 +41,11 @@ def program(
     )
 
 
-#: Chunks, a shared budget and a growing batch, in as few turns as that takes.
+#: Chunks, a shared budget and a growing batch, in as few steps as that takes.
 CHUNKED_BATCH = program(
     "chunked-batch",
     [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=6), request("c", 5, seed=3, new=4)],
-    [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three turns of prefill, one verify, then c
+    [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
     wants=["non_final_chunk", "batch_grows"],
     chunk=16,
 )

@@ -131,7 +131,7 @@ def other_chunk(random: Random, scenario: Scenario) -> Scenario:
     return _engine(scenario, chunk=random.choice(sizes))
 
 
-@_relation("another order of the requests that arrive at one turn", _order_differs)
+@_relation("another order of the requests that arrive at one step", _order_differs)
 def other_order(random: Random, scenario: Scenario) -> Scenario:
     def reorder(op: Op) -> Op:
         if op.kind != "submit" or len(op.rids) < 2:
@@ -162,9 +162,9 @@ def retract_and_resume(random: Random, scenario: Scenario) -> Scenario:
     return _with(scenario, random.randint(1, 8), Op(kind="retract"))
 
 
-@_relation("a pause of a few turns", _was_paused)
+@_relation("a pause of a few steps", _was_paused)
 def pause_and_resume(random: Random, scenario: Scenario) -> Scenario:
-    """At a turn from which nobody arrives any more: SGLang holds arrivals back while paused."""
+    """At a step from which nobody arrives any more: SGLang holds arrivals back while paused."""
     arrivals = sum(op.count for op in scenario.script if op.kind == "tick")
     ops = (Op(kind="pause"), Op(kind="tick", count=2), Op(kind="resume"))
     return _with(scenario, arrivals + random.randint(1, 4), *ops)

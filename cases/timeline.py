@@ -84,7 +84,7 @@ def _pauses(ops: Iterable[tuple[int, Op]]) -> list[tuple[int, Op]]:
 
 
 def _after_pause(step: int, pauses: list[tuple[int, Op]]) -> int:
-    """`turn`, or the end of the pause that it falls into."""
+    """`step`, or the end of the pause that it falls into."""
     for (start, _), (end, _) in zip(pauses[::2], pauses[1::2], strict=True):
         if start <= step < end:
             return end

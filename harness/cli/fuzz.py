@@ -79,7 +79,8 @@ def command(
         result = run(plan, observers=[line])
     _small(console, plan, result, seconds=shrink)
     left = len(plan.scenarios) - len(result.results)
-    notes = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if left and examples else []
+    cut = left and seconds and examples  # without --examples more were drawn than could be driven
+    notes = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if cut else []
     render_run(console, result, notes=notes)
     write_json(run_document(result) | {"seed": chosen}, json)
     return BY_OUTCOME[result.verdict.outcome]

@@ -73,7 +73,7 @@ def empty_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in leading_rounds(trace) if not record.rids and record.mode != "IDLE")
 
 
-@coverage_point("a loop turn before the last batch in which no rank ran one")
+@coverage_point("a loop step before the last batch in which no rank ran one")
 def idle_tick(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     busy = {record.tick for record in trace.rounds}
     yield from (None for _ in range(max(busy, default=-1) + 1 - len(busy)))

@@ -30,8 +30,8 @@ def _arrived(trace: Trace) -> dict[str, RoundRecord]:
     return found
 
 
-def _turns(trace: Trace) -> list[Event]:
-    """The decode side after each turn; of several ranks all that they hold."""
+def _steps(trace: Trace) -> list[Event]:
+    """The decode side after each step; of several ranks all that they hold."""
     found: dict[int, Event] = {}
     for event in trace.events:
         if event.name == "turn" and event.data.get("side") == "decode":
@@ -44,19 +44,19 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {name: [*one[name], *other[name]] if isinstance(found, list) else found for name, found in one.items()}
 
 
-def _told(trace: Trace, what: str) -> dict[str, int]:
+def _scripted(trace: Trace, what: str) -> dict[str, int]:
     """rid -> tick at which the scenario said this of its transfer."""
     events = [event for event in trace.events if event.name == "transfer" and event.data.get("what") == what]
     return {str(event.data["rid"]): event.tick for event in events}
 
 
-def _in_transit(turn: Event) -> set[str]:
-    return {*turn.data.get("moving", ()), *turn.data.get("waiting", ())}
+def _in_transit(step: Event) -> set[str]:
+    return {*step.data.get("moving", ()), *step.data.get("waiting", ())}
 
 
 def _before(trace: Trace) -> dict[int, Event]:
-    """tick -> the decode side after the turn before it."""
-    return {after.tick: before for before, after in pairwise(_turns(trace))}
+    """tick -> the decode side after the step before it."""
+    return {after.tick: before for before, after in pairwise(_steps(trace))}
 
 
 @coverage_point("one request handed over by itself", where=Where.HANDOFF)
@@ -64,7 +64,7 @@ def handed_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in _prebuilt(trace) if len(record.rids) == 1)
 
 
-@coverage_point("several requests handed over in one turn", where=Where.HANDOFF)
+@coverage_point("several requests handed over in one scheduler step", where=Where.HANDOFF)
 def handed_over_together(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in _prebuilt(trace) if len(record.rids) > 1)
 
@@ -94,8 +94,8 @@ def handed_over_to_busy_side(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("a request whose KV has arrived waits because the decode side is full", where=Where.HANDOFF)
 def decode_side_full(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for turn in _turns(trace):
-        if turn.data["waiting"] and len(turn.data["running"]) >= scenario.engine.max_running:
+    for step in _steps(trace):
+        if step.data["waiting"] and len(step.data["running"]) >= scenario.engine.max_running:
             yield None
 
 
@@ -129,15 +129,15 @@ def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 @coverage_point("a transfer that fails", where=Where.HANDOFF)
 def failed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
-    yield from (None for rid in _told(trace, "fail") if rid not in arrived)
+    yield from (None for rid in _scripted(trace, "fail") if rid not in arrived)
 
 
 @coverage_point("a transfer that fails while another one in transit beside it arrives", where=Where.HANDOFF)
 def failed_beside_good(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    arrived, turns = _arrived(trace), _turns(trace)
-    for rid in _told(trace, "fail"):
-        beside = [turn for turn in turns if rid in turn.data.get("moving", ())]
-        others = {other for turn in beside for other in turn.data["moving"]} - {rid}
+    arrived, steps = _arrived(trace), _steps(trace)
+    for rid in _scripted(trace, "fail"):
+        beside = [step for step in steps if rid in step.data.get("moving", ())]
+        others = {other for step in beside for other in step.data["moving"]} - {rid}
         if rid not in arrived and others & set(arrived):
             yield arrived[min(others & set(arrived))]
 
@@ -146,12 +146,12 @@ def failed_beside_good(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
     chunks = {parts[-1].rid for parts in chunks_of(trace) if parts[-1].final}
-    yield from (None for rid in _told(trace, "drop") if rid in chunks and rid not in arrived)
+    yield from (None for rid in _scripted(trace, "drop") if rid in chunks and rid not in arrived)
 
 
-@coverage_point("a transfer that arrives turns after its prompt has run", where=Where.HANDOFF)
+@coverage_point("a transfer that arrives steps after its prompt has run", where=Where.HANDOFF)
 def delayed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    held, arrived = _told(trace, "hold"), _arrived(trace)
+    held, arrived = _scripted(trace, "hold"), _arrived(trace)
     for rid in held:
         ran = [part.record.tick for parts in chunks_of(trace) for part in parts if part.rid == rid and part.final]
         if rid in arrived and ran and arrived[rid].tick > ran[-1]:
@@ -169,7 +169,7 @@ def reordered_transfers(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 @coverage_point(
-    "a turn in which all requests in transit were lost to aborts or failures: a prebuilt batch of none",
+    "a step in which all requests in transit were lost to aborts or failures: a prebuilt batch of none",
     where=Where.HANDOFF,
 )
 def empty_prebuilt_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
@@ -191,9 +191,9 @@ def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
-    """(tick, DP rank) -> requests that the rank of the decode side was running after that turn."""
-    turns = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
-    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in turns}
+    """(tick, DP rank) -> requests that the rank of the decode side was running after that step."""
+    steps = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
+    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in steps}
 
 
 def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
@@ -217,7 +217,7 @@ def handed_over_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[P
     yield from (record for record in _prebuilt(trace) if any(_others(trace, record)))
 
 
-@coverage_point("requests handed over to several ranks in one turn", where=Where.HANDOFF_RANKS)
+@coverage_point("requests handed over to several ranks in one scheduler step", where=Where.HANDOFF_RANKS)
 def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     ticks: dict[int, set[int]] = {}
     for record in _prebuilt(trace):
@@ -226,7 +226,7 @@ def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 
 @coverage_point(
-    "a rank whose requests in transit were all lost in one turn, while another rank decodes", where=Where.HANDOFF_RANKS
+    "a rank whose requests in transit were all lost in one step, while another rank decodes", where=Where.HANDOFF_RANKS
 )
 def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp < 2:
@@ -238,5 +238,5 @@ def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterato
 def _emptied(trace: Trace) -> list[int]:
     """Turns in which everything in transit was lost."""
     built = {record.tick for record in _prebuilt(trace)}
-    turns = pairwise(_turns(trace))
-    return [b.tick for a, b in turns if _in_transit(a) and not _in_transit(b) and b.tick not in built]
+    steps = pairwise(_steps(trace))
+    return [b.tick for a, b in steps if _in_transit(a) and not _in_transit(b) and b.tick not in built]

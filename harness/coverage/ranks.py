@@ -41,9 +41,9 @@ def _busy_ticks(trace: Trace) -> dict[int, list[RoundRecord]]:
 
 
 def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
-    """(tick, DP rank) -> requests that were running there after that turn."""
-    turns = (event for event in trace.events if event.name == "turn")
-    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in turns}
+    """(tick, DP rank) -> requests that were running there after that step."""
+    steps = (event for event in trace.events if event.name == "turn")
+    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
 @coverage_point("a rank without requests that enters a batch because another rank has some", where=Where.RANKS)
@@ -116,7 +116,7 @@ def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for last, record in _gone_quiet(trace) if aborted & set(last.rids))
 
 
-@coverage_point("a turn in which no rank had a batch, between two in which one had", where=Where.RANKS)
+@coverage_point("a step in which no rank had a batch, between two in which one had", where=Where.RANKS)
 def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp < 2:
         return
@@ -133,7 +133,7 @@ def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _idle_and_busy(trace: Trace) -> Iterator[tuple[RoundRecord, int, int]]:
-    """A turn's first busy batch, with how many ranks were idle and how many busy in it."""
+    """A step's first busy batch, with how many ranks were idle and how many busy in it."""
     for by_rank in _ticks(trace).values():
         busy = [record for record in by_rank.values() if record.mode != "IDLE"]
         if busy:
