@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks._bench import machine
 from cases import catalogue
@@ -60,7 +61,7 @@ def main() -> int:
         device="cpu",
         logs=options.out / "logs",
     )
-    results = []
+    results: list[dict[str, Any]] = []
     try:
         for name, release, revert in BUGS:
             label = f"{release}+{revert}" if revert else release

@@ -96,7 +96,8 @@ def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
 
     def head() -> np.ndarray:
         order = np.argsort(noise.draw(recipe.hidden, std=1.0), kind="stable")
-        return square[order] * np.sign(noise.draw(recipe.hidden, std=1.0)) * size
+        turned: np.ndarray = square[order] * np.sign(noise.draw(recipe.hidden, std=1.0)) * size
+        return turned
 
     return {
         "self_attn.q_proj.weight": np.concatenate([head() for _ in range(recipe.heads)]),

@@ -177,4 +177,5 @@ class Noise:
         uniform = (self._words.random_raw(4 * count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         quarters = uniform.reshape(4, count)
         total = ((quarters[0] + quarters[1]) + quarters[2]) + quarters[3]
-        return ((total - 2.0) * (3.0**0.5 * std)).astype(np.float32).reshape(shape)
+        normal: np.ndarray = (total - 2.0) * (3.0**0.5 * std)
+        return normal.astype(np.float32).reshape(shape)

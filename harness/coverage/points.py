@@ -92,8 +92,10 @@ def _rows_of(place: Place, trace: Trace) -> np.ndarray:
     if place is None:
         return np.zeros(len(trace.rows), dtype=bool)
     record = place.record if isinstance(place, Part) else place
-    inside = (ints["position"] >= 0) & (ints["round"] == record.index) & (ints["dp_rank"] == record.dp_rank)
-    return inside & (trace.rows.strings["rid"] == place.rid) if isinstance(place, Part) else inside
+    inside: np.ndarray = (ints["position"] >= 0) & (ints["round"] == record.index) & (ints["dp_rank"] == record.dp_rank)
+    if isinstance(place, Part):
+        inside &= trace.rows.strings["rid"] == place.rid
+    return inside
 
 
 # Counts over a run
