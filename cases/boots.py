@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from packaging.version import Version
 
 from cases.fixed import CHECKPOINT
+from harness.contract.known_issues import assumable
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, the oldest release it works on, and what must be assumed."""
+    """One boot configuration, what it is for, and the oldest release it works on."""
 
     name: str
     why: str
@@ -25,8 +26,11 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
-    #: known deviations of SGLang (harness.contract.deviations) without which it fails on every release
-    assumes: tuple[str, ...] = ()
+
+    @property
+    def assumes(self) -> tuple[str, ...]:
+        """Known issues that no release is without, and that would fail it if they were not assumed."""
+        return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
 
     def works_on(self, release: str) -> bool:
         return Version(release) >= Version(self.since)
@@ -80,36 +84,34 @@ BOOTS = _named(
     )
 )
 
-#: Multi-layer MTP: every release diverges at chunk tails in a known way, and up to 0.5.13 the worker does not run
-#: without CUDA graphs (docs/findings.md).
+#: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
 LAYERED = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.17", assumes=assumes)
-    for name, why, checkpoint, spec, engine, assumes in (
-        ("layers", "three MTP layers, no prefix cache", "mtp-tiny", MTP, UNCACHED, ("F-010",)),
-        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, EngineConfig(), ("F-010", "F-012")),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.17")
+    for name, why, checkpoint, spec, engine in (
+        ("layers", "three MTP layers, no prefix cache", "mtp-tiny", MTP, UNCACHED),
+        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, EngineConfig()),
         (
             "layers-pages",
             "two MTP layers, pages of four tokens",
             "mtp-tiny",
             SpecConfig(algorithm="MTP", k=2, n=3),
             EngineConfig(page=4, prefix_cache=False),
-            ("F-010",),
         ),
-        # No prefix cache: F-012 is predicted only in part where layers read each other's output (docs/evidence).
+        # No prefix cache: what it hands out is predicted only in part where layers read each other's output
+        # (docs/evidence/families.md).
         (
             "layers-chained",
             "three MTP layers, each of which reads the output of the one before, behind 45 target layers",
             "mtp-chained",
             MTP,
             UNCACHED,
-            ("F-010",),
         ),
     )
 )
 
 #: From three steps on every release deviates.
 TREES = _named(
-    Boot(name=name, why=why, spec=spec, since=V2, assumes=("F-003",) if spec.k > 2 else ())
+    Boot(name=name, why=why, spec=spec, since=V2)
     for name, why, spec in (
         ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6)),
         ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8)),
@@ -179,11 +181,9 @@ LATENT = _named(
     )
 )
 
-#: Idle ranks, and ranks of different sizes, end an eager EAGLE-3 engine of every release.
-IDLE = ("F-007", "F-008")
 TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
 DP_BOOTS = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2, assumes=IDLE)
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2)
     for name, why, checkpoint in (
         ("dp", "DP attention over two ranks", "qwen3-tiny"),
         ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
@@ -208,5 +208,4 @@ RANKED_PAIR = Boot(
     spec=HEADS,
     engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
     since=V2,
-    assumes=IDLE,
 )

@@ -47,7 +47,7 @@ def test_generated_scenarios_equal_the_reference(engines, release, boot, example
 
     every()
     if explained:
-        pytest.xfail(f"docs/findings.md {', '.join(sorted(explained))}")
+        pytest.xfail(f"known: {', '.join(sorted(explained))}")
 
 
 def driven(engines, release, scenario):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from harness.contract.deviations import ASSUMED, told_in
+from harness.contract.known_issues import ASSUMED, told_in
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of

@@ -1,6 +1,6 @@
 """Recorded rounds of multi-layer MTP that outgrew their CUDA graphs, against the plan of the prefill before them.
 
-The runs are greedy and without a prefix cache; see docs/findings.md, F-011. No engine runs.
+The runs are greedy and without a prefix cache; see docs/findings/F-011.md. No engine runs.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.deviations import assumed_in, told_in
+from harness.contract.known_issues import assumed_in, told_in
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
