@@ -14,7 +14,7 @@ from harness.contract.usage import UsageError
 from harness.driving.live import LiveEngines
 from harness.driving.runner import Plan
 from harness.engines.bare import run_bare
-from harness.engines.engine import Launch
+from harness.engines.engine import EngineError, Launch
 from harness.engines.launch import build_launch
 from reports.replay import Answer
 
@@ -34,7 +34,9 @@ def untraced(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
         lease=plan.lease,
     )
     try:
-        trace = engines.drive(_launch(plan, stored, probe=False), stored.scenario)
+        trace = engines.drive(_launch(plan), stored.scenario)
+    except EngineError as error:
+        return Answer(word="ERROR", text=f"ERROR: {error}")
     finally:
         engines.close()
     texts = {end.rid: end.output_ids for end in trace.ends}
@@ -45,7 +47,7 @@ def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     """SGLang's own engine with the scenario's prompts, none of our code in its processes."""
     if stored.scenario.engine.pd:
         raise UsageError("--bare: the scenario needs two engines that hand requests over\n  leave --bare out")
-    found = run_bare(_launch(plan, stored, probe=False), stored.scenario, folder=_folder(plan, "bare"), seconds=SECONDS)
+    found = run_bare(_launch(plan), stored.scenario, folder=_folder(plan, "bare"), seconds=SECONDS)
     where = f"SGLang {plan.env.version} alone"
     if found.texts is None:
         return _answer(signature, where, f"ended {'after' if found.booted else 'in'} its boot: {found.why}", "")
@@ -53,8 +55,8 @@ def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     return _answer(signature, where, "", f"{_compared(stored, texts)}; verify rounds a request: {found.verifies}")
 
 
-def _launch(plan: Plan, stored: StoredScenario, *, probe: bool) -> Launch:
-    scenario = plan.scenarios[0]
+def _launch(plan: Plan) -> Launch:
+    (scenario,) = plan.scenarios
     target, draft = plan.pairs[scenario.checkpoint]
     return build_launch(
         env=plan.env,
@@ -63,7 +65,7 @@ def _launch(plan: Plan, stored: StoredScenario, *, probe: bool) -> Launch:
         target=target,
         draft=draft,
         device=plan.device,
-        probe=probe,
+        probe=False,
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
         assumed=plan.assumed,
