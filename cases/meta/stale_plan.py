@@ -14,9 +14,9 @@ from torch import Tensor
 from harness.archive.store import StoredScenario
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase
+from harness.defects.stale_plan import Planned, layer_says, target_says
 from reference.model import Target
 from reference.mtp import MtpHead
-from reference.mtp_stale import Planned, layer_says, target_says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,9 @@ from harness.contract.usage import UsageError
 from harness.driving.live import LiveEngines
 from harness.driving.runner import Plan
 from harness.engines.bare import run_bare
-from harness.engines.engine import EngineError, Launch
+from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
+from harness.engines.process import Launch
 from reports.replay import Answer
 
 #: SGLang alone boots, compiles and generates in this time, or is ended.

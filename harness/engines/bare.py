@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract.types import Scenario
-from harness.engines.engine import Launch
-from harness.engines.group import end_group
+from harness.engines.process import Launch
+from harness.engines.processes import end_group
 
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
