@@ -41,9 +41,9 @@ def launch_of(scenario: Scenario, *, version: str, device: str = "cpu", probe: P
 
 
 @contextmanager
-def booted(scenario: Scenario, *, version: str, probe: bool) -> Iterator[Engine]:
+def booted(scenario: Scenario, *, version: str, probe: bool, device: str = "cpu") -> Iterator[Engine]:
     """An engine for the scenario's boot configuration, ended afterwards."""
-    launch = launch_of(scenario, version=version, probe=probe)
+    launch = launch_of(scenario, version=version, probe=probe, device=device)
     with tempfile.TemporaryDirectory(prefix="eaglecheck-bench-") as folder:
         engine = Engine(launch=launch, log=Path(folder, "engine.log"))
         try:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._bench import machine
-from cases.hunt import greedy_text
-from cases.strategies import BOOTS, programs
+from cases.boots import BOOTS
+from cases.generation import generate
 from harness.archive.writer import RunWriter
 from harness.contract.types import Scenario
 from harness.driving.live import LiveEngines
@@ -28,12 +28,11 @@ SPEED_UP, JUDGED_SHARE = 1.7, 0.25
 
 
 def drawn(count: int, seed_value: int) -> list[Scenario]:
-    boot = BOOTS["plain"]
-    return programs(boot, count=count, seed_value=seed_value, greedy=greedy_text(boot))
+    return generate(BOOTS["plain"], count=count, seed=seed_value)
 
 
-def work(release: str, scenarios: list[Scenario], ready: Any, told: Any, folder: Path) -> None:
-    """Boot, wait for the others, drive and judge everything; tells (start, end, positions, seconds by part, marks)."""
+def work(release: str, scenarios: list[Scenario], ready: Any, reports: Any, folder: Path) -> None:
+    """Boot, wait for the others, drive and judge everything; puts (start, end, positions, seconds by part, marks)."""
     engines = LiveEngines(
         environment=lambda version: envs.ensure(version, print), default=release, device="cpu", logs=folder
     )
@@ -63,23 +62,23 @@ def work(release: str, scenarios: list[Scenario], ready: Any, told: Any, folder:
                 spent[name] += after - before
             positions += outcome.verdict.compared.get("positions", 0)
             marks.append((time.time() - start, dict(spent)))
-        told.put((start, time.time(), positions, spent, marks))
+        reports.put((start, time.time(), positions, spent, marks))
     finally:
         engines.close()
 
 
 def run(release: str, shares: list[list[Scenario]]) -> list[tuple[float, float, int, dict[str, float], list[Any]]]:
-    """One process a share, all starting together; what each told."""
+    """One process a share, all starting together; what each reported."""
     context = multiprocessing.get_context("spawn")
-    ready, told = context.Barrier(len(shares)), context.Queue()
+    ready, reports = context.Barrier(len(shares)), context.Queue()
     with tempfile.TemporaryDirectory(prefix="eaglecheck-throughput-") as folder:
         workers = [
-            context.Process(target=work, args=(release, share, ready, told, Path(folder, str(number))))
+            context.Process(target=work, args=(release, share, ready, reports, Path(folder, str(number))))
             for number, share in enumerate(shares)
         ]
         for worker in workers:
             worker.start()
-        answers = [told.get() for _ in workers]
+        answers = [reports.get() for _ in workers]
         for worker in workers:
             worker.join()
     return answers

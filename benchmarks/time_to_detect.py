@@ -13,11 +13,12 @@ import json
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks._bench import machine
 from cases import catalogue
-from cases.hunt import greedy_text
-from cases.strategies import BOOTS, programs
+from cases.boots import BOOTS
+from cases.generation import generate
 from harness.driving.live import LiveEngines
 from harness.engines import envs
 
@@ -39,8 +40,7 @@ BUGS = (
 
 def scenarios_needed(engines: LiveEngines, case: catalogue.Case, release: str, revert: int | None, seed: int) -> int:
     """Number of the first generated scenario that shows the bug."""
-    boot = BOOTS["plain"]
-    for number, scenario in enumerate(programs(boot, count=MOST, seed_value=seed, greedy=greedy_text(boot)), 1):
+    for number, scenario in enumerate(generate(BOOTS["plain"], count=MOST, seed=seed), 1):
         outcome = engines(scenario, engine=release, revert=revert, fresh=True)
         if set(case.kinds) & set(outcome.verdict.root_kinds):
             return number
@@ -61,7 +61,7 @@ def main() -> int:
         device="cpu",
         logs=options.out / "logs",
     )
-    results = []
+    results: list[dict[str, Any]] = []
     try:
         for name, release, revert in BUGS:
             label = f"{release}+{revert}" if revert else release

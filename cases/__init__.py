@@ -1,0 +1,14 @@
+"""What is driven: fixed and generated scenarios, the corpus of known bugs, and the tiny pairs they run on.
+
+| to add | write |
+| --- | --- |
+| a fixed scenario | a `program` in `fixed` (batches), `fixed_ranks` or `fixed_handoff` |
+| a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
+| a family | a `Family` in `families`, its boot configurations in `boots` |
+| a way to bring about a coverage point | a function in `templates` or `templates_handoff` |
+| a change that must not matter | a function in `relations` |
+| a pair | a line in `checkpoints.RECIPES` |
+| a draft head | a record in `recipes`, a `*_weights` module, a line in `checkpoints.KINDS`; then `reference` |
+
+`test_*` drive an engine; `meta/` tests the harness itself without one. Nothing here knows how a verdict is reached.
+"""

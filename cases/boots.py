@@ -1,10 +1,12 @@
 """Boot configurations that generated scenarios run on: a short fixed list, since a reboot is what costs.
 
-Pure data; it must not draw anything and must not import Hypothesis or torch.
+To add one: a `Boot` in the list of its family below; `cases/families` says which lists a family has. Pure data; it must
+not draw anything and must not import Hypothesis or torch.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from packaging.version import Version
@@ -44,208 +46,166 @@ class Boot:
         ).boot_key()
 
 
-def _by_name(*boots: Boot) -> dict[str, Boot]:
+def _named(boots: Iterable[Boot]) -> dict[str, Boot]:
     return {boot.name: boot for boot in boots}
 
 
-BOOTS = _by_name(
-    Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
-    Boot(name="pages", why="pages of four tokens", engine=EngineConfig(page=4)),
-    Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
-    Boot(
-        name="no-cache",
-        why="no prefix cache, two steps",
-        spec=SpecConfig(k=2, n=3),
-        engine=EngineConfig(prefix_cache=False),
-    ),
-    Boot(
-        name="long-draft",
-        why="five steps, two requests at a time",
-        spec=SpecConfig(k=5, n=6),
-        engine=EngineConfig(max_running=2),
-    ),
-    Boot(name="one-step", why="a draft of one token", spec=SpecConfig(k=1, n=2)),
-)
+def _chain(k: int) -> SpecConfig:
+    return SpecConfig(k=k, n=k + 1)
+
+
+def _tree(k: int, t: int, n: int) -> SpecConfig:
+    return SpecConfig(k=k, t=t, n=n)
+
+
+def _paged(page: int) -> EngineConfig:
+    return EngineConfig(page=page)
+
+
+UNCACHED = EngineConfig(prefix_cache=False)
+HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
 MTP = SpecConfig(algorithm="MTP", k=3, n=4)
-#: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
-LAYERED = _by_name(
-    Boot(
-        name="layers",
-        why="three MTP layers, no prefix cache",
-        checkpoint="mtp-tiny",
-        spec=MTP,
-        engine=EngineConfig(prefix_cache=False),
-        since="0.5.17",
-    ),
-    Boot(
-        name="layers-cache",
-        why="three MTP layers with the prefix cache",
-        checkpoint="mtp-tiny",
-        spec=MTP,
-        since="0.5.17",
-    ),
-    Boot(
-        name="layers-pages",
-        why="two MTP layers, pages of four tokens",
-        checkpoint="mtp-tiny",
-        spec=SpecConfig(algorithm="MTP", k=2, n=3),
-        engine=EngineConfig(page=4, prefix_cache=False),
-        since="0.5.17",
-    ),
-    # No prefix cache: what it hands out is predicted only in part where layers read each other's output
-    # (docs/evidence/families.md).
-    Boot(
-        name="layers-chained",
-        why="three MTP layers, each of which reads the output of the one before, behind 45 target layers",
-        checkpoint="mtp-chained",
-        spec=MTP,
-        engine=EngineConfig(prefix_cache=False),
-        since="0.5.17",
-    ),
-)
-#: Trees are apart: until 0.5.12.post1 they need the v1 worker, and from three steps on every release deviates.
-TREES = _by_name(
-    Boot(
-        name="tree",
-        why="two candidates a step, three steps, six nodes",
-        spec=SpecConfig(k=3, t=2, n=6),
-        since="0.5.13",
-    ),
-    Boot(
-        name="wide-tree",
-        why="four candidates a step, three steps",
-        spec=SpecConfig(k=3, t=4, n=8),
-        since="0.5.13",
-    ),
-    Boot(
-        name="small-tree",
-        why="two steps, all but a few nodes left out",
-        spec=SpecConfig(k=2, t=2, n=3),
-        since="0.5.13",
-    ),
-    Boot(name="full-tree", why="two steps, every node kept", spec=SpecConfig(k=2, t=2, n=7), since="0.5.13"),
-    Boot(name="widest-tree", why="eight candidates a step, 16 nodes", spec=SpecConfig(k=2, t=8, n=16), since="0.5.13"),
-    Boot(
-        name="deep-tree",
-        why="five steps, ten nodes",
-        spec=SpecConfig(k=5, t=2, n=10),
-        since="0.5.13",
-    ),
-)
-_PAGED_TREE = SpecConfig(k=2, t=2, n=6)
-PAGES = _by_name(
-    Boot(name="pages-16", why="pages of 16 tokens", engine=EngineConfig(page=16)),
-    Boot(name="pages-64", why="pages of 64 tokens", engine=EngineConfig(page=64)),
-    Boot(
-        name="pages-4-tree",
-        why="pages of four tokens, two candidates a step: branches begin on pages of their own",
-        spec=_PAGED_TREE,
-        engine=EngineConfig(page=4),
-        since="0.5.13",
-    ),
-    Boot(
-        name="pages-16-tree",
-        why="pages of 16 tokens, two candidates a step",
-        spec=_PAGED_TREE,
-        engine=EngineConfig(page=16),
-        since="0.5.13",
-    ),
-)
-_EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
-EAGLE3_BOOTS = _by_name(
-    Boot(name="eagle3", why="three features by default, 432 of 512 tokens", checkpoint="eagle3-tiny", spec=_EAGLE3),
-    Boot(
-        name="eagle3-two",
-        why="two features by name, the whole vocabulary, pages of four tokens",
-        checkpoint="eagle3-two",
-        spec=_EAGLE3,
-        engine=EngineConfig(page=4),
-        since="0.5.12",
-    ),
-    Boot(
-        name="eagle3-wide",
-        why="one feature, a draft wider than the target, five steps",
-        checkpoint="eagle3-wide",
-        spec=SpecConfig(algorithm="EAGLE3", k=5, t=1, n=6),
-        since="0.5.12",
-    ),
-    Boot(
-        name="eagle3-tree",
-        why="trees of two candidates a step over a smaller vocabulary",
-        checkpoint="eagle3-tiny",
-        spec=SpecConfig(algorithm="EAGLE3", k=2, t=2, n=6),
-        since="0.5.13",
-    ),
-)
-#: Latent attention, with the NextN layer as the draft.
-LATENT = _by_name(
-    Boot(name="latent", why="latents in the cache, a chain of three steps", checkpoint="mla-tiny"),
-    Boot(
-        name="latent-pages",
-        why="latents over pages of four tokens",
-        checkpoint="mla-tiny",
-        engine=EngineConfig(page=4),
-    ),
-    Boot(
-        name="latent-tree",
-        why="latents, two candidates a step, two steps",
-        checkpoint="mla-tiny",
-        spec=SpecConfig(k=2, t=2, n=6),
-        since="0.5.13",
-    ),
+#: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
+V2 = "0.5.13"
+
+BOOTS = _named(
+    (
+        Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
+        Boot(name="pages", why="pages of four tokens", engine=_paged(4)),
+        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
+        Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
+        Boot(
+            name="long-draft",
+            why="five steps, two requests at a time",
+            spec=_chain(5),
+            engine=EngineConfig(max_running=2),
+        ),
+        Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
+    )
 )
 
-_TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
-DP_BOOTS = _by_name(
-    Boot(
-        name="dp",
-        why="DP attention over two ranks",
-        checkpoint="qwen3-tiny",
-        spec=_EAGLE3,
-        engine=_TWO_RANKS,
-        since="0.5.13",
-    ),
-    Boot(
-        name="dp-wide",
-        why="two ranks, a draft wider than its target",
-        checkpoint="qwen3-wide",
-        spec=_EAGLE3,
-        engine=_TWO_RANKS,
-        since="0.5.13",
-    ),
+#: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
+LAYERED = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.17")
+    for name, why, checkpoint, spec, engine in (
+        ("layers", "three MTP layers, no prefix cache", "mtp-tiny", MTP, UNCACHED),
+        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, EngineConfig()),
+        (
+            "layers-pages",
+            "two MTP layers, pages of four tokens",
+            "mtp-tiny",
+            SpecConfig(algorithm="MTP", k=2, n=3),
+            EngineConfig(page=4, prefix_cache=False),
+        ),
+        # No prefix cache: what it hands out is predicted only in part where layers read each other's output
+        # (docs/evidence/families.md).
+        (
+            "layers-chained",
+            "three MTP layers, each of which reads the output of the one before, behind 45 target layers",
+            "mtp-chained",
+            MTP,
+            UNCACHED,
+        ),
+    )
+)
+
+#: From three steps on every release deviates.
+TREES = _named(
+    Boot(name=name, why=why, spec=spec, since=V2)
+    for name, why, spec in (
+        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6)),
+        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8)),
+        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3)),
+        ("full-tree", "two steps, every node kept", _tree(2, 2, 7)),
+        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16)),
+        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10)),
+    )
+)
+
+PAGES = _named(
+    (
+        Boot(name="pages-16", why="pages of 16 tokens", engine=_paged(16)),
+        Boot(name="pages-64", why="pages of 64 tokens", engine=_paged(64)),
+        Boot(
+            name="pages-4-tree",
+            why="pages of four tokens, two candidates a step: branches begin on pages of their own",
+            spec=_tree(2, 2, 6),
+            engine=_paged(4),
+            since=V2,
+        ),
+        Boot(
+            name="pages-16-tree",
+            why="pages of 16 tokens, two candidates a step",
+            spec=_tree(2, 2, 6),
+            engine=_paged(16),
+            since=V2,
+        ),
+    )
+)
+
+EAGLE3_BOOTS = _named(
+    (
+        Boot(name="eagle3", why="three features by default, 432 of 512 tokens", checkpoint="eagle3-tiny", spec=HEADS),
+        Boot(
+            name="eagle3-two",
+            why="two features by name, the whole vocabulary, pages of four tokens",
+            checkpoint="eagle3-two",
+            spec=HEADS,
+            engine=_paged(4),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-wide",
+            why="one feature, a draft wider than the target, five steps",
+            checkpoint="eagle3-wide",
+            spec=SpecConfig(algorithm="EAGLE3", k=5, t=1, n=6),
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-tree",
+            why="trees of two candidates a step over a smaller vocabulary",
+            checkpoint="eagle3-tiny",
+            spec=SpecConfig(algorithm="EAGLE3", k=2, t=2, n=6),
+            since=V2,
+        ),
+    )
+)
+
+#: Latent attention, with the NextN layer as the draft.
+LATENT = _named(
+    Boot(name=name, why=why, checkpoint="mla-tiny", spec=spec, engine=engine, since=since)
+    for name, why, spec, engine, since in (
+        ("latent", "latents in the cache, a chain of three steps", SpecConfig(), EngineConfig(), "0"),
+        ("latent-pages", "latents over pages of four tokens", SpecConfig(), _paged(4), "0"),
+        ("latent-tree", "latents, two candidates a step, two steps", _tree(2, 2, 6), EngineConfig(), V2),
+    )
+)
+
+TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
+DP_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2)
+    for name, why, checkpoint in (
+        ("dp", "DP attention over two ranks", "qwen3-tiny"),
+        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
+    )
 )
 
 #: Prefill and decode as two engines, with a pool that a few requests fill.
 PAIR = EngineConfig(pd=True, max_running=4, pool_tokens=160)
-PD_BOOTS = _by_name(
-    Boot(name="pd", why="two engines, a chain of three steps", engine=PAIR, since="0.5.13"),
-    Boot(
-        name="pd-wide",
-        why="two engines, a draft wider than its target",
-        checkpoint="eagle3-wide",
-        spec=_EAGLE3,
-        engine=PAIR,
-        since="0.5.13",
-    ),
-    Boot(
-        name="pd-tree",
-        why="two engines, two candidates a step",
-        spec=SpecConfig(k=2, t=2, n=6),
-        engine=PAIR,
-        since="0.5.13",
-    ),
-    Boot(
-        name="pd-pages",
-        why="two engines, pages of four tokens",
-        engine=PAIR.model_copy(update={"page": 4}),
-        since="0.5.13",
-    ),
+PD_BOOTS = _named(
+    Boot(name=name, why=f"two engines, {why}", checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("pd", "a chain of three steps", CHECKPOINT, SpecConfig(), PAIR),
+        ("pd-wide", "a draft wider than the target", "eagle3-wide", HEADS, PAIR),
+        ("pd-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), PAIR),
+        ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page": 4})),
+    )
 )
 RANKED_PAIR = Boot(
     name="pd-ranks",
     why="two engines, the decode side with DP attention over two ranks",
     checkpoint="qwen3-tiny",
-    spec=_EAGLE3,
+    spec=HEADS,
     engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
-    since="0.5.13",
+    since=V2,
 )

@@ -5,6 +5,9 @@ target's own first layer with the target's other layers and a hidden-state term 
 lengths spread over 1 … k+1. Attention is sharp enough that a position shifted by one, or a wrong token in a chunk's
 tail, moves proposals: a pair that hides those mistakes is useless here.
 
+To add one: a line in RECIPES. A new kind of draft head: a record in `cases/recipes`, a module `*_weights` whose `pair`
+makes it, and a line in KINDS; the reference reads it in `reference/heads`.
+
 Nothing is trained and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. This
 module must not import sglang or transformers, nor the reference (and so torch) unless `measure` is called.
 """
@@ -17,6 +20,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,13 +28,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights, mla_weights, mtp_weights, step_weights, table_weights
+from cases import eagle3_weights, llama_weights, mla_weights, mtp_weights, step_weights, table_weights
 from cases.recipes import (
     Eagle3Recipe,
     LatentRecipe,
     MtpRecipe,
     Noise,
     NormedRecipe,
+    Pair,
     Qwen3EagleRecipe,
     Qwen3Recipe,
     Recipe,
@@ -76,7 +81,7 @@ RECIPES: dict[str, Recipe] = {
         # Four key/value heads, since SGLang on a CPU pads fewer than there are ranks, and then cannot load them.
         Qwen3Recipe(name="qwen3-four", seed=20250605, kv_heads=4),
         Qwen3EagleRecipe(name="qwen3-eagle", seed=20250604, layers=3, upper_gain=0.1),
-        # The law of every token is known, so that sampling can be held against it.
+        # The distribution of every token is known, so that sampling can be held against it.
         TableRecipe(name="table-tiny", seed=20221130),
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),
@@ -85,8 +90,18 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-#: Norms of a target's first layer that an EAGLE-1 head has none of.
-ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
+#: What makes the pair of a kind of recipe.
+KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
+    Recipe: llama_weights.pair,
+    Qwen3EagleRecipe: llama_weights.qwen3_pair,
+    Eagle3Recipe: eagle3_weights.pair,
+    NormedRecipe: eagle3_weights.pair,
+    Qwen3Recipe: eagle3_weights.qwen3_pair,
+    MtpRecipe: mtp_weights.pair,
+    StepRecipe: step_weights.pair,
+    LatentRecipe: mla_weights.pair,
+    TableRecipe: table_weights.pair,
+}
 #: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
 STAND_INS: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
@@ -123,135 +138,6 @@ class Checkpoint:
     manifest: dict[str, Any]
 
 
-def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
-    """One Llama layer; `gain` scales what it adds to the residual stream."""
-    r, unit = recipe, recipe.hidden**-0.5
-    wide, narrow = r.heads * r.head_dim, r.kv_heads * r.head_dim
-    sharp = r.score_std**0.5 * unit
-    return {
-        "self_attn.q_proj.weight": noise.draw(wide, r.hidden, std=sharp),
-        "self_attn.k_proj.weight": noise.draw(narrow, r.hidden, std=sharp),
-        "self_attn.v_proj.weight": noise.draw(narrow, r.hidden, std=unit),
-        "self_attn.o_proj.weight": noise.draw(r.hidden, wide, std=gain * r.attention_gain * wide**-0.5),
-        "mlp.gate_proj.weight": noise.draw(r.intermediate, r.hidden, std=2 * unit),
-        "mlp.up_proj.weight": noise.draw(r.intermediate, r.hidden, std=unit),
-        "mlp.down_proj.weight": noise.draw(r.hidden, r.intermediate, std=gain * r.mlp_gain * r.intermediate**-0.5),
-        "input_layernorm.weight": np.ones(r.hidden, dtype=np.float32),
-        "post_attention_layernorm.weight": np.ones(r.hidden, dtype=np.float32),
-    }
-
-
-def target_weights(noise: Noise, recipe: Recipe) -> Weights:
-    weights: Weights = {
-        "model.embed_tokens.weight": noise.draw(recipe.vocab, recipe.hidden, std=1.0),
-        "model.norm.weight": np.ones(recipe.hidden, dtype=np.float32),
-        "lm_head.weight": noise.draw(recipe.vocab, recipe.hidden, std=recipe.logit_std * recipe.hidden**-0.5),
-    }
-    weights["lm_head.weight"][recipe.vocab - 2 :] = 0.0  # bos and eos: a logit of 0 is never the largest
-    for index in range(recipe.layers):
-        gain = 1.0 if index == 0 else recipe.upper_gain
-        layer = _layer(noise, recipe, gain=gain)
-        if isinstance(recipe, Qwen3Recipe):
-            layer |= _turning(noise, recipe) | _head_norms(noise, recipe)
-        if isinstance(recipe, StepRecipe):
-            layer |= step_weights.attention(noise, recipe)
-        if isinstance(recipe, LatentRecipe):
-            layer = {name: value for name, value in layer.items() if not name.startswith("self_attn.")}
-            layer |= mla_weights.attention(noise, recipe, gain=gain)
-        weights |= {f"model.layers.{index}.{name}": value for name, value in layer.items()}
-    return weights
-
-
-def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    """Query and key projections that turn a row and keep its length, each head in its own way.
-
-    So the head norms divide by the same number in every row, and a draft without such norms can agree with the target.
-    Rows of a Hadamard matrix in another order, and signs: no matrix product takes part.
-    """
-    if recipe.head_dim != recipe.hidden or recipe.hidden & (recipe.hidden - 1):
-        raise CheckpointMakeError(f"{recipe.name}: head_dim must equal hidden, a power of two; not {recipe.head_dim}")
-    square = np.ones((1, 1), dtype=np.float32)
-    while len(square) < recipe.hidden:
-        square = np.block([[square, square], [square, -square]])
-    size = np.float32((recipe.score_std / recipe.hidden) ** 0.5)
-
-    def head() -> np.ndarray:
-        order = np.argsort(noise.draw(recipe.hidden, std=1.0), kind="stable")
-        return square[order] * np.sign(noise.draw(recipe.hidden, std=1.0)) * size
-
-    return {
-        "self_attn.q_proj.weight": np.concatenate([head() for _ in range(recipe.heads)]),
-        "self_attn.k_proj.weight": np.concatenate([head() for _ in range(recipe.kv_heads)]),
-    }
-
-
-def _head_norms(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    """Norms that leave queries and keys as large as the projections made them, so that scores stay sharp."""
-    size = np.float32(recipe.score_std**0.5)
-    return {
-        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
-        for name in ("q_norm", "k_norm")
-    }
-
-
-def _norms_folded(recipe: Recipe, target: Weights) -> Weights:
-    """The target with the first layer's head norms in its projections, for a draft layer that has no norms there."""
-    if not isinstance(recipe, Qwen3Recipe):
-        return target
-    folded = dict(target)
-    for name, heads in (("q", recipe.heads), ("k", recipe.kv_heads)):
-        prefix = f"model.layers.0.self_attn.{name}"
-        weight = target[f"{prefix}_norm.weight"] / np.float32(recipe.score_std**0.5)
-        folded[f"{prefix}_proj.weight"] = target[f"{prefix}_proj.weight"] * np.tile(weight, heads)[:, None]
-    return folded
-
-
-def draft_weights(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
-    """The target's first layer behind an fc that passes the token through and mixes the hidden state in.
-
-    Scaling fc and down_proj by s and dividing q and k by s scales the output by s and changes nothing else.
-    """
-    scale = np.float32(recipe.draft_scale)
-    mix = noise.draw(recipe.hidden, recipe.hidden, std=recipe.hidden_gain * recipe.hidden**-0.5)
-    weights: Weights = {
-        "fc.weight": np.concatenate([np.eye(recipe.hidden, dtype=np.float32), mix], axis=1) * scale,
-        "fc.bias": noise.draw(recipe.hidden, std=0.05) * scale,
-    }
-    factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
-    for name, value in target.items():
-        if name.startswith("model.layers.0.") and not name.endswith(ABSENT):
-            short = name.removeprefix("model.layers.0.")
-            scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
-            weights[f"layers.0.{short}"] = scaled
-    return weights
-
-
-def base_config(recipe: Recipe, *, architecture: str, layers: int) -> dict[str, Any]:
-    """An HF Llama config. bos and eos are the last two ids, which the head never proposes."""
-    return {
-        "architectures": [architecture],
-        "model_type": "llama",
-        "vocab_size": recipe.vocab,
-        "hidden_size": recipe.hidden,
-        "intermediate_size": recipe.intermediate,
-        "num_hidden_layers": layers,
-        "num_attention_heads": recipe.heads,
-        "num_key_value_heads": recipe.kv_heads,
-        "head_dim": recipe.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": recipe.max_position,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": recipe.rope_theta,
-        "attention_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "bos_token_id": recipe.vocab - 2,
-        "eos_token_id": recipe.vocab - 1,
-        "torch_dtype": "float32",
-        "use_cache": True,
-    }
-
-
 def _write_model(folder: Path, config: dict[str, Any], weights: Weights) -> None:
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
@@ -266,63 +152,11 @@ def _sums(root: Path) -> dict[str, str]:
 
 
 def _build(recipe: Recipe, root: Path) -> None:
-    noise = Noise(recipe.seed)
-    target = target_weights(noise, recipe)
-    if isinstance(recipe, TableRecipe):
-        target = table_weights.target(recipe, target)
-    if isinstance(recipe, StepRecipe):
-        _write_chained(noise, recipe, root, target)
-    elif isinstance(recipe, MtpRecipe):
-        _write_mtp(noise, recipe, root, target)
-    elif isinstance(recipe, LatentRecipe):
-        _write_latent(noise, recipe, root, target)
-    else:
-        _write_pair(noise, recipe, root, target)
+    pair = KINDS[type(recipe)](Noise(recipe.seed), recipe)
+    _write_model(root / "target", pair.target_config, pair.target)
+    _write_model(root / "draft", pair.draft_config, pair.draft)
     manifest = _identity(recipe) | {"files": _sums(root)}
     (root / MANIFEST).write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
-
-
-def _write_pair(noise: Noise, recipe: Recipe, root: Path, target: Weights) -> None:
-    own: dict[str, Any] = {}
-    architecture = "LlamaForCausalLMEagle"
-    if isinstance(recipe, Eagle3Recipe) and recipe.algorithm == "EAGLE3":
-        architecture, own = eagle3_weights.ARCHITECTURE, eagle3_weights.config(recipe)
-        draft = eagle3_weights.weights(noise, recipe, _norms_folded(recipe, target))
-    else:
-        draft = draft_weights(noise, recipe, _norms_folded(recipe, target))
-    if isinstance(recipe, TableRecipe):
-        draft = table_weights.draft(recipe, draft)
-    kind = {"model_type": recipe.target_type}
-    config = base_config(recipe, architecture=recipe.target_architecture, layers=recipe.layers) | kind
-    _write_model(root / "target", config, target)
-    _write_model(root / "draft", base_config(recipe, architecture=architecture, layers=1) | own, draft)
-
-
-def _write_mtp(noise: Noise, recipe: MtpRecipe, root: Path, target: Weights) -> None:
-    """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
-    target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
-    draft = mtp_weights.weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
-    config = mtp_weights.config(base_config(recipe, architecture=mtp_weights.ARCHITECTURE, layers=recipe.layers))
-    _write_model(root / "target", config, target | draft)
-    _write_model(root / "draft", config, draft)
-
-
-def _write_chained(noise: Noise, recipe: StepRecipe, root: Path, target: Weights) -> None:
-    """As _write_mtp; the draft has an embedding and heads of its own."""
-    target = step_weights.target(noise, recipe, target)
-    draft = step_weights.draft(noise, recipe, target)
-    config = step_weights.config(base_config(recipe, architecture=step_weights.ARCHITECTURE, layers=recipe.layers))
-    _write_model(root / "target", config, step_weights.stored(target | draft))
-    _write_model(root / "draft", config, step_weights.stored(draft))
-
-
-def _write_latent(noise: Noise, recipe: LatentRecipe, root: Path, target: Weights) -> None:
-    """As `_write_mtp`: SGLang takes the NextN layer out of the target's own folder."""
-    target["model.norm.weight"] = mtp_weights.uneven(noise, recipe.hidden)
-    base = base_config(recipe, architecture=recipe.target_architecture, layers=recipe.layers)
-    config, draft = mla_weights.config(recipe, base), mla_weights.nextn(noise, recipe, target)
-    _write_model(root / "target", config, target | draft)
-    _write_model(root / "draft", config, draft)
 
 
 def _identity(recipe: Recipe) -> dict[str, Any]:
@@ -385,7 +219,7 @@ def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Me
     from cases import sensitivity  # here, so that making a pair needs no torch
     from reference.pairs import load_head, load_target
 
-    head = load_head(checkpoint.draft, load_target(checkpoint.target))
+    head: Any = load_head(checkpoint.draft, load_target(checkpoint.target))  # never one of MTP layers
     return sensitivity.measure(head, prompts=prompts, chunk=chunk)
 
 

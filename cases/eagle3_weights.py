@@ -12,9 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Weights
+from cases import llama_weights
+from cases.recipes import Eagle3Recipe, Noise, NormedRecipe, Pair, Qwen3Recipe, Weights
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
+
+
+def pair(noise: Noise, recipe: Eagle3Recipe) -> Pair:
+    """A Llama with an EAGLE-3 head."""
+    made = llama_weights.target(noise, recipe)
+    return _paired(noise, recipe, made, first=made)
+
+
+def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
+    """A Qwen3 with an EAGLE-3 head."""
+    made = llama_weights.qwen3_target(noise, recipe)
+    return _paired(noise, recipe, made, first=llama_weights.norms_folded(recipe, made))
+
+
+def _paired(noise: Noise, recipe: Eagle3Recipe, made: Weights, *, first: Weights) -> Pair:
+    """first: the target whose first layer the head takes."""
+    return Pair(
+        target=made,
+        target_config=llama_weights.config(recipe, layers=recipe.layers),
+        draft=weights(noise, recipe, first),
+        draft_config=llama_weights.config(recipe, layers=1, architecture=ARCHITECTURE) | config(recipe),
+    )
 
 
 def _copiers(recipe: Eagle3Recipe) -> int:
@@ -66,7 +89,8 @@ def weights(noise: Noise, recipe: Eagle3Recipe, target: Weights) -> Weights:
     # A norm over more dimensions of which the added ones are small sees a smaller mean square.
     level = np.full(h, (r.hidden / h) ** 0.5, dtype=np.float32)
     found: Weights = {
-        "fc.weight": noise.draw(h, aux, std=_fc_std(recipe, aux)),
+        # As large as the layer's own output, for features of about the same size.
+        "fc.weight": noise.draw(h, aux, std=aux**-0.5),
         "midlayer.hidden_norm.weight": np.ones(h, dtype=np.float32),
         "midlayer.input_layernorm.weight": level,
         "midlayer.post_attention_layernorm.weight": level,
@@ -82,11 +106,6 @@ def weights(noise: Noise, recipe: Eagle3Recipe, target: Weights) -> Weights:
     if h != r.hidden:
         found["embed_tokens.weight"] = _padded(target["model.embed_tokens.weight"], r.vocab, h)
     return found
-
-
-def _fc_std(recipe: Eagle3Recipe, aux: int) -> float:
-    """fc's output is as large as the layer's own, for features of about the same size."""
-    return float(aux**-0.5)
 
 
 def _vocabulary(noise: Noise, recipe: Eagle3Recipe) -> np.ndarray:

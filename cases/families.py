@@ -12,10 +12,8 @@ from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LATENT, LAYERED, PAGES, P
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
-from cases.situations_handoff import NAMES as HANDOFFS
-from cases.situations_handoff import RANKED as OF_RANKS
-from cases.situations_ranks import NAMES as RANKS
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.coverage import Where, names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +105,7 @@ _DP = Family(
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
     ),
     boots=tuple(DP_BOOTS.values()),
-    situations=RANKS,
+    situations=names(Where.RANKS),
 )
 
 _LAYERS = LAYERED["layers"]
@@ -153,7 +151,7 @@ _DISAGG = Family(
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    situations=tuple(name for name in HANDOFFS if name not in ("prefix_on_decode_side", *OF_RANKS)),
+    situations=tuple(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"),
 )
 
 _DISAGG_DP = Family(
@@ -161,7 +159,7 @@ _DISAGG_DP = Family(
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
     scenarios=tuple(ranked_handoffs()),
     boots=(RANKED_PAIR,),
-    situations=(*OF_RANKS, "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    situations=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
 )
 
 _ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _DP, _DISAGG, _DISAGG_DP)

@@ -1,6 +1,7 @@
 """The small fixed set of scenarios behind `eaglecheck run`: one boot configuration, every common batch shape once.
 
-Pure data made from seeds; it must not know which bugs exist, and must not import torch or sglang.
+To add one: a `program` in `shapes` (batches), in `cases/fixed_ranks` or in `cases/fixed_handoff`. Pure data made from
+seeds; it must not know which bugs exist, and must not import torch or sglang.
 """
 
 from __future__ import annotations
@@ -46,6 +47,10 @@ def abort(*rids: str) -> Op:
     return Op(kind="abort", rids=rids)
 
 
+def transfer(what: str, *rids: str) -> Op:
+    return Op(kind="transfer", name=what, rids=rids)
+
+
 DRAIN = Op(kind="drain")
 #: The default boot configuration: a chain of three steps.
 CHAIN, PLAIN = SpecConfig(k=3, t=1, n=4), EngineConfig()
@@ -73,6 +78,12 @@ def boot_program(
         script=tuple(script),
         wants=tuple(wants),
     )
+
+
+def chosen(every: Sequence[Scenario], *, prefix: str, only: Sequence[str]) -> list[Scenario]:
+    """Those called `only` behind the prefix, in that order; all where nothing is named."""
+    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
+    return [by_name[name] for name in only] if only else list(every)
 
 
 def shapes(
@@ -156,8 +167,7 @@ def shapes(
             wants=["abort_in_decode"],
         ),
     ]
-    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
-    return [by_name[name] for name in only] if only else every
+    return chosen(every, prefix=prefix, only=only)
 
 
 def default_scenarios() -> list[Scenario]:

@@ -6,19 +6,11 @@ Pure data; it must not know which bugs exist, and must not import torch or sglan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
-from cases.fixed import CHAIN, CHECKPOINT, DRAIN, request, submit, tick
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
-
-
-def transfer(what: str, *rids: str) -> Op:
-    return Op(kind="transfer", name=what, rids=rids)
-
-
-def abort(*rids: str, side: str | None = None) -> Op:
-    return Op(kind="abort", rids=rids, name=side)
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, abort, boot_program, chosen, request, submit, tick, transfer
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
 
 
 def handoffs(
@@ -31,19 +23,7 @@ def handoffs(
 ) -> list[Scenario]:
     """Each situation of hand-overs once; `only` some of them by name."""
 
-    def program(
-        name: str, requests: Sequence[RequestSpec], script: Sequence[Op], *, wants: Sequence[str], **knobs: Any
-    ) -> Scenario:
-        return Scenario(
-            name=prefix + name,
-            checkpoint=checkpoint,
-            spec=spec,
-            engine=engine.model_copy(update=knobs),
-            requests=tuple(requests),
-            script=tuple(script),
-            wants=tuple(wants),
-        )
-
+    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
     every = [
         program(
             "one",
@@ -152,7 +132,7 @@ def handoffs(
         ),
         program(
             "waiting-aborted",
-            # Four that decode for long: under overlap scheduling KV arrives turns later than without.
+            # Four that decode for long: under overlap scheduling KV arrives steps later than without.
             [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
             [submit(*"abcd"), tick(1), submit("e"), tick(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
@@ -171,24 +151,13 @@ def handoffs(
             wants=["empty_prebuilt_batch"],
         ),
     ]
-    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
-    return [by_name[name] for name in only] if only else every
+    return chosen(every, prefix=prefix, only=only)
 
 
 def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list[Scenario]:
     """A prebuilt batch on one rank of the decode side, whatever the other rank does: nothing, a verify, the same."""
 
-    def program(name: str, requests: Sequence[RequestSpec], script: Sequence[Op], *, wants: Sequence[str]) -> Scenario:
-        return Scenario(
-            name=prefix + name,
-            checkpoint=boot.checkpoint,
-            spec=boot.spec,
-            engine=boot.engine,
-            requests=tuple(requests),
-            script=tuple(script),
-            wants=tuple(wants),
-        )
-
+    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
     return [
         program(
             "other-idle",

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from cases.fixed import DRAIN, abort, boot_program, request, submit, tick
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
-
-HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
-TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
+from cases.boots import HEADS, TWO_RANKS
+from cases.fixed import DRAIN, abort, boot_program, chosen, request, submit, tick
+from harness.contract.types import Scenario, SpecConfig
 
 
 def rank_shapes(
@@ -91,5 +89,4 @@ def rank_shapes(
             wants=["idle_after_abort", "abort_in_decode"],
         ),
     ]
-    by_name = {scenario.name.removeprefix(prefix): scenario for scenario in every}
-    return [by_name[name] for name in only] if only else every
+    return chosen(every, prefix=prefix, only=only)

@@ -11,8 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from cases.mtp_weights import uneven
-from cases.recipes import LatentRecipe, Noise, Weights
+from cases import llama_weights
+from cases.llama_weights import uneven
+from cases.recipes import LatentRecipe, Noise, Pair, Weights
+
+#: What a Llama's attention has and this has not.
+REPLACED = tuple(f"self_attn.{name}_proj.weight" for name in "qkv")
+
+
+def pair(noise: Noise, recipe: LatentRecipe) -> Pair:
+    """SGLang takes the NextN layer out of the target's own folder."""
+    made = llama_weights.target(noise, recipe, own=lambda gain: attention(noise, recipe, gain=gain))
+    target = {name: value for name, value in made.items() if not name.endswith(REPLACED)}
+    target["model.norm.weight"] = uneven(noise, recipe.hidden)
+    both = config(recipe, llama_weights.config(recipe, layers=recipe.layers))
+    draft = nextn(noise, recipe, target)
+    return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
 
 
 def attention(noise: Noise, recipe: LatentRecipe, *, gain: float) -> Weights:

@@ -12,16 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from cases.recipes import Noise, Weights
+from cases import llama_weights
+from cases.llama_weights import uneven
+from cases.recipes import MtpRecipe, Noise, Pair, Weights
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
 #: MTP layers in the checkpoint: the most steps a scenario may ask for.
 LAYERS = 4
 
 
-def uneven(noise: Noise, hidden: int) -> np.ndarray:
-    """A norm's weight [h] around one: with ones alone, normed and un-normed states would look alike."""
-    return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
+def pair(noise: Noise, recipe: MtpRecipe) -> Pair:
+    """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
+    target = llama_weights.target(noise, recipe)
+    target["model.norm.weight"] = uneven(noise, recipe.hidden)
+    draft = weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
+    both = config(llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
 
 
 def weights(noise: Noise, *, hidden: int, hidden_gain: float, target: Weights) -> Weights:

@@ -27,6 +27,6 @@ def survivors(processes: Iterable[psutil.Process], *, within: float = 5.0) -> li
 
 def _runs(process: psutil.Process) -> bool:
     try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False

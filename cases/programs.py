@@ -1,6 +1,6 @@
-"""Short scenarios that tests write by hand, all on the boot configuration of the default ones unless they say so.
+"""Short scenarios made by hand: for tests, and the exercises that give a mutant something to break.
 
-Pure data; it must not import torch or sglang.
+Pure data; it must not know which mutants there are, and must not import torch or sglang.
 """
 
 from __future__ import annotations
@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.fixed import CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
+from cases.boots import HEADS, MTP
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}
+#: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
+#: is a finding of its own in every release.
+TREE = SpecConfig(k=2, t=2, n=5)
 
 
 def program(
@@ -20,15 +24,16 @@ def program(
     requests: Sequence[RequestSpec],
     script: Sequence[Op],
     *,
+    spec: SpecConfig = CHAIN,
     wants: Sequence[str] = (),
-    k: int = 3,
+    checkpoint: str = CHECKPOINT,
     **engine: Any,
 ) -> Scenario:
-    """A chain scenario; `engine` are fields of EngineConfig, and any but `chunk` costs a boot of its own."""
+    """`engine` are fields of EngineConfig, and any but `chunk` costs a boot of its own."""
     return Scenario(
         name=name,
-        checkpoint=CHECKPOINT,
-        spec=SpecConfig(k=k, t=1, n=k + 1),
+        checkpoint=checkpoint,
+        spec=spec,
         engine=EngineConfig(**engine),
         requests=tuple(requests),
         script=tuple(script),
@@ -36,11 +41,100 @@ def program(
     )
 
 
-#: Chunks, a shared budget and a growing batch, in as few turns as that takes.
+#: Chunks, a shared budget and a growing batch, in as few steps as that takes.
 CHUNKED_BATCH = program(
     "chunked-batch",
     [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=6), request("c", 5, seed=3, new=4)],
-    [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three turns of prefill, one verify, then c
+    [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
     wants=["non_final_chunk", "batch_grows"],
     chunk=16,
 )
+
+
+#: Prompts of 7 and 12 tokens.
+_FIRST, _SECOND = request("a", 7, seed=11, new=7), request("b", 12, seed=21, new=11)
+
+
+def _together(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
+    """Three requests of different lengths in one batch, which end one after another."""
+    return program(
+        name,
+        [_FIRST, _SECOND, request("c", 5, seed=22, new=14)],
+        [submit("a", "b", "c"), DRAIN],
+        spec=spec,
+        wants=["batch_shrinks"],
+        **engine,
+    )
+
+
+def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
+    """A fourth request that arrives while others run, takes over freed slots, and outlives them."""
+    return program(
+        name,
+        [_FIRST, _SECOND, request("d", 19, seed=23, new=12), request("e", 3, seed=24, new=16)],
+        [submit("a", "b"), tick(3), submit("d"), tick(2), submit("e"), DRAIN],
+        spec=spec,
+        wants=["batch_grows"],
+        **engine,
+    )
+
+
+_CHUNK = program(
+    "chunked",
+    [request("a", 40, seed=31, new=8), request("b", 9, seed=32, new=8)],
+    [submit("a", "b"), DRAIN],
+    wants=["non_final_chunk"],
+    chunk=16,
+)
+
+_RETRACTION = program(
+    "retracted",
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [submit("a", "b"), tick(4), Op(kind="retract"), DRAIN],
+    wants=["retract_resume"],
+)
+
+_STOP = program(
+    "stopped",
+    [request("a", 7, seed=11, new=16, stop_ids=(160,)), request("b", 12, seed=21, new=12)],  # 160: a's seventh token
+    [submit("a", "b"), DRAIN],
+    wants=["stop_inside_accepted_run"],
+)
+
+_SAMPLED = program(
+    "sampled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update={"temperature": 1.0 - 0.2 * i})
+        for i, rid in enumerate("abc")
+    ],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+#: Rank 1 has a request, then none while rank 0 goes on.
+_IDLE_BESIDE = program(
+    "idle-beside",
+    [request("a", 7, seed=11, new=20), request("b", 12, seed=21, new=4, dp_rank=1)],
+    [submit("a", "b"), DRAIN],
+    spec=HEADS,
+    wants=["idle_rank"],
+    checkpoint="qwen3-tiny",
+    dp=2,
+    tp=2,
+)
+
+#: Need of a mutant -> what to drive, in this order.
+EXERCISES: dict[str, tuple[Scenario, ...]] = {
+    "chain": (_together("together"), _joined("joined")),
+    "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", prefix_cache=False),),
+    "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", prefix_cache=False),),
+    "chunk": (_CHUNK,),
+    "retraction": (_RETRACTION,),
+    "stop": (_STOP,),
+    "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
+    "paged-tree": (_together("together-paged-tree", spec=TREE, page=4),),
+    "dp": (_IDLE_BESIDE,),
+    "handoff": (_together("together-handed-over", pd=True, max_running=4, pool_tokens=160),),
+    "sampled": (_SAMPLED,),
+    "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
+}

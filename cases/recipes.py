@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class Recipe:
     attention_gain: float = 2.0  # size of the first layer's attention output against the token itself
     mlp_gain: float = 1.5
     upper_gain: float = 0.1  # target layers after the first: what the draft cannot know
-    hidden_gain: float = 0.05  # how much the draft listens to the hidden state it is handed
+    hidden_gain: float = 0.05  # how much the hidden state weighs that the draft it is handed
     draft_scale: float = 0.4  # brings the un-normed draft output to about unit RMS, where logits are not one-hot
     logit_std: float = 3.0
 
@@ -98,7 +98,7 @@ class MtpRecipe(Recipe):
 
     algorithm: ClassVar[str] = "MTP"
 
-    hidden_gain: float = 0.1  # every MTP layer hears it through a norm, and all of them must agree often enough
+    hidden_gain: float = 0.1  # every MTP layer gets it through a norm, and all of them must agree often enough
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class StepRecipe(MtpRecipe):
 
     layers: int = 45
     upper_gain: float = 0.015  # forty-four upper layers disagree as much as the two of the other pairs
-    hidden_gain: float = 0.07  # a layer hears what the layers before it did not agree about, too
+    hidden_gain: float = 0.07  # a layer gets what the layers before it did not agree about, too
     norm_spread: float = 0.1
     head_gain: float = 0.05
 
@@ -155,6 +155,16 @@ class TableRecipe(Recipe):
     flatter: float = 0.5
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """What is written: a config.json and the tensors of each side."""
+
+    target_config: dict[str, Any]
+    target: Weights
+    draft_config: dict[str, Any]
+    draft: Weights
+
+
 class Noise:
     """Normal-like numbers from raw PCG64 words: only exact integer and IEEE arithmetic, so portable bit for bit."""
 
@@ -167,4 +177,5 @@ class Noise:
         uniform = (self._words.random_raw(4 * count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
         quarters = uniform.reshape(4, count)
         total = ((quarters[0] + quarters[1]) + quarters[2]) + quarters[3]
-        return ((total - 2.0) * (3.0**0.5 * std)).astype(np.float32).reshape(shape)
+        normal: np.ndarray = (total - 2.0) * (3.0**0.5 * std)
+        return normal.astype(np.float32).reshape(shape)

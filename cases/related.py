@@ -65,7 +65,8 @@ def _places(rows: Rows, phases: tuple[Phase, ...]) -> dict[Place, list[int]]:
         if phases == LASTING:
             place = (rid, int(rows.ints["position"][index]), -1, -1)
         else:
-            place = (rid, *(int(rows.ints[name][index]) for name in ("committed", "step", "slot")))
+            committed, step, slot = (int(rows.ints[name][index]) for name in ("committed", "step", "slot"))
+            place = (rid, committed, step, slot)
         found.setdefault(place, []).append(index)
     return found
 

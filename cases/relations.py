@@ -8,17 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from random import Random
+from typing import Any
 
 from hypothesis import strategies as st
 
+from cases.boots import Boot
+from cases.generation import build
+from cases.kit import Kit, shortest_life
 from cases.related import RelationResult, compare
-from cases.strategies import Boot, Kit, scenarios, shortest_life
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
 from harness.contract.trace import Trace
 from harness.contract.types import Op, Scenario
 
-Change = Callable[[st.DrawFn, Scenario], Scenario]
+Change = Callable[[Random, Scenario], Scenario]
 TookPlace = Callable[[Scenario, Trace, Trace], bool]
 
 
@@ -55,8 +59,9 @@ def _relation(meaning: str, took_place: TookPlace, *, reboots: bool = False) -> 
 @st.composite
 def pairs(draw: st.DrawFn, relation: Relation, boot: Boot) -> tuple[Scenario, Scenario]:
     """A scenario of a few requests that nothing interferes with, and the same one changed."""
-    scenario = draw(scenarios(boot, lead="company", quiet=True))
-    changed = relation.change(draw, scenario)
+    random = draw(st.randoms(use_true_random=False))
+    scenario = build(random, boot, template="company", quiet=True)
+    changed = relation.change(random, scenario)
     return scenario, Scenario.model_validate(changed.model_dump())
 
 
@@ -111,20 +116,27 @@ def _was_paused(_changed: Scenario, before: Trace, after: Trace) -> bool:
 # The relations
 
 
+def _engine(scenario: Scenario, **changes: Any) -> Scenario:
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=changes)})
+
+
+def _with(scenario: Scenario, step: int, *ops: Op) -> Scenario:
+    return scenario.model_copy(update={"script": inserted(scenario.script, step, *ops)})
+
+
 @_relation("another chunk size", _chunks_differ)
-def other_chunk(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+def other_chunk(random: Random, scenario: Scenario) -> Scenario:
     page, old = scenario.engine.page, scenario.engine.chunk
     sizes = [size for size in (4, 8, 12, 16, 24, 32, 64) if size != old and size % page == 0]
-    chunk = draw(st.sampled_from(sizes), label="other chunk")
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"chunk": chunk})})
+    return _engine(scenario, chunk=random.choice(sizes))
 
 
-@_relation("another order of the requests that arrive at one turn", _order_differs)
-def other_order(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+@_relation("another order of the requests that arrive at one step", _order_differs)
+def other_order(random: Random, scenario: Scenario) -> Scenario:
     def reorder(op: Op) -> Op:
         if op.kind != "submit" or len(op.rids) < 2:
             return op
-        rids = tuple(draw(st.permutations(op.rids), label="other order"))
+        rids = tuple(random.sample(op.rids, len(op.rids)))
         rids = rids if rids != op.rids else op.rids[::-1]
         return op.model_copy(update={"rids": rids})
 
@@ -132,46 +144,37 @@ def other_order(draw: st.DrawFn, scenario: Scenario) -> Scenario:
 
 
 @_relation("one more request beside the others", _company_kept)
-def bystander(draw: st.DrawFn, scenario: Scenario) -> Scenario:
+def bystander(random: Random, scenario: Scenario) -> Scenario:
     boot = Boot(name="x", why="", spec=scenario.spec, engine=scenario.engine)
-    kit = Kit(draw=draw, boot=boot, greedy=None, chunk=scenario.engine.chunk or 32)
+    kit = Kit(random, boot, chunk=scenario.engine.chunk or 32)
     request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(update={"rid": "bystander"})
     arrival = Op(kind="submit", rids=(request.rid,))
-    return scenario.model_copy(
-        update={
-            "requests": (*scenario.requests, request),
-            "script": inserted(scenario.script, kit.integer(0, 4, "its arrival"), arrival),
-        }
-    )
+    return _with(scenario, kit.integer(0, 4), arrival).model_copy(update={"requests": (*scenario.requests, request)})
 
 
 @_relation("no prefix cache", _cache_was_used, reboots=True)
-def prefix_cache_off(_draw: st.DrawFn, scenario: Scenario) -> Scenario:
-    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"prefix_cache": False})})
+def prefix_cache_off(_random: Random, scenario: Scenario) -> Scenario:
+    return _engine(scenario, prefix_cache=False)
 
 
 @_relation("every request sent back to the queue once, and resumed", _came_back)
-def retract_and_resume(draw: st.DrawFn, scenario: Scenario) -> Scenario:
-    turn = draw(st.integers(1, 8), label="turn of the retraction")
-    return scenario.model_copy(update={"script": inserted(scenario.script, turn, Op(kind="retract"))})
+def retract_and_resume(random: Random, scenario: Scenario) -> Scenario:
+    return _with(scenario, random.randint(1, 8), Op(kind="retract"))
 
 
-@_relation("a pause of a few turns", _was_paused)
-def pause_and_resume(draw: st.DrawFn, scenario: Scenario) -> Scenario:
-    """At a turn from which nobody arrives any more: SGLang holds arrivals back while paused."""
+@_relation("a pause of a few steps", _was_paused)
+def pause_and_resume(random: Random, scenario: Scenario) -> Scenario:
+    """At a step from which nobody arrives any more: SGLang holds arrivals back while paused."""
     arrivals = sum(op.count for op in scenario.script if op.kind == "tick")
-    turn = arrivals + draw(st.integers(1, 4), label="turn of the pause")
     ops = (Op(kind="pause"), Op(kind="tick", count=2), Op(kind="resume"))
-    return scenario.model_copy(update={"script": inserted(scenario.script, turn, *ops)})
+    return _with(scenario, arrivals + random.randint(1, 4), *ops)
 
 
 @_relation("a neighbour aborted", _neighbour_gone)
-def neighbour_aborted(draw: st.DrawFn, scenario: Scenario) -> Scenario:
-    request = draw(st.sampled_from(scenario.requests), label="neighbour")
-    turn = draw(st.integers(1, shortest_life(request, k=scenario.spec.k)), label="turn of the abort")
-    gone = Op(kind="abort", rids=(request.rid,))
-    script = inserted(scenario.script, _arrival(scenario, request.rid) + turn, gone)
-    return scenario.model_copy(update={"script": script})
+def neighbour_aborted(random: Random, scenario: Scenario) -> Scenario:
+    request = random.choice(scenario.requests)
+    step = random.randint(1, shortest_life(request, k=scenario.spec.k))
+    return _with(scenario, _arrival(scenario, request.rid) + step, Op(kind="abort", rids=(request.rid,)))
 
 
 def _arrival(scenario: Scenario, rid: str) -> int:

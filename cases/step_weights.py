@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from cases.mtp_weights import uneven
-from cases.recipes import Noise, StepRecipe, Weights
+from cases import llama_weights
+from cases.llama_weights import head_norms, uneven
+from cases.recipes import Noise, Pair, StepRecipe, Weights
 
 ARCHITECTURE = "Step3p5ForCausalLM"
 #: MTP layers in the checkpoint: the most steps a scenario may ask for.
@@ -23,15 +24,18 @@ LAYERS = 4
 _NOWHERE = "99"
 
 
-def attention(noise: Noise, recipe: StepRecipe) -> Weights:
-    """What attention has beside a Llama's: norms that keep scores sharp, and gates that are half open on average."""
-    size = np.float32(recipe.score_std**0.5)
-    made: Weights = {
-        f"self_attn.{name}.weight": size * (1 + noise.draw(recipe.head_dim, std=recipe.norm_spread))
-        for name in ("q_norm", "k_norm")
-    }
-    made["self_attn.g_proj.weight"] = noise.draw(recipe.heads, recipe.hidden, std=recipe.hidden**-0.5)
-    return made
+def pair(noise: Noise, recipe: StepRecipe) -> Pair:
+    """As in `cases/mtp_weights`; the draft has an embedding and heads of its own."""
+
+    def attention(_gain: float) -> Weights:
+        """Norms that keep scores sharp, and gates that are half open on average."""
+        norms = head_norms(noise, recipe)
+        return norms | {"self_attn.g_proj.weight": noise.draw(recipe.heads, recipe.hidden, std=recipe.hidden**-0.5)}
+
+    made = target(noise, recipe, llama_weights.target(noise, recipe, own=attention))
+    own = draft(noise, recipe, made)
+    both = config(llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    return Pair(target=stored(made | own), target_config=both, draft=stored(own), draft_config=both)
 
 
 def target(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:

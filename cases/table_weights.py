@@ -1,4 +1,4 @@
-"""Weights of a pair whose law is known: the next token's distribution is looked up by position.
+"""Weights of a pair whose distribution is known: the next token's distribution is looked up by position.
 
 Tokens come in blocks, one a position modulo their number, and all tokens of a block share one embedding, so what a
 model knows of a token is where it stands. Attention and MLP add nothing, so logits are one row of a table, exactly.
@@ -9,11 +9,14 @@ Pure arithmetic on given numbers; it must not draw anything and must not write f
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from cases.recipes import TableRecipe, Weights
+from cases import llama_weights
+from cases.recipes import Noise, Pair, TableRecipe, Weights
 
-#: Logits of a block's three tokens, by position modulo the table's length; none of the laws is another's.
+#: Logits of a block's three tokens, by position modulo the table's length; none of the distributions is another's.
 TABLE = (
     (0.0, -0.625, -1.5),
     (-0.25, 0.0, -2.0),
@@ -33,11 +36,16 @@ def token_of(position: int, symbol: int) -> int:
     return SYMBOLS * (position % len(TABLE)) + symbol
 
 
-def law(position: int, temperature: float) -> np.ndarray:
+def distribution(position: int, temperature: float) -> np.ndarray:
     """The distribution of the symbols at `position`, float64 [SYMBOLS]."""
     scaled = np.exp(np.asarray(TABLE[position % len(TABLE)]) / temperature)
     shares: np.ndarray = scaled / scaled.sum()
     return shares
+
+
+def pair(noise: Noise, recipe: TableRecipe) -> Pair:
+    made = llama_weights.pair(noise, recipe)
+    return replace(made, target=target(recipe, made.target), draft=draft(recipe, made.draft))
 
 
 def target(recipe: TableRecipe, weights: Weights) -> Weights:

@@ -1,46 +1,97 @@
-"""Generated scenarios against the reference, in blocks of one boot configuration. `--profile` says how many."""
+"""Generated scenarios equal the reference, and changes that must not matter do not. `--profile` says how many.
+
+Each test keeps its engine between examples. What failed is shrunk, and kept as a reproducer.
+"""
+
+from functools import partial
+from random import Random
 
 import pytest
+from hypothesis import Phase, assume, find, given, settings
 
-from cases.generated import drive_all, report, runs
-from cases.hunt import Hunt, greedy_text
+from cases.boots import BOOTS
+from cases.generation import scenarios
 from cases.known import all_known
-from cases.profiles import PROFILES, blocks, seed_of
-from cases.strategies import BOOTS, programs
+from cases.profiles import generated
+from cases.relations import RELATIONS, pairs
+from harness.contract.trace import ENDS
+from harness.contract.types import Kind, Outcome
+from harness.search.tally import roots
+
+pytestmark = pytest.mark.timeout(3600)
+PLAIN = BOOTS["plain"]
+ON_PLAIN = pytest.mark.engine(boot=PLAIN.boot_key())
 
 
-def pytest_generate_tests(metafunc):
-    if "block" in metafunc.fixturenames:
-        profile = PROFILES[metafunc.config.getoption("--profile")]
-        run = getattr(metafunc.config, "workerinput", {}).get("testrunuid")
-        seed = seed_of(profile, metafunc.config.getoption("--profile-seed"), run)
-        marked = [
-            pytest.param(block, id=str(block), marks=pytest.mark.engine(boot=BOOTS[block.boot].boot_key()))
-            for block in blocks(profile, seed)
-        ]
-        metafunc.parametrize("block", marked)
+@pytest.fixture
+def examples(pytestconfig):
+    seeded = pytestconfig.getoption("--hypothesis-seed") is not None
+    return partial(generated, pytestconfig.getoption("--profile"), seeded=seeded)
 
 
-def test_generated_scenarios_equal_the_reference(engines, release, block, record_property):
-    boot = BOOTS[block.boot]
-    scenarios = programs(boot, count=block.count, seed_value=block.seed, greedy=greedy_text(boot))
-    hunt = Hunt(engines=engines, release=release, folder=runs())
-    left = drive_all(hunt, scenarios, seconds=block.seconds)
-    record_property("scenarios", hunt.outcomes.total())
-    record_property("left_out", left)
-    record_property(
-        "situations",
-        {line.name: (line.generated, line.reached, line.positions) for line in hunt.table.lines.values() if line.seen},
-    )
-    assert hunt.outcomes.total(), "the time box was spent before the first scenario"
-    if set(hunt.outcomes) == {"PASS"}:
-        return
-    place = f"generated/eagle/{block.boot}"
-    explained = all_known(roots_of(hunt), hunt.release, place=place) if "UNKNOWN" not in hunt.outcomes else frozenset()
+@pytest.mark.parametrize(
+    "boot", [pytest.param(one, id=one.name, marks=pytest.mark.engine(boot=one.boot_key())) for one in BOOTS.values()]
+)
+def test_generated_scenarios_equal_the_reference(engines, release, boot, examples):
+    explained = set()
+
+    @examples(examples=24)
+    @given(scenario=scenarios(boot))
+    def every(scenario):
+        outcome = engines(scenario, engine=release, fresh=True)
+        known = frozenset()
+        if outcome.verdict.outcome is Outcome.FAIL:
+            known = all_known(roots(outcome.findings), release, place=f"generated/eagle/{boot.name}")
+        explained.update(known)
+        assert outcome.passed or known, outcome.verdict.reasons
+
+    every()
     if explained:
-        pytest.xfail(f"known: {', '.join(sorted(explained))}: {report(hunt)}")
-    pytest.fail(report(hunt), pytrace=False)
+        pytest.xfail(f"known: {', '.join(sorted(explained))}")
 
 
-def roots_of(hunt):
-    return [finding.signature for finding in hunt.findings() if not finding.consequence]
+def driven(engines, release, scenario):
+    return engines.drive(engines.launch(scenario, engine=release), scenario)
+
+
+def judged(engines, release, relation, pair):
+    """RelationResult of one pair; a pair in which the change left no mark is none."""
+    before, after = (driven(engines, release, scenario) for scenario in pair)
+    result = relation.judge(pair[1], before, after)
+    assert not any(event.name in ENDS for trace in (before, after) for event in trace.events)
+    assume(not result.unknown)
+    return result
+
+
+def holds(engines, release, relation, with_settings):
+    @with_settings
+    @given(pair=pairs(relation, PLAIN))
+    def every(pair):
+        assert judged(engines, release, relation, pair).divergences == []
+
+    every()
+
+
+@ON_PLAIN
+@pytest.mark.parametrize("name", [name for name, relation in RELATIONS.items() if not relation.reboots])
+def test_relation_holds(engines, release, examples, name):
+    holds(engines, release, RELATIONS[name], examples(examples=4))
+
+
+@pytest.mark.engine(boot=PLAIN.boot_key(), ends_it=True)
+@pytest.mark.parametrize("name", [name for name, relation in RELATIONS.items() if relation.reboots])
+def test_relation_between_two_engines_holds(engines, release, examples, name):
+    holds(engines, release, RELATIONS[name], examples(examples=2))
+
+
+@pytest.mark.engine(release="0.5.12.post1", boot=PLAIN.boot_key())
+def test_chunk_size_relation_breaks_where_chunk_tails_are_wrong(engines):
+    """SGLang #26329: the last draft input of a non-final chunk depends on where the chunk ends."""
+    relation = RELATIONS["other_chunk"]
+
+    def breaks(pair):
+        found = judged(engines, "0.5.12.post1", relation, pair).divergences
+        return Kind.EXTEND_INPUT in {one.kind for one in found if not one.cause}
+
+    only_generated = settings(max_examples=10, phases=[Phase.generate], deadline=None, database=None)
+    assert find(pairs(relation, PLAIN), breaks, settings=only_generated, random=Random(1))

@@ -4,9 +4,10 @@ import pytest
 from packaging.version import Version
 
 from cases.boots import PD_BOOTS
-from cases.exercises import EXERCISES
 from cases.families import FAMILIES
-from cases.generated_handoffs import LEADS, generate
+from cases.generation import generate
+from cases.kit import possible
+from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
 from harness.search.mutants import Campaign
@@ -51,7 +52,7 @@ def test_mutants_of_a_hand_over_are_killed(engines):
 
 @pytest.mark.engine(boot=BASE)
 def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scenario, release):
-    for scenario in generate(PD_BOOTS["pd"], count=len(LEADS), seed=7):
+    for scenario in generate(PD_BOOTS["pd"], count=len(possible(PD_BOOTS["pd"])), seed=7):
         outcome = drive_scenario(scenario, engine=release)
         assert outcome.passed, (scenario.name, outcome.verdict.reasons)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cases.exercises import EXERCISES
+from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind

@@ -11,7 +11,6 @@ import zipfile
 import pytest
 from typer.testing import CliRunner
 
-from cases.cells import Cell
 from cases.meta import nights
 from cases.programs import DEFAULT
 from harness.archive.store import read_specimen
@@ -19,6 +18,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.cli.main import app
 from harness.contract.types import Kind, Outcome
 from harness.night import store
+from harness.night.cells import Cell
 from harness.night.judge import Status, judge
 from harness.night.run import Driver
 from harness.search.mutants import with_fault

@@ -1,18 +1,17 @@
-"""Sampling with speculation: what coins decide is decided so, and many coins together give the target's own law."""
+"""Sampling: what recorded uniforms decide is decided so, and many together give the target's own distribution."""
 
 from pathlib import Path
 
 import pytest
 
 from cases.catalogue import read_scenario
-from cases.laws import Tally
-from cases.sampling import DRAFTS, law_scenarios
+from cases.sampling import DRAFTS, Tally, sampled_scenarios
 from harness.contract.types import Phase
 
 FOLDER = Path(__file__).parent / "scenarios"
 AMONG_GREEDY = {name: read_scenario(FOLDER / f"sampled-{name}.json") for name in ("chain", "tree")}
 COUNT = 16
-LAWS = {draft: list(law_scenarios(draft, count=COUNT)) for draft in DRAFTS}
+SAMPLED = {draft: list(sampled_scenarios(draft, count=COUNT)) for draft in DRAFTS}
 RELEASES = ("0.5.13", "0.5.23")
 
 
@@ -21,7 +20,7 @@ RELEASES = ("0.5.13", "0.5.23")
     [pytest.param(one, id=name, marks=pytest.mark.engine(boot=one.boot_key())) for name, one in AMONG_GREEDY.items()],
 )
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_sampled_round_is_what_its_coins_decide_and_greedy_neighbours_stay_greedy(
+def test_every_sampled_round_is_what_its_uniforms_decide_and_greedy_neighbours_stay_greedy(
     drive_scenario, release, scenario
 ):
     outcome = drive_scenario(scenario, engine=release)
@@ -36,12 +35,12 @@ def test_every_sampled_round_is_what_its_coins_decide_and_greedy_neighbours_stay
 
 
 @pytest.mark.parametrize(
-    "draft", [pytest.param(name, marks=pytest.mark.engine(boot=LAWS[name][0].boot_key())) for name in LAWS]
+    "draft", [pytest.param(name, marks=pytest.mark.engine(boot=SAMPLED[name][0].boot_key())) for name in SAMPLED]
 )
 @pytest.mark.parametrize("release", RELEASES)
-def test_committed_tokens_have_the_law_of_their_position(drive_scenario, release, draft):
+def test_committed_tokens_have_the_distribution_of_their_position(drive_scenario, release, draft):
     tally = Tally(temperature=1.0)
-    for scenario in LAWS[draft]:
+    for scenario in SAMPLED[draft]:
         outcome = drive_scenario(scenario, engine=release, fresh=True)
         assert outcome.passed, outcome.verdict.reasons
         tally.add(scenario, outcome.trace)

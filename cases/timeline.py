@@ -1,4 +1,4 @@
-"""Programs as people think of them: what happens at which turn. `script` turns that into ops.
+"""Programs as people think of them: what happens at which scheduler step. `script` makes ops of that.
 
 Pure data; it must not draw anything and must not know an engine.
 """
@@ -13,105 +13,105 @@ from harness.contract.types import Op, RequestSpec
 
 @dataclass(slots=True, kw_only=True)
 class Timeline:
-    """requests with their arrival turns, and other ops with the turn before which they are given."""
+    """Requests with the steps of their arrival, and other ops with the step before which they are given."""
 
     arrivals: list[tuple[int, RequestSpec]] = field(default_factory=list)
     ops: list[tuple[int, Op]] = field(default_factory=list)
 
-    def arrive(self, turn: int, *requests: RequestSpec) -> None:
-        self.arrivals += [(turn, request) for request in requests]
+    def arrive(self, step: int, *requests: RequestSpec) -> None:
+        self.arrivals += [(step, request) for request in requests]
 
-    def at(self, turn: int, kind: str, *rids: str) -> None:
-        self.ops.append((turn, Op.model_validate({"kind": kind, "rids": rids})))
+    def at(self, step: int, kind: str, *rids: str, name: str | None = None) -> None:
+        self.ops.append((step, Op.model_validate({"kind": kind, "rids": rids, "name": name})))
 
     @property
     def requests(self) -> tuple[RequestSpec, ...]:
         return tuple(request for _, request in self.arrivals)
 
     def script(self) -> tuple[Op, ...]:
-        """Ops in order of turns, arrivals of one turn as one submit, a drain at the end.
+        """Ops in order of steps, arrivals of one step as one submit, a drain at the end.
 
         What SGLang holds back or refuses while it is paused waits for the end of the pause. A second pause inside a
-        pause is left out, a pause without an end is ended before the drain, and an abort that would come before its
-        request's arrival comes right after it.
+        pause is left out, a pause without an end is ended before the drain, and an abort or a transfer that would come
+        before its request's arrival comes right after it.
         """
         return _render(self._placed())
 
     def _placed(self) -> list[tuple[int, Op]]:
         pauses = _pauses(self.ops)
-        placed: list[tuple[int, int, Op]] = [(turn, _RANK[op.kind], op) for turn, op in pauses]
+        placed: list[tuple[int, int, Op]] = [(step, _RANK[op.kind], op) for step, op in pauses]
         arrived: dict[str, int] = {}
-        for turn, request in self.arrivals:
-            arrived[request.rid] = _after_pause(turn, pauses)
-        for turn in sorted(set(arrived.values())):
-            rids = tuple(rid for rid, at in arrived.items() if at == turn)
-            placed.append((turn, _RANK["submit"], Op(kind="submit", rids=rids)))
-        for turn, op in self.ops:
-            if op.kind == "abort":
-                placed.append((max(turn, arrived[op.rids[0]]), _RANK["abort"], op))
+        for step, request in self.arrivals:
+            arrived[request.rid] = _after_pause(step, pauses)
+        for step in sorted(set(arrived.values())):
+            rids = tuple(rid for rid, at in arrived.items() if at == step)
+            placed.append((step, _RANK["submit"], Op(kind="submit", rids=rids)))
+        for step, op in self.ops:
+            if op.kind in ("abort", "transfer"):
+                placed.append((max(step, arrived[op.rids[0]]), _RANK[op.kind], op))
             elif op.kind == "flush":
-                placed.append((_after_pause(turn, pauses), _RANK["flush"], op))
-        placed += [(turn, _RANK["retract"], Op(kind="retract")) for turn in self._retractions(pauses)]
+                placed.append((_after_pause(step, pauses), _RANK["flush"], op))
+        placed += [(step, _RANK["retract"], Op(kind="retract")) for step in self._retractions(pauses)]
         placed.sort(key=lambda entry: entry[:2])
-        return [(turn, op) for turn, _, op in placed]
+        return [(step, op) for step, _, op in placed]
 
     def _retractions(self, pauses: list[tuple[int, Op]]) -> list[int]:
-        """Turns of retractions. Each is a pause and a resume by itself, and a turn takes one of either."""
-        taken = {turn for turn, _ in pauses}
-        for wanted in sorted(turn for turn, op in self.ops if op.kind == "retract"):
-            turn = _after_pause(wanted, pauses)
-            while turn in taken:
-                turn = _after_pause(turn + 1, pauses)
-            taken.add(turn)
-        return sorted(taken - {turn for turn, _ in pauses})
+        """Steps of retractions. Each is a pause and a resume by itself, and a step takes one of either."""
+        taken = {step for step, _ in pauses}
+        for wanted in sorted(step for step, op in self.ops if op.kind == "retract"):
+            step = _after_pause(wanted, pauses)
+            while step in taken:
+                step = _after_pause(step + 1, pauses)
+            taken.add(step)
+        return sorted(taken - {step for step, _ in pauses})
 
 
-#: Order of ops given before one turn.
-_RANK = {"resume": 0, "flush": 1, "submit": 2, "abort": 3, "retract": 4, "pause": 5}
+#: Order of ops given before one step.
+_RANK = {"resume": 0, "flush": 1, "submit": 2, "transfer": 3, "abort": 4, "retract": 5, "pause": 6}
 
 
 def _pauses(ops: Iterable[tuple[int, Op]]) -> list[tuple[int, Op]]:
-    """Alternating pause and resume ops, at different turns."""
+    """Alternating pause and resume ops, at different steps."""
     kept: list[tuple[int, Op]] = []
     wanted = "pause"
-    for turn, op in sorted(ops, key=lambda entry: entry[0]):
-        if op.kind == wanted and (not kept or turn > kept[-1][0]):
-            kept.append((turn, op))
+    for step, op in sorted(ops, key=lambda entry: entry[0]):
+        if op.kind == wanted and (not kept or step > kept[-1][0]):
+            kept.append((step, op))
             wanted = "resume" if wanted == "pause" else "pause"
     if wanted == "resume":
         kept.append((kept[-1][0] + 1, Op(kind="resume")))
     return kept
 
 
-def _after_pause(turn: int, pauses: list[tuple[int, Op]]) -> int:
-    """`turn`, or the end of the pause that it falls into."""
+def _after_pause(step: int, pauses: list[tuple[int, Op]]) -> int:
+    """`step`, or the end of the pause that it falls into."""
     for (start, _), (end, _) in zip(pauses[::2], pauses[1::2], strict=True):
-        if start <= turn < end:
+        if start <= step < end:
             return end
-    return turn
+    return step
 
 
 def _render(placed: list[tuple[int, Op]]) -> tuple[Op, ...]:
     script: list[Op] = []
     now = placed[0][0] if placed else 0
-    for turn, op in placed:
-        if turn > now:
-            script.append(Op(kind="tick", count=turn - now))
-            now = turn
+    for step, op in placed:
+        if step > now:
+            script.append(Op(kind="tick", count=step - now))
+            now = step
         script.append(op)
     return (*script, Op(kind="drain"))
 
 
-def inserted(script: tuple[Op, ...], turn: int, *ops: Op) -> tuple[Op, ...]:
-    """The script with ops given before turn `turn` (after what it gives there itself); the drain stays last."""
+def inserted(script: tuple[Op, ...], step: int, *ops: Op) -> tuple[Op, ...]:
+    """The script with ops given before step `step` (after what it gives there itself); the drain stays last."""
     done, now = list[Op](), 0
     rest = list(script[:-1])
-    while rest and now + (rest[0].count if rest[0].kind == "tick" else 0) <= turn:
+    while rest and now + (rest[0].count if rest[0].kind == "tick" else 0) <= step:
         op = rest.pop(0)
         now += op.count if op.kind == "tick" else 0
         done.append(op)
-    if turn > now:
-        done.append(Op(kind="tick", count=turn - now))
-    if rest and rest[0].kind == "tick" and turn > now:
-        rest[0] = rest[0].model_copy(update={"count": rest[0].count - (turn - now)})
+    if step > now:
+        done.append(Op(kind="tick", count=step - now))
+    if rest and rest[0].kind == "tick" and step > now:
+        rest[0] = rest[0].model_copy(update={"count": rest[0].count - (step - now)})
     return (*done, *ops, *rest, script[-1])

@@ -121,7 +121,7 @@ POSITIONS = (
 COVERAGE = (
     *CASE,
     *_columns(
-        ("situation", "string", "", "its name in cases/situations.py"),
+        ("situation", "string", "", "its name in harness/coverage"),
         ("asked", "bool", "", "whether the scenario asked for it"),
         ("times", "int64", "times", "how often the trace shows it"),
         ("positions", "int64", "rows", "positions compared inside it"),

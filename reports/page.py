@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from cases.situations import reach_of
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome
+from harness.coverage import reach_of
 from harness.driving.progress import ScenarioResult
 from reports.findings import facts, known_lines, roots_of
 from reports.frames import Frames

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from cases.situations import reach_of
 from harness.contract.known_issues import ASSUMED, told_in
 from harness.contract.types import Outcome
 from harness.contract.words import counted
+from harness.coverage import reach_of
 from harness.driving.progress import RunResult
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted

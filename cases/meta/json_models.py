@@ -123,6 +123,7 @@ class Run(Strict):
     cost: Cost
     run: str
     component: dict[str, object] | None = None
+    seed: int | None = None
     interrupted: Literal[True] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Checkpoint pairs: the same bytes every time, refused when they are not, and able to show the bugs we hunt."""
+"""Checkpoint pairs: the same bytes every time, refused when they are not, and able to show the bugs we look for."""
 
 import json
 import os

@@ -4,13 +4,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from cases.cells import Cell
 from cases.families import FAMILIES
 from harness.both_sides import compat
 from harness.contract.known_issues import notes, without_effect
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
+from harness.night.cells import Cell
 
 LAYERS = SpecConfig(algorithm="MTP", k=3, n=4)
 ASSUMED = {"assumed": ["F-011"]}

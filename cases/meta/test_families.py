@@ -4,9 +4,9 @@ import pytest
 
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
-from cases.situations import SITUATIONS
 from harness.cli.programs import check_scenarios, choose_scenarios
 from harness.contract.usage import UsageError
+from harness.coverage import POINTS
 from harness.driving.pairs import checkpoint_pairs
 
 EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: family.name)
@@ -15,7 +15,7 @@ EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: 
 @EVERY
 def test_promised_situations_are_asked_for(family):
     asked = {name for scenario in family.scenarios for name in scenario.wants}
-    assert set(family.situations) <= asked <= set(SITUATIONS)
+    assert set(family.situations) <= asked <= set(POINTS)
 
 
 @EVERY

@@ -14,11 +14,11 @@ from cases.catalogue import CORPUS
 from cases.meta import handmade, page_runs, results
 from harness.archive.store import RunReader, read_case
 from harness.checks import judge
+from harness.cli.report_files import write_csv, write_parquet
 from harness.contract.types import Kind, Phase
 from reports.columns import ARROW, FRAMES, documentation, empty, frame
 from reports.frames import accept_lengths, case_frames, read_frames, read_trends
 from reports.reading import read_report
-from reports.writing import write_csv, write_parquet
 
 DOC = Path(__file__).parents[2] / "docs" / "frames.md"
 RECORDED = sorted((CORPUS.parent / "recorded" / "gpu").iterdir())

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
 from harness.both_sides.mutants import MUTANTS
 from harness.both_sides.wire import named, read
@@ -24,6 +23,24 @@ from harness.engine_side.probes.snapshot import copied, outputs_of
 from harness.engine_side.probes.staging import StagingBuffer
 
 WIDTH, VOCAB, STEPS = 3, 20, 3
+
+#: Mutants that change floats only, or positions and masks that only floats show on a GPU.
+FLOAT_MUTANTS = (
+    "hidden-neighbour",
+    "hidden-neighbour-extend",
+    "hidden-previous-round",
+    "hidden-zeroed",
+    "hidden-zeroed-prompt",
+    "hidden-shifted-extend",
+    "hidden-dtype",
+    "proposal-second-best",
+    "proposal-swapped",
+    "mask-bit-lost",
+    "mask-bit-extra",
+    "mask-bit-lost-chain",
+    "slot-of-neighbour",
+    "draft-position-late",
+)
 
 
 class Graph:
@@ -254,7 +271,7 @@ def test_a_state_of_the_round_before_is_remembered_from_replay_to_replay(place, 
 
 
 def test_every_float_mutant_can_be_captured_or_acts_outside_graphs():
-    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(MUTANTS[name])}
+    left = {name for name in FLOAT_MUTANTS if not inside_graphs(MUTANTS[name])}
     outside = {MUTANTS[name].site for name in left} - {"inputs", "choices"}
     prompts = {name for name in left if MUTANTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
     assert {name for name in left if MUTANTS[name].site in ("inputs", "choices")} == prompts

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from cases.exercises import EXERCISES
+from cases.programs import EXERCISES
 from harness.both_sides import mutants
 from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS

@@ -20,7 +20,6 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from cases import cells as night_cells
 from cases import known
 from cases.boots import BOOTS
 from cases.catalogue import CaseError, load
@@ -35,6 +34,7 @@ from harness.cli import nightly
 from harness.contract.known_issues import issues
 from harness.contract.rates import interval
 from harness.engines import envs
+from harness.night import cells as night_cells
 from harness.night import store
 from harness.suite.census import INCOMPLETE
 

@@ -6,7 +6,6 @@ import errno
 
 import pytest
 
-from cases import cells
 from cases.boots import BOOTS
 from cases.meta import results
 from cases.meta.nights import AHEAD
@@ -16,6 +15,7 @@ from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.live import ScenarioOutcome
 from harness.engines.errors import EngineError
+from harness.night import cells
 from harness.night.run import Driver, accept_lengths
 
 
@@ -130,8 +130,7 @@ def test_a_full_disk_ends_the_night(tmp_path):
 @pytest.fixture
 def drawn(monkeypatch):
     """A generated cell of three scenarios that were not drawn."""
-    monkeypatch.setattr("cases.hunt.greedy_text", lambda _boot: None)
-    monkeypatch.setattr("cases.hunt.programs", lambda _boot, **_o: [results.named(one) for one in "abc"])
+    monkeypatch.setattr("cases.generation.generate", lambda _boot, **_o: [results.named(one) for one in "abc"])
 
     def cell(seconds):
         draw = cells.Draw(boot=BOOTS["plain"], count=3, seconds=seconds, seed=1)

@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import psutil
 import pytest
 
-from cases.cells import Box, plan
 from cases.families import FAMILIES, SOME
 from cases.processes import survivors
 from harness.cli.programs import choose_scenarios
+from harness.night.cells import Box, plan
 from harness.suite.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
@@ -174,7 +174,7 @@ def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engi
     text = """
 import pytest
 from cases.programs import DEFAULT, program
-other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, k=1)
+other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, overlap=False)
 boot = DEFAULT["single"].boot_key()
 def test_plain(): pass
 @pytest.mark.engine(last=True)

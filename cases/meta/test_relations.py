@@ -3,11 +3,12 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
 
+from cases.boots import BOOTS
 from cases.meta import handmade
 from cases.related import LEAST_ROWS, compare
 from cases.relations import RELATIONS, pairs
-from cases.strategies import BOOTS, collect
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import EngineConfig, Kind, Outcome, Policy
 
@@ -122,11 +123,16 @@ def test_change_that_left_no_mark_is_unknown():
 
 @pytest.mark.parametrize("relation", RELATIONS.values(), ids=lambda relation: relation.name)
 def test_pairs_differ_and_reboot_only_where_they_say_so(relation):
-    for scenario, changed in collect(pairs(relation, BOOTS["plain"]), count=20, seed_value=4):
+    @settings(max_examples=20, deadline=None)
+    @given(pair=pairs(relation, BOOTS["plain"]))
+    def every(pair):
+        scenario, changed = pair
         assert scenario.id != changed.id
         assert (scenario.boot_key() != changed.boot_key()) is relation.reboots
         kept = {request.rid: request for request in changed.requests}
         assert all(kept[request.rid] == request for request in scenario.requests)
+
+    every()
 
 
 def test_relations_asked_for_are_all_there():

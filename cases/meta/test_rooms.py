@@ -1,40 +1,76 @@
-"""ARCHITECTURE.md says where everything is: a module that it does not name, or names in vain, is found here."""
+"""The rooms stand in the order of the import contract (pyproject.toml), without circles and without leftovers."""
 
 from __future__ import annotations
 
-import re
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HARNESS = sorted(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "harness").rglob("*/__init__.py"))
+ROOMS = ("benchmarks", "cases", "harness", "reference", "reports")
+#: Under this name the engine side loads itself, by path.
+LOADED_AS = "eaglecheck_engine."
+#: What a person calls by its name.
+ENTRIES = {"benchmarks.cost", "benchmarks.throughput", "benchmarks.time_to_detect", "harness.cli.__main__"}
+#: What only a test of a recorded run needs so far.
+FOR_TESTS = {"harness.defects.stale_plan"}
 
 
-def named(room: str) -> set[str]:
-    """What stands in backticks in the list of modules of one room; folders end in a slash."""
-    text = (ROOT / "ARCHITECTURE.md").read_text()
-    items = re.findall(rf"^ *- (?:\*\*)?`{room}/`(?:.(?!^ *- |^## ))*", text, flags=re.MULTILINE | re.DOTALL)
-    return set(re.findall(r"`([a-z0-9_*]+/?)`", " ".join(items))) - {f"{room}/"}
+@pytest.fixture(scope="module")
+def graph() -> dict[str, set[str]]:
+    """Module -> the modules it imports anywhere, for types only too."""
+    found = grimp.build_graph(*ROOMS, cache_dir=None)
+    return {module: set(found.find_modules_directly_imported_by(module)) for module in found.modules}
 
 
-def held(room: str) -> set[str]:
-    """Modules and packages of a room, as `named` spells them."""
-    modules = {path.stem for path in (ROOT / room).glob("*.py") if path.stem not in ("__init__", "__main__")}
-    return modules if room.startswith("harness") else modules | packages(room)
+def test_no_modules_import_each_other_in_a_circle(graph: dict[str, set[str]]) -> None:
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]), pytrace=False)
 
 
-def packages(room: str) -> set[str]:
-    return {f"{path.parent.name}/" for path in (ROOT / room).glob("*/__init__.py")}
+def test_no_module_is_left_that_no_product_code_imports_or_starts(graph: dict[str, set[str]]) -> None:
+    product = {module: imported for module, imported in graph.items() if not _of_tests(module)}
+    used = set().union(*product.values()) | ENTRIES | {*_named(tests=False)}
+    packages = {module.rpartition(".")[0] for module in graph} | set(ROOMS)
+    left = {module for module in product if f"{module.rpartition('.')[2]}.py" not in used}
+    found = {module for module in left - used - packages if not module.startswith("cases.")}
+    assert sorted(found - FOR_TESTS) == []
 
 
-@pytest.mark.parametrize("room", [*HARNESS, "reference", "reports"])
-def test_every_module_of_a_room_is_named_and_every_name_is_one(room: str) -> None:
-    folders = {f"{path.name}/" for path in (ROOT / room).iterdir() if path.is_dir()}
-    assert sorted(held(room) - named(room)) == []
-    assert sorted(named(room) - held(room) - folders) == []
+def test_no_module_of_cases_is_left_that_nothing_imports(graph: dict[str, set[str]]) -> None:
+    used = set().union(*graph.values()) | {*_named(tests=True)}
+    left = {module for module in graph if module.startswith("cases.") and ".test_" not in module}
+    assert sorted(module for module in left - used if f"{module.rpartition('.')[2]}.py" not in used) == []
 
 
-def test_every_module_of_the_harness_is_in_one_of_its_rooms() -> None:
-    assert {"harness/contract", "harness/engine_side/host"} <= set(HARNESS)
-    assert [path.name for path in (ROOT / "harness").glob("*.py")] == ["__init__.py"]
+def _of_tests(module: str) -> bool:
+    return module.startswith("cases.meta") or ".test_" in module
+
+
+def _named(*, tests: bool) -> Iterator[str]:
+    """Modules and files that strings name, and what the engine side imports under the name it loads itself by."""
+    for path in (ROOT / "conftest.py", *(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))):
+        if not tests and (path.parent.name == "meta" or path.name.startswith("test_")):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(LOADED_AS):
+                module = (node.module or "").replace(LOADED_AS, "harness.")
+                yield from (module, *(f"{module}.{alias.name}" for alias in node.names))
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_says_what_it_is_for(room: str) -> None:
+    silent = [path for path in (ROOT / room).rglob("*.py") if path.read_text() and not _says(path)]
+    assert [path.relative_to(ROOT).as_posix() for path in silent] == []
+
+
+def _says(path: Path) -> bool:
+    return ast.get_docstring(ast.parse(path.read_text())) is not None

@@ -11,8 +11,8 @@ import pytest
 from cases import catalogue
 from cases.catalogue import read_scenario
 from cases.families import FAMILIES
-from cases.situations import SITUATIONS
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.coverage import POINTS
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "docs" / "scenarios.md").read_text()
@@ -78,7 +78,7 @@ def test_situations_that_are_named_exist():
         - set(EngineConfig.model_fields)
         - set(RequestSpec.model_fields)
     )
-    assert {name for name in named if name not in SITUATIONS} <= {"schema_version"}
+    assert {name for name in named if name not in POINTS} <= {"schema_version"}
 
 
 def test_every_scenario_of_every_family_is_listed_by_name_and_so_is_the_corpus():

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from cases.boots import BOOTS
+from cases.generation import generate
 from cases.meta import handmade
-from cases.strategies import BOOTS, programs
 from harness.checks import group, judge
 from harness.contract.types import Kind, Op, Scenario
 from harness.search.shrink import Budget, shrink, simpler_boots, smaller, tidy
@@ -14,7 +15,7 @@ from harness.search.tally import roots, size, tally
 
 SIGNATURE = "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail"
 OTHER = "POSITION:positions:DRAFT:one-ahead"
-GENERATED = programs(BOOTS["plain"], count=24, seed_value=11)
+GENERATED = generate(BOOTS["plain"], count=24, seed=11)
 LARGE = max(GENERATED, key=size)
 
 
@@ -110,14 +111,14 @@ def test_candidates_are_valid_and_share_the_engine(scenario):
 
 
 def test_simpler_boots_need_another_engine():
-    pages = programs(BOOTS["pages"], count=1, seed_value=1)[0]
+    pages = generate(BOOTS["pages"], count=1, seed=1)[0]
     candidates = [candidate for candidate, _ in simpler_boots(pages)]
     assert [candidate.engine.page for candidate in candidates] == [1, 4]
     assert all(candidate.boot_key() != pages.boot_key() for candidate in candidates)
 
 
 def test_shared_prefixes_stay_shared_when_prompts_are_cut():
-    drawn = programs(BOOTS["pages"], count=60, seed_value=2)
+    drawn = generate(BOOTS["pages"], count=60, seed=2)
     shared = next(s for s in drawn if "prefix_hit" in s.wants)
     first, second = (request.prompt for request in shared.requests[:2])
     for candidate, _ in smaller(shared):

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.stale_plan import Recorded, outgrown, proposed, verified
 from cases.checkpoints import make
+from cases.meta.stale_plan import Recorded, outgrown, proposed, verified
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.tolerance import budget_for, judge_rows

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases.situations import SITUATIONS, count
 from harness.checks.evidence import Evidence
 from harness.contract.types import Phase
+from harness.coverage import POINTS, count
 
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
@@ -78,10 +78,10 @@ def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
     for name in evidence.scenario.wants:
-        if name not in SITUATIONS:
+        if name not in POINTS:
             reasons.append(f"asked for {name}, which is no known situation")
         elif not seen.get(name):
-            reasons.append(f"asked for {name}, never happened: {SITUATIONS[name].meaning}")
+            reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons
 
 

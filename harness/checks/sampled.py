@@ -1,7 +1,7 @@
 """Sampled acceptance: what the engine committed under the coins it drew, against the rule applied to the same coins.
 
 The reference walks the tree that the engine verified, by the engine's coins and its own probabilities. It must not
-judge whether coins are uniform: that is a question for many runs (see `cases.laws`).
+judge whether coins are uniform: that is a question for many runs (see `cases.sampling`).
 """
 
 from __future__ import annotations

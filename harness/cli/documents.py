@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from cases.situations import reach_of
 from harness.archive.store import WriteError
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, told_in
 from harness.contract.types import Divergence
+from harness.coverage import reach_of
 from harness.driving.progress import RunResult, ScenarioResult
 
 RUN_SCHEMA = 1

@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli import bisect, diff, environments, findings, matrix, mutants, night, recheck, replay, report, run
+from harness.cli import bisect, diff, environments, findings, fuzz, matrix, mutants, night, recheck, replay, report, run
 from harness.cli.misread import is_misread, told
 from harness.cli.outcome import TYPED, Exit, full_output_told, guarded, say
 from harness.contract.usage import UsageError
@@ -66,6 +66,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.command("run")(run.command)
+app.command("fuzz")(fuzz.command)
 app.command("recheck")(recheck.command)
 app.command("replay")(replay.command)
 app.command("matrix")(matrix.command)

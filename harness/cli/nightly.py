@@ -17,7 +17,6 @@ from typing import Any
 from rich.console import Console
 
 from cases import catalogue, known
-from cases.cells import Box, Cell, plan
 from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
@@ -31,6 +30,7 @@ from harness.driving.live import LiveEngines
 from harness.driving.runner import git_state, own_version
 from harness.engines import envs
 from harness.night import document, store
+from harness.night.cells import Box, Cell, plan
 from harness.night.judge import Judgement, judge
 from harness.night.records import CellResult, Judged, Night, NightPlan
 from harness.night.run import Driver

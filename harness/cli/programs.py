@@ -14,10 +14,10 @@ from cases import catalogue, fixed
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
-from cases.situations import SITUATIONS
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import RequestSpec, Scenario
 from harness.contract.usage import UsageError, unknown
+from harness.coverage import POINTS
 from harness.driving.pairs import OwnPair
 from harness.engines.launch import BACKENDS, CONTEXT_LENGTH
 
@@ -66,8 +66,8 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
     for scenario in scenarios:
         _check_engine(scenario, device)
         for name in scenario.wants:
-            if name not in SITUATIONS:
-                raise _refusal(scenario, f"wants: {unknown('situation', name, SITUATIONS)}")
+            if name not in POINTS:
+                raise _refusal(scenario, f"wants: {unknown('situation', name, POINTS)}")
         if own is None and scenario.checkpoint not in RECIPES:
             raise _refusal(scenario, unknown("checkpoint", scenario.checkpoint, sorted(RECIPES)))
         for op in scenario.script:

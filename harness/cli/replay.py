@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from harness.archive.store import EVENTS, MANIFEST, read_specimen, started_with
-from harness.cli import options, prepare
+from harness.cli import options, prepare, replay_unwatched
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
 from harness.driving.runner import run
@@ -26,11 +26,19 @@ def command(
     engine: Annotated[
         str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
     ] = None,
+    untraced: Annotated[
+        bool, typer.Option("--untraced", help="Without our probe: only crashes, hangs and texts can be seen.")
+    ] = False,
+    bare: Annotated[
+        bool, typer.Option("--bare", help="SGLang alone, with none of our code in its processes; needs a GPU.")
+    ] = False,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
     """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
     console = Console()
+    if untraced and bare:
+        raise UsageError("--untraced and --bare are two ways of looking\n  name one of them")
     if (specimen / MANIFEST).exists() and (specimen / EVENTS).exists():
         found = sorted(str(path.parent) for path in specimen.glob(f"specimens/*/{MANIFEST}"))
         has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
@@ -64,6 +72,10 @@ def command(
         cpu_attention=attention,
         assumed=assumed,
     )
+    if untraced or bare:
+        alone = (replay_unwatched.bare if bare else replay_unwatched.untraced)(plan, stored, manifest.signature)
+        say(console, alone.text)
+        return CODES[alone.word]
     with LiveLine(console) as line:
         result = run(plan, observers=[line])
     said = answer(result, manifest.signature)

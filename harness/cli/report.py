@@ -79,9 +79,9 @@ def command(
         if folder is not None:
             check_folder(folder, option=option, what="frames")
     console = Console(stderr="-" in (html, markdown))
+    from harness.cli.report_files import write_csv, write_html, write_markdown, write_parquet
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
-    from reports.writing import write_csv, write_html, write_markdown, write_parquet
 
     beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
     report = read_report(run)

@@ -1,6 +1,6 @@
 """A trace's batches as each request saw them.
 
-Shared by the checks and by `cases/situations`. This module must not judge.
+Shared by the checks and by `harness/coverage`. This module must not judge.
 """
 
 from __future__ import annotations

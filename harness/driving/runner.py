@@ -6,6 +6,7 @@ It must not judge by itself and must not print; a run that cannot be judged is U
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import platform
 import subprocess
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
 class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
 
-    lease: the share of a GPU that every engine takes first.
+    lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
+    may take, its boot apart; those that are left then are not driven.
     """
 
     env: EngineEnv
@@ -69,6 +71,7 @@ class Plan:
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
+    box: float | None = None
 
     @property
     def named_pair(self) -> list[str] | None:
@@ -195,13 +198,18 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
     """All scenarios of one boot configuration; the engine is booted again only after it died."""
     with contextlib.ExitStack() as stack:
         engine: Engine | None = None
+        end = math.inf
         for scenario in scenarios:
             session.settle(leave=1)
+            if time.monotonic() > end:
+                break
             number = len(session.results) + len(session.unsettled) + 1
             session.tell(Started(scenario=scenario, index=number, total=len(session.plan.scenarios)))
             try:
                 if engine is None:
                     engine = stack.enter_context(_booted(session, scenario))
+                    if session.plan.box is not None:
+                        end = min(end, time.monotonic() + session.plan.box)
                 try:
                     trace, seconds = _timed_drive(session, engine, scenario)
                 except EngineNotClean:  # nothing of this scenario has run yet: a new engine, not a second try

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cases.cells import Cell
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
@@ -23,6 +22,7 @@ from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines, ScenarioOutcome
 from harness.engines.errors import EngineError
+from harness.night.cells import Cell
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
 from harness.search.tally import roots, size
@@ -83,9 +83,9 @@ class Driver:
     def _scenarios(self, cell: Cell) -> list[Scenario]:
         if cell.draw is None:
             return list(cell.scenarios)
-        from cases.hunt import drawn  # Hypothesis and torch
+        from cases.generation import generate  # Hypothesis
 
-        made = drawn(cell.draw.boot, count=cell.draw.count, seed_value=cell.draw.seed)
+        made = generate(cell.draw.boot, count=cell.draw.count, seed=cell.draw.seed)
         return adapted(made, self.wanted, device=self.device)
 
     def _scenario(self, tally: _Tally, scenario: Scenario) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from cases.exercises import EXERCISES
+from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
 from harness.checks.ledger import lost_by

@@ -57,13 +57,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--profile",
         choices=("pr", "nightly"),
         default="pr",
-        help="How much is generated: pr is short and always the same, nightly is random and time-boxed. "
+        help="How much is generated: pr is short and always the same, nightly is long and random. "
         "Default: %(default)s.",
     )
-    group.addoption(
-        "--profile-seed", type=int, metavar="N", help="Generate what a run with this seed generated; see its test ids."
-    )
-
     group.addoption(
         "--family",
         choices=sorted(FAMILIES),

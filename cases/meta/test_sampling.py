@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cases import checkpoints
-from cases.laws import FALSE_ALARM, Tally, multinomial_p
-from cases.table_weights import SYMBOLS, TABLE, law, token_of
+from cases.sampling import FALSE_ALARM, Tally, multinomial_p
+from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
 from reference.draft import Reading
@@ -21,7 +21,7 @@ PROMPT = (token_of(0, 0), token_of(1, 1))
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (3, 1, 2), (0, 6, 0), (9, 0, 1)])
 def test_the_p_value_is_the_chance_of_everything_no_likelier(counts):
-    shares, total = law(2, 1.0), sum(counts)
+    shares, total = distribution(2, 1.0), sum(counts)
 
     def chance(outcome):
         ways = factorial(total) / prod(factorial(n) for n in outcome)
@@ -33,7 +33,7 @@ def test_the_p_value_is_the_chance_of_everything_no_likelier(counts):
     assert multinomial_p(counts, shares) == pytest.approx(expected, rel=1e-9)
 
 
-def test_the_pair_has_the_law_that_is_written_down(tmp_path):
+def test_the_pair_has_the_distribution_that_is_written_down(tmp_path):
     made = checkpoints.make("table-tiny", tmp_path)
     target, head = load_pair(made.target, made.draft)
     for symbols in ((0,) * 9, (2, 1, 0) * 3):
@@ -43,22 +43,22 @@ def test_the_pair_has_the_law_that_is_written_down(tmp_path):
             own = [token_of(place + 1, symbol) for symbol in range(SYMBOLS)]
             for temperature in (0.7, 1.0, 1.6):
                 found = (target.logits(reading.final[place]) / temperature).softmax(-1)[own]
-                assert found.tolist() == pytest.approx(law(place + 1, temperature), abs=1e-6)
+                assert found.tolist() == pytest.approx(distribution(place + 1, temperature), abs=1e-6)
             if place:  # the draft's row j holds the token at j + 1
                 drafted = head.logits(reading.draft[place - 1]).softmax(-1)[own]
-                assert drafted.tolist() == pytest.approx(law(place + 1, 2.0), abs=1e-6)
+                assert drafted.tolist() == pytest.approx(distribution(place + 1, 2.0), abs=1e-6)
     assert torch.equal(target.logits(reading.final[7]).topk(3).indices.sort().values, torch.tensor(own))
 
 
 def rounds(random, walk, *, k=3, new=4):
     """(committed length, tokens) of each round of a request that drafts the likeliest token of every position."""
-    tokens = [*PROMPT, token_of(2, draw(law(2, 1.0), random.random())[0])]
+    tokens = [*PROMPT, token_of(2, draw(distribution(2, 1.0), random.random())[0])]
     while len(tokens) - len(PROMPT) < new:
         c = len(tokens) - 1
-        best = [token_of(c + 1 + i, int(law(c + 1 + i, 1.0).argmax())) for i in range(k)]
+        best = [token_of(c + 1 + i, int(distribution(c + 1 + i, 1.0).argmax())) for i in range(k)]
         rows = np.zeros((k + 1, SYMBOLS * len(TABLE)))
         for i in range(k + 1):
-            rows[i, token_of(c + 1 + i, 0) :][:SYMBOLS] = law(c + 1 + i, 1.0)
+            rows[i, token_of(c + 1 + i, 0) :][:SYMBOLS] = distribution(c + 1 + i, 1.0)
         coins = Uniforms(nodes=tuple(random.random(k + 1)), final=float(random.random()))
         committed = walk((tokens[-1], *best), tuple(range(-1, k)), rows, coins)
         yield c, committed
@@ -84,7 +84,7 @@ def right(tokens, parents, rows, coins):
 
 
 def eager(tokens, parents, rows, coins):
-    """Accepts a tenth more than the law allows."""
+    """Accepts a tenth more than the distribution allows."""
     coins = Uniforms(nodes=coins.nodes, final=coins.final, threshold_acc=0.8)
     return sampled_walk(tokens, parents, rows, coins, most=3).tokens
 
@@ -104,7 +104,7 @@ def one_coin(tokens, parents, rows, coins):
 
 
 def neighbour(tokens, parents, rows, coins):
-    """Every node has the law of the one before it, said in its own block's tokens."""
+    """Every node has the distribution of the one before it, said in its own block's tokens."""
     shifted = np.stack([np.roll(rows[max(0, i - 1)], SYMBOLS if i else 0) for i in range(len(rows))])
     return sampled_walk(tokens, parents, shifted, coins, most=3).tokens
 
@@ -125,7 +125,7 @@ def test_a_wrong_sampler_is_found(wrong):
 def test_false_alarms_are_as_rare_as_promised():
     """Of p-values of right draws, no more than a share x may lie below x: here over 3000 small samples."""
     random = np.random.default_rng(11)
-    shares = law(3, 1.0)
+    shares = distribution(3, 1.0)
     p = np.array([multinomial_p(random.multinomial(20, shares), shares) for _ in range(3000)])
     for x in (0.001, 0.01, 0.1, 0.5):
         assert (p <= x).mean() <= x + 4 * (x / 3000) ** 0.5

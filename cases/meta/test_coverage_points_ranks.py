@@ -1,12 +1,13 @@
-"""Situations of ranks, each on the smallest two-rank trace that has it and on the nearest that has it not."""
+"""Coverage points of ranks, each on the smallest two-rank trace that has it and on the nearest that has it not."""
 
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_situations import decode, end, prefill, record, trace
-from cases.situations import SITUATIONS
-from cases.situations_ranks import MANY, NAMES
+from cases.meta.test_coverage_points import decode, end, prefill, record, trace
 from harness.contract.trace import Event
+from harness.coverage import POINTS, Where, names
+
+NAMES = names(Where.RANKS, Where.MORE_RANKS)
 
 #: Requests r0 and r2 are on rank 0, r1 on rank 1 (the predicates read ranks off the batches alone).
 GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp=2)
@@ -23,7 +24,7 @@ def running(tick, rank, *rids):
 WHOLE = ("r0", 0, 4, True)
 OTHER = ("r1", 0, 6, True)
 
-#: situation -> (trace that has it once, the nearest trace that has it not)
+#: point -> (trace that has it once, the nearest trace that has it not)
 TRACES = {
     "idle_rank": (trace(prefill(0, WHOLE), idle(0, 1)), trace(idle(0, 0), idle(0, 1))),
     "idle_from_the_start": (
@@ -106,18 +107,18 @@ TRACES = {
 }
 
 
-def test_every_situation_of_ranks_has_a_pair_of_traces():
-    assert set(TRACES) == {*NAMES, *MANY}
+def test_every_point_of_ranks_has_a_pair_of_traces():
+    assert set(TRACES) == set(NAMES)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *MANY])
-def test_situation_of_ranks_is_counted_where_it_happens_and_nowhere_else(name):
+@pytest.mark.parametrize("name", NAMES)
+def test_point_of_ranks_is_counted_where_it_happens_and_nowhere_else(name):
     having, lacking = TRACES[name]
-    assert SITUATIONS[name].count(GIVEN, having) == 1
-    assert SITUATIONS[name].count(GIVEN, lacking) == 0
+    assert POINTS[name].count(GIVEN, having) == 1
+    assert POINTS[name].count(GIVEN, lacking) == 0
 
 
 def test_one_rank_is_never_idle_beside_another():
     alone = handmade.scenario(prompts=(4, 6))
     gap = trace(decode(1, ("r0", 4, 1)), prefill(3, OTHER))
-    assert [name for name in (*NAMES, *MANY) if SITUATIONS[name].count(alone, gap)] == []
+    assert [name for name in NAMES if POINTS[name].count(alone, gap)] == []

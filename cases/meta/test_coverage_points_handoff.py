@@ -1,14 +1,13 @@
-"""Situations of hand-overs, each on the smallest trace of two sides that has it and on the nearest that has it not."""
+"""Coverage points of hand-overs, each on the smallest trace of two sides that has it and the nearest that has not."""
 
 from dataclasses import replace
 
 import pytest
 
 from cases.meta import handmade
-from cases.meta.test_situations import decode, end, prefill, record, trace
-from cases.situations import SITUATIONS
-from cases.situations_handoff import NAMES, RANKED
+from cases.meta.test_coverage_points import decode, end, prefill, record, trace
 from harness.contract.trace import Event
+from harness.coverage import POINTS, Where, names
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
 RANKS = {"dp": 2, "tp": 2}
@@ -129,14 +128,14 @@ TRACES = {
 }
 
 
-def test_every_situation_has_its_pair_of_traces():
-    assert set(TRACES) == set(NAMES)
+def test_every_point_has_its_pair_of_traces():
+    assert set(TRACES) == {*names(Where.HANDOFF, Where.HANDOFF_RANKS)}
 
 
 @pytest.mark.parametrize("name", TRACES)
 def test_counted_once_where_it_happens_and_not_beside_it(name):
     having, lacking = TRACES[name]
-    engine = GIVEN.engine.model_copy(update=RANKS if name in RANKED else {})
+    engine = GIVEN.engine.model_copy(update=RANKS if POINTS[name].where is Where.HANDOFF_RANKS else {})
     given = GIVEN.model_copy(update={"engine": engine})
-    assert SITUATIONS[name].count(given, having) == 1
-    assert SITUATIONS[name].count(given, lacking) == 0
+    assert POINTS[name].count(given, having) == 1
+    assert POINTS[name].count(given, lacking) == 0

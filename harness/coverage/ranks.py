@@ -1,4 +1,4 @@
-"""Situations of DP ranks that run in step. See `cases/situations`.
+"""Coverage points of DP ranks that run in step. See `harness/coverage`.
 
 An idle rank takes part in a batch because another rank has one. SGLang never lets one rank prefill beside another's
 verify while it speculates: the rank that could verify is held idle for that batch, with its requests.
@@ -9,26 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from cases.situation_words import Place, finished, situation
 from harness.contract.batches import leading_rounds
 from harness.contract.trace import RoundRecord, Trace
 from harness.contract.types import Scenario
-
-NAMES = (
-    "idle_rank",
-    "idle_from_the_start",
-    "idle_between_requests",
-    "idle_after_all_finished",
-    "idle_beside_prefill",
-    "idle_beside_verify",
-    "held_idle_by_prefill",
-    "idle_inside_chunked_prefill",
-    "idle_after_abort",
-    "every_rank_idle",
-    "uneven_ranks",
-)
-#: Those that need more than two ranks; the first set needs two.
-MANY = ("several_idle_beside_one", "several_idle_beside_several")
+from harness.coverage.points import Place, Where, coverage_point, finished
 
 
 def _ticks(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
@@ -57,23 +41,23 @@ def _busy_ticks(trace: Trace) -> dict[int, list[RoundRecord]]:
 
 
 def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
-    """(tick, DP rank) -> requests that were running there after that turn."""
-    turns = (event for event in trace.events if event.name == "turn")
-    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in turns}
+    """(tick, DP rank) -> requests that were running there after that step."""
+    steps = (event for event in trace.events if event.name == "turn")
+    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
-@situation("a rank without requests that enters a batch because another rank has some")
+@coverage_point("a rank without requests that enters a batch because another rank has some", where=Where.RANKS)
 def idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, _ in _idle(trace))
 
 
-@situation("a rank idle beside others before it ever had a request")
+@coverage_point("a rank idle beside others before it ever had a request", where=Where.RANKS)
 def idle_from_the_start(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     first = {rank: records[0].tick for rank, records in _busy_ticks(trace).items()}
     yield from (record for record, _ in _idle(trace) if record.tick < first.get(record.dp_rank, record.tick + 1))
 
 
-@situation("a rank idle beside others, without requests, between two of its own")
+@coverage_point("a rank idle beside others, without requests, between two of its own", where=Where.RANKS)
 def idle_between_requests(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     busy, held = _busy_ticks(trace), _held(trace)
     for record, _ in _idle(trace):
@@ -94,24 +78,24 @@ def _gone_quiet(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
             before[rank] = record
 
 
-@situation("a rank idle beside others right after all its requests had finished in one verify")
+@coverage_point("a rank idle beside others right after all its requests had finished in one verify", where=Where.RANKS)
 def idle_after_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for last, record in _gone_quiet(trace):
         if last.mode == "DECODE" and len(last.rids) > 1 and set(finished(scenario, trace, last)) == set(last.rids):
             yield record
 
 
-@situation("a rank idle beside another rank's prefill")
+@coverage_point("a rank idle beside another rank's prefill", where=Where.RANKS)
 def idle_beside_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, busy in _idle(trace) if any(one.mode == "PREFILL" for one in busy))
 
 
-@situation("a rank idle beside another rank's verify")
+@coverage_point("a rank idle beside another rank's verify", where=Where.RANKS)
 def idle_beside_verify(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, busy in _idle(trace) if any(one.mode == "DECODE" for one in busy))
 
 
-@situation("a rank with running requests held idle because another rank prefills")
+@coverage_point("a rank with running requests held idle because another rank prefills", where=Where.RANKS)
 def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     held = _held(trace)
     for record, busy in _idle(trace):
@@ -119,20 +103,20 @@ def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield record
 
 
-@situation("a rank idle beside a chunk that does not end another rank's prompt")
+@coverage_point("a rank idle beside a chunk that does not end another rank's prompt", where=Where.RANKS)
 def idle_inside_chunked_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for record, busy in _idle(trace):
         if any(one.mode == "PREFILL" and not all(one.final) for one in busy):
             yield record
 
 
-@situation("an abort took a rank's last request while another rank went on")
+@coverage_point("an abort took a rank's last request while another rank went on", where=Where.RANKS)
 def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     aborted = {end.rid for end in trace.ends if end.reason == "abort"}
     yield from (record for last, record in _gone_quiet(trace) if aborted & set(last.rids))
 
 
-@situation("a turn in which no rank had a batch, between two in which one had")
+@coverage_point("a step in which no rank had a batch, between two in which one had", where=Where.RANKS)
 def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp < 2:
         return
@@ -140,7 +124,7 @@ def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (None for one, other in pairwise(busy) for _ in range(other - one - 1))
 
 
-@situation("ranks that verify together with different numbers of requests")
+@coverage_point("ranks that verify together with different numbers of requests", where=Where.RANKS)
 def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for by_rank in _ticks(trace).values():
         sizes = {len(record.rids) for record in by_rank.values() if record.mode == "DECODE"}
@@ -149,18 +133,18 @@ def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _idle_and_busy(trace: Trace) -> Iterator[tuple[RoundRecord, int, int]]:
-    """A turn's first busy batch, with how many ranks were idle and how many busy in it."""
+    """A step's first busy batch, with how many ranks were idle and how many busy in it."""
     for by_rank in _ticks(trace).values():
         busy = [record for record in by_rank.values() if record.mode != "IDLE"]
         if busy:
             yield busy[0], len(by_rank) - len(busy), len(busy)
 
 
-@situation("one rank with a batch and two or more idle beside it")
+@coverage_point("one rank with a batch and two or more idle beside it", where=Where.MORE_RANKS)
 def several_idle_beside_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, idle, busy in _idle_and_busy(trace) if idle > 1 and busy == 1)
 
 
-@situation("two or more ranks with batches and two or more idle beside them")
+@coverage_point("two or more ranks with batches and two or more idle beside them", where=Where.MORE_RANKS)
 def several_idle_beside_several(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record, idle, busy in _idle_and_busy(trace) if idle > 1 and busy > 1)

@@ -1,4 +1,4 @@
-"""Situations of a hand-over between a prefill engine and a decode engine. See `cases/situations`.
+"""Coverage points of a hand-over between a prefill engine and a decode engine. See `harness/coverage`.
 
 A PREBUILT batch is what the decode side makes of requests whose prompts ran elsewhere. "In transit" is what a side has
 in its queues of hand-overs: waiting for the other side, for memory, or for the transfer itself.
@@ -11,36 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from cases.situation_words import Place, chunks_of, situation
 from harness.contract.batches import parts_of
 from harness.contract.trace import Event, RoundRecord, Trace
 from harness.contract.types import Scenario
-
-NAMES = (
-    "handed_over",
-    "handed_over_together",
-    "last_chunk_of_one",
-    "handed_over_to_idle_side",
-    "handed_over_to_busy_side",
-    "decode_side_full",
-    "finished_at_hand_over",
-    "prebuilt_all_finished",
-    "abort_in_transfer",
-    "failed_transfer",
-    "failed_beside_good",
-    "dropped_transfer",
-    "delayed_transfer",
-    "reordered_transfers",
-    "empty_prebuilt_batch",
-    "retracted_on_decode_side",
-    "prefix_on_decode_side",
-    "handed_over_beside_idle_rank",
-    "handed_over_beside_busy_rank",
-    "handed_over_on_each_rank",
-    "empty_prebuilt_beside_busy_rank",
-)
-#: What only a decode side of several ranks can show.
-RANKED = NAMES[-4:]
+from harness.coverage.points import Place, Where, chunks_of, coverage_point
 
 
 def _prebuilt(trace: Trace) -> list[RoundRecord]:
@@ -56,8 +30,8 @@ def _arrived(trace: Trace) -> dict[str, RoundRecord]:
     return found
 
 
-def _turns(trace: Trace) -> list[Event]:
-    """The decode side after each turn; of several ranks all that they hold."""
+def _steps(trace: Trace) -> list[Event]:
+    """The decode side after each step; of several ranks all that they hold."""
     found: dict[int, Event] = {}
     for event in trace.events:
         if event.name == "turn" and event.data.get("side") == "decode":
@@ -70,32 +44,32 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {name: [*one[name], *other[name]] if isinstance(found, list) else found for name, found in one.items()}
 
 
-def _told(trace: Trace, what: str) -> dict[str, int]:
+def _scripted(trace: Trace, what: str) -> dict[str, int]:
     """rid -> tick at which the scenario said this of its transfer."""
     events = [event for event in trace.events if event.name == "transfer" and event.data.get("what") == what]
     return {str(event.data["rid"]): event.tick for event in events}
 
 
-def _in_transit(turn: Event) -> set[str]:
-    return {*turn.data.get("moving", ()), *turn.data.get("waiting", ())}
+def _in_transit(step: Event) -> set[str]:
+    return {*step.data.get("moving", ()), *step.data.get("waiting", ())}
 
 
 def _before(trace: Trace) -> dict[int, Event]:
-    """tick -> the decode side after the turn before it."""
-    return {after.tick: before for before, after in pairwise(_turns(trace))}
+    """tick -> the decode side after the step before it."""
+    return {after.tick: before for before, after in pairwise(_steps(trace))}
 
 
-@situation("one request handed over by itself")
+@coverage_point("one request handed over by itself", where=Where.HANDOFF)
 def handed_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in _prebuilt(trace) if len(record.rids) == 1)
 
 
-@situation("several requests handed over in one turn")
+@coverage_point("several requests handed over in one scheduler step", where=Where.HANDOFF)
 def handed_over_together(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in _prebuilt(trace) if len(record.rids) > 1)
 
 
-@situation("a request handed over whose prompt ended in a chunk of one token")
+@coverage_point("a request handed over whose prompt ended in a chunk of one token", where=Where.HANDOFF)
 def last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
     for chunks in chunks_of(trace):
@@ -104,7 +78,7 @@ def last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield last
 
 
-@situation("a request handed over to a decode side without requests")
+@coverage_point("a request handed over to a decode side without requests", where=Where.HANDOFF)
 def handed_over_to_idle_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     before = _before(trace)
     for record in _prebuilt(trace):
@@ -112,26 +86,29 @@ def handed_over_to_idle_side(scenario: Scenario, trace: Trace) -> Iterator[Place
             yield record
 
 
-@situation("a request handed over to a decode side in the middle of other requests")
+@coverage_point("a request handed over to a decode side in the middle of other requests", where=Where.HANDOFF)
 def handed_over_to_busy_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     before = _before(trace)
     yield from (one for one in _prebuilt(trace) if one.tick in before and before[one.tick].data["running"])
 
 
-@situation("a request whose KV has arrived waits because the decode side is full")
+@coverage_point("a request whose KV has arrived waits because the decode side is full", where=Where.HANDOFF)
 def decode_side_full(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for turn in _turns(trace):
-        if turn.data["waiting"] and len(turn.data["running"]) >= scenario.engine.max_running:
+    for step in _steps(trace):
+        if step.data["waiting"] and len(step.data["running"]) >= scenario.engine.max_running:
             yield None
 
 
-@situation("a request that finishes with the token it is handed over with")
+@coverage_point("a request that finishes with the token it is handed over with", where=Where.HANDOFF)
 def finished_at_hand_over(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     ones = _of_one_token(trace)
     yield from (record for record in _prebuilt(trace) for rid in record.rids if rid in ones)
 
 
-@situation("every request of a prebuilt batch finishes with the token it is handed over with: none is left")
+@coverage_point(
+    "every request of a prebuilt batch finishes with the token it is handed over with: none is left",
+    where=Where.HANDOFF,
+)
 def prebuilt_all_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     ones = _of_one_token(trace)
     yield from (record for record in _prebuilt(trace) if set(record.rids) <= ones)
@@ -141,7 +118,7 @@ def _of_one_token(trace: Trace) -> set[str]:
     return {end.rid for end in trace.ends if len(end.output_ids) == 1 and end.reason in ("length", "stop")}
 
 
-@situation("an abort of a request that is in transit")
+@coverage_point("an abort of a request that is in transit", where=Where.HANDOFF)
 def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived, before = _arrived(trace), _before(trace)
     for event in trace.events:
@@ -149,39 +126,39 @@ def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield from (None for _ in range(event.data["rid"] in before[event.tick].data.get("moving", ())))
 
 
-@situation("a transfer that fails")
+@coverage_point("a transfer that fails", where=Where.HANDOFF)
 def failed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
-    yield from (None for rid in _told(trace, "fail") if rid not in arrived)
+    yield from (None for rid in _scripted(trace, "fail") if rid not in arrived)
 
 
-@situation("a transfer that fails while another one in transit beside it arrives")
+@coverage_point("a transfer that fails while another one in transit beside it arrives", where=Where.HANDOFF)
 def failed_beside_good(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    arrived, turns = _arrived(trace), _turns(trace)
-    for rid in _told(trace, "fail"):
-        beside = [turn for turn in turns if rid in turn.data.get("moving", ())]
-        others = {other for turn in beside for other in turn.data["moving"]} - {rid}
+    arrived, steps = _arrived(trace), _steps(trace)
+    for rid in _scripted(trace, "fail"):
+        beside = [step for step in steps if rid in step.data.get("moving", ())]
+        others = {other for step in beside for other in step.data["moving"]} - {rid}
         if rid not in arrived and others & set(arrived):
             yield arrived[min(others & set(arrived))]
 
 
-@situation("a transfer that the prefill side is done with and that never arrives")
+@coverage_point("a transfer that the prefill side is done with and that never arrives", where=Where.HANDOFF)
 def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
     chunks = {parts[-1].rid for parts in chunks_of(trace) if parts[-1].final}
-    yield from (None for rid in _told(trace, "drop") if rid in chunks and rid not in arrived)
+    yield from (None for rid in _scripted(trace, "drop") if rid in chunks and rid not in arrived)
 
 
-@situation("a transfer that arrives turns after its prompt has run")
+@coverage_point("a transfer that arrives steps after its prompt has run", where=Where.HANDOFF)
 def delayed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    held, arrived = _told(trace, "hold"), _arrived(trace)
+    held, arrived = _scripted(trace, "hold"), _arrived(trace)
     for rid in held:
         ran = [part.record.tick for parts in chunks_of(trace) for part in parts if part.rid == rid and part.final]
         if rid in arrived and ran and arrived[rid].tick > ran[-1]:
             yield arrived[rid]
 
 
-@situation("two transfers that arrive in another order than their prompts ran in")
+@coverage_point("two transfers that arrive in another order than their prompts ran in", where=Where.HANDOFF)
 def reordered_transfers(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived = _arrived(trace)
     ran = [parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].rid in arrived]
@@ -191,18 +168,21 @@ def reordered_transfers(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield arrived[first.rid]
 
 
-@situation("a turn in which all requests in transit were lost to aborts or failures: a prebuilt batch of none")
+@coverage_point(
+    "a step in which all requests in transit were lost to aborts or failures: a prebuilt batch of none",
+    where=Where.HANDOFF,
+)
 def empty_prebuilt_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (None for _ in _emptied(trace))
 
 
-@situation("a running request that the decode side took back and handed over to itself again")
+@coverage_point("a running request that the decode side took back and handed over to itself again", where=Where.HANDOFF)
 def retracted_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for parts in parts_of(trace).values():
         yield from (part for part in parts if part.record.mode == "PREBUILT" and part.epoch > 0)
 
 
-@situation("a request handed over whose first tokens the decode side had already")
+@coverage_point("a request handed over whose first tokens the decode side had already", where=Where.HANDOFF)
 def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     records = {record.index: record for record in _prebuilt(trace)}
     for event in trace.events:
@@ -211,9 +191,9 @@ def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
-    """(tick, DP rank) -> requests that the rank of the decode side was running after that turn."""
-    turns = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
-    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in turns}
+    """(tick, DP rank) -> requests that the rank of the decode side was running after that step."""
+    steps = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
+    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in steps}
 
 
 def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
@@ -223,7 +203,7 @@ def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
     ]
 
 
-@situation("a request handed over to one rank while another one has no requests")
+@coverage_point("a request handed over to one rank while another one has no requests", where=Where.HANDOFF_RANKS)
 def handed_over_beside_idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     together = {(record.tick, record.dp_rank) for record in _prebuilt(trace)}
     for record in _prebuilt(trace):
@@ -232,12 +212,12 @@ def handed_over_beside_idle_rank(scenario: Scenario, trace: Trace) -> Iterator[P
             yield record
 
 
-@situation("a request handed over to one rank while another one decodes")
+@coverage_point("a request handed over to one rank while another one decodes", where=Where.HANDOFF_RANKS)
 def handed_over_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (record for record in _prebuilt(trace) if any(_others(trace, record)))
 
 
-@situation("requests handed over to several ranks in one turn")
+@coverage_point("requests handed over to several ranks in one scheduler step", where=Where.HANDOFF_RANKS)
 def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     ticks: dict[int, set[int]] = {}
     for record in _prebuilt(trace):
@@ -245,7 +225,9 @@ def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place
     yield from (record for record in _prebuilt(trace) if record.dp_rank and len(ticks[record.tick]) > 1)
 
 
-@situation("a rank whose requests in transit were all lost in one turn, while another rank decodes")
+@coverage_point(
+    "a rank whose requests in transit were all lost in one step, while another rank decodes", where=Where.HANDOFF_RANKS
+)
 def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp < 2:
         return
@@ -256,5 +238,5 @@ def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterato
 def _emptied(trace: Trace) -> list[int]:
     """Turns in which everything in transit was lost."""
     built = {record.tick for record in _prebuilt(trace)}
-    turns = pairwise(_turns(trace))
-    return [b.tick for a, b in turns if _in_transit(a) and not _in_transit(b) and b.tick not in built]
+    steps = pairwise(_steps(trace))
+    return [b.tick for a, b in steps if _in_transit(a) and not _in_transit(b) and b.tick not in built]

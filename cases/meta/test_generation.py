@@ -1,143 +1,106 @@
-"""Generated scenarios are valid, small, labelled, repeatable, and their leads say what they do. No engine here."""
+"""Generated scenarios are valid, small and repeatable, and their templates say what they do. No engine here."""
 
-import ast
 import functools
-import importlib.util
-import inspect
-import sys
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases import leads, strategies
-from cases.boots import DP_BOOTS
-from cases.leads import LEADS, possible
-from cases.situations import ELSEWHERE, SITUATIONS
-from cases.strategies import BOOTS, CONTEXT, TREES, collect, programs, scenarios, shortest_life
+from cases.boots import BOOTS, DP_BOOTS, PD_BOOTS, RANKED_PAIR, TREES
+from cases.generation import MOST_REQUESTS, generate, scenarios
+from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
+from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
+from harness.cli.programs import check_scenarios
 from harness.contract.types import Op, RequestSpec, Scenario
+from harness.coverage import POINTS, Where, names
 
-ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values()]
-
-
-def some(boot, count=60, seed_value=5):
-    return programs(boot, count=count, seed_value=seed_value)
+ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR]
+EVERY_BOOT = pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 
 
 @functools.cache
-def sixty(name):
+def some(name, count=60, seed=5):
     """Drawn once for every test that only looks at them."""
-    return some(next(boot for boot in ALL_BOOTS if boot.name == name))
-
-
-@pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
-def test_scenarios_of_a_boot_configuration_share_one_engine(boot):
-    assert {scenario.boot_key() for scenario in sixty(boot.name)} == {boot.boot_key()}
+    return generate(next(boot for boot in ALL_BOOTS if boot.name == name), count=count, seed=seed)
 
 
 def test_boot_configurations_are_all_different():
     assert len({boot.boot_key() for boot in ALL_BOOTS}) == len(ALL_BOOTS)
 
 
-@pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
-def test_scenarios_survive_json_and_stay_small(boot):
-    for scenario in sixty(boot.name):
+@EVERY_BOOT
+def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
+    made = some(boot.name)
+    check_scenarios(made, device="cpu")
+    assert {scenario.boot_key() for scenario in made} == {boot.boot_key()}
+    for scenario in made:
         assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
-        assert len(scenario.requests) <= strategies.MOST_REQUESTS + 1
+        assert len(scenario.requests) <= (MOST if boot.engine.pd else MOST_REQUESTS + 1)
         assert all(len(request.prompt) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
-        assert all(request.max_new_tokens <= strategies.MOST_NEW for request in scenario.requests)
+        assert all(request.max_new_tokens <= MOST_NEW for request in scenario.requests)
 
 
-def test_same_seed_gives_the_same_scenarios_and_another_seed_others():
-    boot = BOOTS["plain"]
-    first = [scenario.id for scenario in some(boot)]
-    assert first == [scenario.id for scenario in some(boot)]
-    assert set(first).isdisjoint(scenario.id for scenario in some(boot, seed_value=6))
+@EVERY_BOOT
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_strategy_draws_scenarios_that_can_run_on_the_same_engine(boot, data):
+    scenario = data.draw(scenarios(boot))
+    check_scenarios([scenario], device="cpu")
+    assert scenario.boot_key() == boot.boot_key()
 
 
-def test_what_else_is_imported_changes_no_draw(tmp_path):
-    """Hypothesis draws from the constants of modules outside of site-packages."""
-    before = some(BOOTS["plain"])
-    file = tmp_path / "constants_of_a_user.py"
-    file.write_text(f"VALUES = {list(range(100, 1100))}\n")
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[file.stem] = module
-    try:
-        spec.loader.exec_module(module)
-        assert some(BOOTS["plain"]) == before
-    finally:
-        del sys.modules[file.stem]
+@EVERY_BOOT
+def test_scenario_is_decided_by_boot_configuration_seed_and_number_alone(boot):
+    first = some(boot.name)
+    assert generate(boot, count=20, seed=5) == first[:20]
+    content = {(scenario.requests, scenario.script) for scenario in first}
+    assert len(content) == len(first)
+    assert content.isdisjoint((one.requests, one.script) for one in generate(boot, count=20, seed=6))
 
 
-def test_scenarios_of_one_seed_are_all_different():
-    drawn = some(BOOTS["plain"], count=120)
-    assert len({scenario.id for scenario in drawn}) == len(drawn) == 120
+@EVERY_BOOT
+def test_every_possible_template_takes_its_turn_and_is_wanted_where_it_is_certain(boot):
+    possible_here = possible(boot)
+    wanted = Counter(name for one in some(boot.name, count=2 * len(possible_here)) for name in one.wants)
+    assert wanted == {name: 2 for name in possible_here if TEMPLATES[name].certain}
 
 
-def test_every_possible_lead_takes_its_turn():
-    boot = BOOTS["pages"]
-    names = possible(boot)
-    wanted = Counter(name for scenario in some(boot, count=2 * len(names)) for name in scenario.wants)
-    assert set(wanted) == {name for name in names if LEADS[name].certain}
-    assert set(wanted.values()) == {2}
+def test_certain_templates_are_points_that_the_trace_can_prove():
+    assert {name for name, one in TEMPLATES.items() if one.certain} <= set(POINTS)
 
 
-def test_certain_leads_are_situations_that_the_trace_can_prove():
-    assert {name for name, lead in LEADS.items() if lead.certain} <= set(SITUATIONS)
-
-
-def test_every_situation_has_a_lead_or_comes_by_itself():
-    """Those without a lead must be common: `test_generated` and the soak table show that they are reached."""
+def test_every_point_of_one_engine_has_a_template_or_comes_by_itself():
+    """Those without a template must be common: the coverage table of `eaglecheck fuzz` shows that they are reached."""
     by_themselves = {"batch_shrinks", "every_accept_len_seen", "accept_len_1_and_full_in_one_batch"}
     by_themselves |= {"retract_border_in_prompt", "retract_border_in_output"}
-    lengths = {name for name in SITUATIONS if name.startswith("accept_len_")}
-    assert set(SITUATIONS) - set(LEADS) == by_themselves | lengths | (set(ELSEWHERE) - set(LEADS))
+    lengths = {name for name in POINTS if name.startswith("accept_len_")}
+    assert set(names(Where.ANYWHERE)) - set(TEMPLATES) == by_themselves | lengths
 
 
-def test_ranks_are_drawn_where_there_are_several_and_a_lead_keeps_its_own():
-    boot = DP_BOOTS["dp"]
-    drawn = some(boot, count=4 * len(possible(boot)))
+def test_ranks_are_drawn_where_there_are_several_and_a_template_keeps_its_own():
+    drawn = some("dp", count=4 * len(possible(DP_BOOTS["dp"])))
     assert {request.dp_rank for scenario in drawn for request in scenario.requests} == {0, 1}
     uneven = [scenario for scenario in drawn if scenario.wants == ("uneven_ranks",)]
     assert uneven
     for scenario in uneven:
         first, second, beside = (request.dp_rank for request in scenario.requests[:3])
         assert (first, beside) == (second, 1 - second)
-    assert all(request.dp_rank == 0 for scenario in some(BOOTS["plain"]) for request in scenario.requests)
+    assert all(request.dp_rank == 0 for scenario in some("plain") for request in scenario.requests)
 
 
-def test_every_draw_has_a_label():
-    for module in (strategies, leads):
-        for call in ast.walk(ast.parse(inspect.getsource(module))):
-            if isinstance(call, ast.Call) and isinstance(call.func, ast.Name | ast.Attribute):
-                name = call.func.id if isinstance(call.func, ast.Name) else call.func.attr
-                if name == "draw":
-                    assert any(keyword.arg == "label" for keyword in call.keywords), ast.unparse(call)
-
-
-def test_strategies_name_no_bug():
-    for module in (strategies, leads):
-        source = inspect.getsource(module)
-        assert not any(word in source for word in ("25015", "26329", "pr2"))
-
-
-def test_greedy_stop_ids_are_tokens_of_the_greedy_text():
-    def greedy(prompt, new):
-        return tuple(range(400, 400 + new))
-
-    drawn = collect(scenarios(BOOTS["plain"], greedy=greedy, lead="stop_inside_accepted_run"), count=10, seed_value=1)
-    stops = [(request.stop_ids, request.max_new_tokens) for scenario in drawn for request in scenario.requests]
-    assert any(ids for ids, _ in stops)
-    assert all(400 <= ids[0] < 400 + new for ids, new in stops if ids)
+def test_requests_handed_over_beside_a_template_have_every_fate():
+    made = some("pd", count=200)
+    assert {len(one.requests) for one in made} == set(range(1, MOST + 1))
+    kinds = {op.name or op.kind for one in made for op in one.script}
+    assert {"hold", "release", "fail", "drop", "abort"} <= kinds
 
 
 @pytest.mark.parametrize("boot", BOOTS.values(), ids=lambda boot: boot.name)
 def test_aborted_requests_surely_live_when_the_abort_comes(boot):
     """SGLang may or may not pass on an abort of a request that has just ended, so such a program would not repeat."""
-    for scenario in some(boot, count=100):
+    for scenario in some(boot.name, count=100):
         now, arrived = 0, {}
         for op in scenario.script:
             now += op.count if op.kind == "tick" else 0
@@ -203,7 +166,7 @@ def test_abort_never_comes_before_its_request():
 TURNS = st.integers(0, 6)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(deadline=None)
 @given(
     arrivals=st.lists(TURNS, min_size=1, max_size=4),
     ops=st.lists(st.tuples(TURNS, st.sampled_from(["pause", "resume", "retract", "flush"])), max_size=6),

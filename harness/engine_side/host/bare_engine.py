@@ -1,6 +1,6 @@
 """SGLang alone: an engine with the arguments of a launch and some prompts, none of our code in its processes.
 
-    python benchmarks/bare_engine.py FILE   JSON: {"environment", "arguments", "optional", "waves", "prompts", "tokens"}
+    python bare_engine.py FILE   JSON: {"environment", "arguments", "optional", "waves", "prompts", "tokens"}
 
 waves: how many prompts are generated together, before the prefix cache is flushed and the next ones are.
 

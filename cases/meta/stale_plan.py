@@ -1,31 +1,22 @@
 """Recorded rounds of multi-layer MTP that outgrew their CUDA graphs, against the plan of the prefill before them.
 
-    python -m benchmarks.stale_plan FOLDER [FOLDER …]
-
-FOLDER: a scenario or a specimen (cases/recorded/mtp/graphs-outgrown-0.5.13), greedy and without a prefix cache. A line
-a round: how far the verified rows that the plan covers are from what it says of them, and from what each request's own
-text says; then the same of the proposing rows of the layers behind the first (docs/findings/F-011.md). No engine runs.
+The runs are greedy and without a prefix cache; see docs/findings/F-011.md. No engine runs.
 """
 
 from __future__ import annotations
 
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from cases.checkpoints import make
-from harness.archive.store import StoredScenario, read_case
+from harness.archive.store import StoredScenario
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase
 from harness.defects.stale_plan import Planned, layer_says, target_says
 from reference.model import Target
 from reference.mtp import MtpHead
-from reference.pairs import load_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,51 +146,3 @@ def _layer_plan(told: Recorded, prefill: RoundRecord, layer: int) -> list[Planne
 
 def _who(record: RoundRecord) -> set[tuple[str, int]]:
     return set(zip(record.rids, record.epochs, strict=True))
-
-
-def greatest(one: Tensor, other: Tensor) -> Tensor:
-    """The greatest difference of each row [m]."""
-    return (one - other).abs().amax(dim=-1)
-
-
-def described(told: Recorded, head: MtpHead, one: Outgrown) -> str:
-    """The line of one round."""
-    said = verified(told, head.target, one)
-    assert said.own is not None
-    plan = " + ".join(f"{rid} {s}..{s + n - 1}" for rid, s, n in zip(*_chunks(one.prefill), strict=True))
-    far, near = greatest(said.recorded, said.own).min(), greatest(said.recorded, said.planned).max()
-    layers = [
-        (len(each.recorded), each.rows, greatest(each.recorded, each.planned)) for each in proposed(told, head, one)
-    ]
-    worst = max((float(differences.max()) for count, _, differences in layers if count), default=float("nan"))
-    return (
-        f"round {one.record.index:3} planned for {plan}: {len(said.planned)} of {said.rows} verified rows, off by at "
-        f"most {near:.4f}, from their own text by at least {far:.2f}; {sum(count for count, _, _ in layers)} of "
-        f"{sum(rows for _, rows, _ in layers)} proposing rows, at most {worst:.4f}"
-    )
-
-
-def _chunks(record: RoundRecord) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:
-    return record.rids, record.starts, record.lens
-
-
-def main() -> int:
-    torch.set_num_threads(1)
-    if not sys.argv[1:] or sys.argv[1].startswith("-"):
-        print(__doc__)
-        return 2
-    for name in sys.argv[1:]:
-        told = Recorded.of(read_case(Path(name)))
-        with tempfile.TemporaryDirectory() as made:
-            pair = make(told.case.scenario.checkpoint, Path(made))
-            dtype = getattr(torch, str(told.case.engine.header["dtype"]))
-            _, head = load_pair(pair.target, pair.draft, torch.float32, held=dtype)
-        assert isinstance(head, MtpHead), f"{name}: no multi-layer draft"
-        print(name)
-        for one in outgrown(told.case):
-            print(" ", described(told, head, one))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,21 +1,21 @@
-"""Situations of prompts on their way in: chunks, shared budgets, cached prefixes. See `cases/situations`."""
+"""Coverage points of prompts on their way in: chunks, shared budgets, cached prefixes. See `harness/coverage`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cases.situation_words import Place, chunks_of, neighbours, parts_of_request, situation
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.trace import RoundRecord, Trace
 from harness.contract.types import Scenario
+from harness.coverage.points import Place, Where, chunks_of, coverage_point, neighbours, parts_of_request
 
 
-@situation("a prefill chunk that does not end its prompt")
+@coverage_point("a prefill chunk that does not end its prompt")
 def non_final_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (part for chunks in chunks_of(trace) for part in chunks if not part.final)
 
 
-@situation("a prompt no longer than the chunk size, split because others had used up the batch's budget")
+@coverage_point("a prompt no longer than the chunk size, split because others had used up the batch's budget")
 def split_by_shared_budget(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     size = scenario.engine.chunk or 0
     for chunks in chunks_of(trace):
@@ -23,7 +23,7 @@ def split_by_shared_budget(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield chunks[0]
 
 
-@situation("a request's prompt ends and the next request's is cut, in one batch or in two that follow each other")
+@coverage_point("a request's prompt ends and the next request's is cut, in one batch or in two that follow each other")
 def chunked_back_to_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     firsts = {(p[0].rid, p[0].record.index, p[0].record.dp_rank) for p in chunks_of(trace) if not p[0].final}
 
@@ -39,18 +39,18 @@ def chunked_back_to_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
             yield last
 
 
-@situation("a prompt whose last chunk is a single token")
+@coverage_point("a prompt whose last chunk is a single token")
 def chunk_longer_by_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (parts[-1] for parts in chunks_of(trace) if len(parts) > 1 and parts[-1].final and parts[-1].length == 1)
 
 
-@situation("a prompt that fills its last chunk exactly")
+@coverage_point("a prompt that fills its last chunk exactly")
 def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     size = scenario.engine.chunk
     yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
 
 
-@situation("prefill and decode in one batch (SGLang switches that off where it speculates)")
+@coverage_point("prefill and decode in one batch (SGLang switches that off where it speculates)", where=Where.ELSEWHERE)
 def mixed_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for record in leading_rounds(trace):
         if record.mode == "MIXED" or bool(record.forwards.get("PREFILL") and record.forwards.get("VERIFY")):
@@ -60,7 +60,7 @@ def mixed_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 # Cached prefixes
 
 
-@situation("a request that started from a cached prefix")
+@coverage_point("a request that started from a cached prefix")
 def prefix_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (parts[0] for parts in chunks_of(trace) if parts[0].start > 0)
 
@@ -94,22 +94,22 @@ def _beside_border(scenario: Scenario, trace: Trace, *, offset: int) -> Iterator
         yield from (part for part, shared in _branches(scenario, trace) if shared % page == offset % page)
 
 
-@situation("a prefix hit whose shared tokens end at a page border and differ on the next token")
+@coverage_point("a prefix hit whose shared tokens end at a page border and differ on the next token")
 def prefix_ends_at_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     return _beside_border(scenario, trace, offset=0)
 
 
-@situation("a prefix hit whose shared tokens end one short of a page border")
+@coverage_point("a prefix hit whose shared tokens end one short of a page border")
 def prefix_ends_before_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     return _beside_border(scenario, trace, offset=-1)
 
 
-@situation("a prefix hit whose shared tokens end one past a page border")
+@coverage_point("a prefix hit whose shared tokens end one past a page border")
 def prefix_ends_after_page_border(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     return _beside_border(scenario, trace, offset=1)
 
 
-@situation("the prefix cache was emptied between two batches, and a prompt seen before starts from nothing")
+@coverage_point("the prefix cache was emptied between two batches, and a prompt seen before starts from nothing")
 def cache_flushed(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     flushed = [event.tick for event in trace.events if event.name == "flush" and event.data.get("flushed")]
     firsts = [parts[0] for request in scenario.requests if (parts := parts_of_request(trace, request.rid))]

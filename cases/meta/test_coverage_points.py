@@ -1,16 +1,13 @@
-"""Every situation counts what its name says on a trace that has it, and nothing on one that has not."""
+"""Every coverage point counts what its name says on a trace that has it, and nothing on one that has not."""
 
 from dataclasses import replace
 
 import pytest
 
 from cases.meta import handmade
-from cases.situations import SITUATIONS, ReachTable, count
-from cases.situations_handoff import NAMES as HANDOFFS
-from cases.situations_ranks import MANY
-from cases.situations_ranks import NAMES as RANKS
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Op, Outcome, Verdict
+from harness.coverage import POINTS, ReachTable, Where, count, names
 
 
 def prefill(tick, *parts, dp_rank=0):
@@ -62,7 +59,7 @@ GIVEN = GIVEN.model_copy(
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
 
-#: situation -> (trace that has it, times). Names not listed are covered by accept lengths below.
+#: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
     "non_final_chunk": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
     "split_by_shared_budget": (trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))), 1),
@@ -80,7 +77,6 @@ HAVING = {
     "batch_shrinks": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), decode(2, ("r1", 7, 1))), 1),
     "empty_batch": (trace(record(0, "PREBUILT", [])), 1),
     "idle_tick": (trace(WHOLE, decode(3, ("r0", 4, 1))), 2),
-    "idle_rank": (trace(WHOLE, record(0, "IDLE", [], dp_rank=1)), 1),
     "accept_len_1": (trace(decode(1, ("r0", 4, 1))), 1),
     "accept_len_4": (trace(decode(1, ("r0", 4, 4), ("r1", 6, 4))), 2),
     "every_accept_len_seen": (trace(*(decode(n, ("r0", 4, n)) for n in (1, 2, 3, 4, 4))), 1),
@@ -129,7 +125,7 @@ HAVING = {
     ),
 }
 
-#: situation -> the nearest trace that has it not.
+#: point -> the nearest trace that has it not.
 LACKING = {
     "non_final_chunk": trace(WHOLE),
     "split_by_shared_budget": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))),
@@ -141,7 +137,6 @@ LACKING = {
         decode(1, ("r0", 4, 4)), prefill(9, ("r1", 0, 4, False)), ends=(end("r0", 1, 5),)
     ),
     "empty_batch": trace(record(0, "IDLE", [])),
-    "idle_rank": trace(record(0, "IDLE", []), record(0, "IDLE", [], dp_rank=1)),
     "stop_inside_accepted_run": trace(decode(1, ("r0", 4, 2)), ends=(end("r0", 1, 3, "stop"),)),
     "page_border_in_draft": trace(decode(1, ("r1", 8, 1))),
     "abort_in_chunk": trace(WHOLE, ends=(end("r0", 1, 1, "abort"),)),
@@ -175,19 +170,20 @@ LACKING = {
 
 
 @pytest.mark.parametrize("name", HAVING)
-def test_situation_is_counted_where_it_happens(name):
+def test_point_is_counted_where_it_happens(name):
     made, times = HAVING[name]
-    assert SITUATIONS[name].count(GIVEN, made) == times
+    assert POINTS[name].count(GIVEN, made) == times
 
 
 @pytest.mark.parametrize("name", HAVING)
-def test_situation_is_not_counted_where_it_does_not_happen(name):
-    assert SITUATIONS[name].count(GIVEN, LACKING.get(name, trace())) == 0
+def test_point_is_not_counted_where_it_does_not_happen(name):
+    assert POINTS[name].count(GIVEN, LACKING.get(name, trace())) == 0
 
 
-def test_every_situation_has_a_trace_that_shows_it():
-    lengths = {f"accept_len_{n}" for n in range(1, 18)} - {"accept_len_1", "accept_len_4"}
-    assert set(SITUATIONS) - set(HAVING) == lengths | SHOWN_BELOW | ({*RANKS, *MANY} - {"idle_rank"}) | set(HANDOFFS)
+def test_every_point_has_a_trace_that_shows_it():
+    lengths = {f"accept_len_{n}" for n in range(1, 18)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE)}
+    assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 
 # Shared prefixes, on page 4: what two prompts share is what counts
@@ -239,7 +235,7 @@ def test_flush_counts_where_the_same_prompt_starts_from_nothing():
     given = branching(12, own=0)
     rounds = (prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 12, True)))
     flush = Event(name="flush", tick=4, data={"flushed": True})
-    count = SITUATIONS["cache_flushed"].count
+    count = POINTS["cache_flushed"].count
     assert count(given, trace(*rounds, events=(flush,))) == 1
     assert count(given, trace(*rounds)) == 0
     assert count(given, trace(*rounds, events=(replace(flush, data={"flushed": False}),))) == 0
@@ -278,9 +274,9 @@ def test_table_adds_scenarios_up_and_keeps_what_was_asked_for_apart():
 def test_context_limit_counts_a_window_filled_as_far_as_drafts_allow():
     given = handmade.scenario(prompts=(500,), chunk=None, max_new_tokens=8)
     whole = trace(prefill(0, ("r0", 0, 500, True)), ends=(end("r0", 5, 8),))
-    assert SITUATIONS["context_limit"].count(given, whole) == 1
+    assert POINTS["context_limit"].count(given, whole) == 1
     roomier = replace(whole, header={"context_length": 600})
-    assert SITUATIONS["context_limit"].count(given, roomier) == 0
+    assert POINTS["context_limit"].count(given, roomier) == 0
 
 
 def test_restart_that_was_asked_for_is_no_exhausted_pool():
@@ -288,7 +284,7 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     asked = GIVEN.model_copy(update={"script": script})
     restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
     pool = Event(name="retract", tick=1, data={"reason": "pool"})
-    count = SITUATIONS["pool_exhausted"].count
+    count = POINTS["pool_exhausted"].count
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
 
@@ -297,7 +293,7 @@ def test_abort_is_dated_by_when_it_was_asked_for():
     """Ends are all noted when the engine has drained, so their tick says nothing."""
     rounds = (WHOLE, decode(1, ("r0", 4, 1), ("r1", 6, 1)), decode(5, ("r1", 7, 1)))
     ends = (end("r0", 9, 1, "abort"), end("r1", 9, 5))
-    count = SITUATIONS["abort_last_live"].count
+    count = POINTS["abort_last_live"].count
     for tick, times in ((3, 0), (6, 1)):
         asked = Event(name="abort", tick=tick, data={"rid": "r0"})
         assert count(GIVEN, trace(*rounds, ends=ends, events=(asked,))) == times
@@ -311,8 +307,4 @@ def test_accept_lengths_end_at_k_plus_one():
 def test_other_tensor_parallel_ranks_are_not_counted_again():
     twin = replace(HAVING["non_final_chunk"][0].rounds[0], tp_rank=1)
     both = trace(*HAVING["non_final_chunk"][0].rounds, twin)
-    assert SITUATIONS["non_final_chunk"].count(GIVEN, both) == 1
-
-
-def test_meanings_are_written_for_people():
-    assert all(len(situation.meaning.split()) >= 4 for situation in SITUATIONS.values())
+    assert POINTS["non_final_chunk"].count(GIVEN, both) == 1

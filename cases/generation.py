@@ -1,0 +1,99 @@
+"""Generated scenarios: a template that brings about one coverage point, then anything that may happen.
+
+`scenarios` is a Hypothesis strategy, for tests; `generate` draws from a seed alone, for nights, `eaglecheck fuzz` and
+benchmarks: scenario i of a boot configuration and a seed is the same whoever asks, for however many. Boot
+configurations are a short fixed list, since a reboot is what costs; everything else is drawn.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+from hypothesis import strategies as st
+
+from cases import templates, templates_handoff
+from cases.boots import Boot
+from cases.kit import TEMPLATES, Kit, possible, shortest_life
+from harness.contract.types import RequestSpec, Scenario
+
+#: Importing them registers their templates.
+ROOMS = (templates, templates_handoff)
+MOST_REQUESTS = 5
+
+
+@st.composite
+def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet: bool = False) -> Scenario:
+    """A scenario for one boot configuration. template: one of TEMPLATES; None draws one."""
+    random = draw(st.randoms(use_true_random=False))
+    return build(random, boot, template=template or random.choice(possible(boot)), quiet=quiet)
+
+
+def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
+    """The first `count` scenarios of a seed, the templates taking turns in an order that the seed decides."""
+    order = possible(boot)
+    Random(f"{boot.name} {seed}").shuffle(order)
+    return [
+        build(
+            Random(f"{boot.name} {seed} {number}"),
+            boot,
+            template=order[number % len(order)],
+            name=f"{boot.name}-{seed}-{number}",
+        )
+        for number in range(count)
+    ]
+
+
+def build(random: Random, boot: Boot, *, template: str, name: str = "generated", quiet: bool = False) -> Scenario:
+    """quiet: nothing but the template's own requests and ops."""
+    chosen = TEMPLATES[template]
+    kit = Kit(random, boot)
+    kit.roams = chosen.roams
+    opening = chosen.build(kit)
+    kit.roams = True
+    if boot.engine.pd and not quiet:
+        templates_handoff.beside(kit, calm=opening.calm)
+    elif not quiet:
+        _bystanders(kit, calm=opening.calm)
+        if opening.events:
+            _interference(kit, calm=opening.calm, protected=opening.protected)
+    return Scenario(
+        name=name,
+        checkpoint=boot.checkpoint,
+        spec=boot.spec,
+        engine=boot.engine.model_copy(update={"chunk": kit.chunk, "running_limit": kit.running_limit}),
+        requests=kit.timeline.requests,
+        script=kit.timeline.script(),
+        # A request of higher priority may come in between anywhere, so nothing is certain then.
+        wants=(template,) if chosen.certain and not boot.engine.priority else (),
+    )
+
+
+def _bystanders(kit: Kit, *, calm: int) -> None:
+    """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
+    for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
+        request = kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens(), stops=True)
+        kit.timeline.arrive(calm + kit.integer(0, 8), request)
+
+
+def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
+    """Up to two of: abort, retract, pause and resume, flush; from step `calm` on."""
+    gone = [rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids]
+    free = [entry for entry in kit.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
+    for _ in range(kit.integer(0, 2)):
+        kind = kit.random.choice(["retract", "pause", "flush", *(["abort"] if free else [])])
+        step = calm + kit.integer(0, 12)
+        if kind == "abort":
+            entry = kit.random.choice(free)
+            _abort(kit, *entry, calm=calm)
+            free.remove(entry)
+        else:
+            kit.timeline.at(step, kind)
+        if kind == "pause":
+            kit.timeline.at(step + kit.integer(1, 3), "resume")
+
+
+def _abort(kit: Kit, arrival: int, request: RequestSpec, *, calm: int) -> None:
+    """While the request surely lives: whether SGLang still passes on an abort of one that has ended is a race."""
+    first, last = max(arrival, calm), arrival + shortest_life(request, k=kit.k)
+    if first <= last:
+        kit.timeline.at(kit.integer(first, last), "abort", request.rid)

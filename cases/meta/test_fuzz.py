@@ -1,0 +1,104 @@
+"""`eaglecheck fuzz`: what it drives, how it ends, and that what fails is made small. No engine here."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from cases.boots import BOOTS, TREES
+from cases.generation import generate
+from cases.meta import pretended_engine, results
+from harness.cli import fuzz
+from harness.cli.main import app
+from harness.contract.types import Outcome
+from harness.engines import envs
+from harness.search import fuzz as making
+from harness.search.shrink import Budget
+
+
+@pytest.fixture
+def driven(tmp_path, monkeypatch):
+    """fuzz with these results; the plans that it had run."""
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(envs, "current", lambda: None)
+    monkeypatch.chdir(tmp_path)
+    pretended_engine.furnish(tmp_path / "home")
+    (tmp_path / "home" / "published.json").write_text(json.dumps({"versions": envs.SUPPORTED, "when": 1e11}))
+    plans = []
+
+    def call(*arguments, found=(results.judged("one"),)):
+        monkeypatch.setattr(fuzz, "run", lambda plan, **_: plans.append(plan) or results.run_of(*found))
+        done = CliRunner().invoke(app, ["fuzz", "--engine", "0.5.23", *arguments])
+        return done, plans
+
+    return call
+
+
+def test_the_scenarios_of_a_seed_are_driven_boot_by_boot(driven):
+    done, (plan,) = driven("--examples", "12", "--seed", "7", "--seconds", "60")
+    assert done.exit_code == 0, done.output
+    assert list(plan.scenarios) == [one for boot in BOOTS.values() for one in generate(boot, count=2, seed=7)]
+    assert plan.box == 60 / len(BOOTS)
+    assert "--seed 7" in done.output
+
+
+def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
+    done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
+    assert done.exit_code == 0, done.output
+    assert {one.boot_key() for one in plan.scenarios} == {TREES["deep-tree"].boot_key()}
+    assert (len(plan.scenarios), plan.assumed, plan.box) == (3, ("F-003",), None)
+    seed = json.loads((tmp_path / "found.json").read_text())["seed"]
+    assert plan.scenarios == tuple(generate(TREES["deep-tree"], count=3, seed=seed))
+    assert f"--seed {seed}" in done.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--family", "trees"), "did you mean 'tree'"),
+        (("--boot", "plane"), "did you mean 'plain'"),
+        (("--examples", "0"), "--examples"),
+    ],
+)
+def test_what_cannot_be_is_refused(driven, arguments, message):
+    done, plans = driven(*arguments)
+    assert (done.exit_code, plans) == (2, [])
+    assert message in done.output
+
+
+def test_exit_code_is_the_verdicts_and_no_engine_is_started_without_shrinking(driven):
+    broken = results.judged("one", results.one_ahead)
+    assert driven("--shrink", "0", found=[broken])[0].exit_code == 1
+    assert driven("--shrink", "0", found=[results.without_engine("one", "no engine")])[0].exit_code == 3
+
+
+class Pretended:
+    """An engine on which everything is one position ahead, whatever is driven."""
+
+    def __init__(self, **_options):
+        self.driven = []
+
+    def __call__(self, scenario, **_options):
+        self.driven.append(scenario)
+        found = results.judged("one", results.one_ahead)
+        return SimpleNamespace(findings=found.findings, save_specimen=lambda folder: folder / "specimens" / scenario.id)
+
+    def close(self):
+        self.driven = None
+
+
+def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch):
+    monkeypatch.setattr(making, "LiveEngines", Pretended)
+    result = results.run_of(results.judged("one", results.one_ahead), results.judged("two"))
+    assert result.verdict.outcome is Outcome.FAIL
+    plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), device="cpu", lease=None, assumed=(), revert=None)
+    told = []
+    found = list(
+        making.reproducers(plan, result, budget=Budget(seconds=20), started=told.append, progress=lambda _step: None)
+    )
+    assert [one.found.signature for one in found] == [one.signature for one in told]
+    assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
+    for one in found:
+        assert len(one.shrunk.scenario.requests) == 1 < len(one.found.smallest.requests)
+        assert one.folder == result.folder / "specimens" / one.shrunk.scenario.id

@@ -1,0 +1,361 @@
+"""Templates of batch programs: each opens a scenario so that one coverage point comes about, and is named after it.
+
+To add one: a function that writes requests and ops into the kit's timeline, decorated with `@template(fits=…)`, and
+`certain=False` if the point need not happen whatever is drawn. It names a batch shape, never a bug.
+"""
+
+from __future__ import annotations
+
+from cases.boots import Boot
+from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, Kit, Opening, template
+
+
+def _alone(boot: Boot) -> bool:
+    """One engine; a pair of them is in `cases/templates_handoff`."""
+    return not boot.engine.pd
+
+
+def _cached(boot: Boot) -> bool:
+    return _alone(boot) and boot.engine.prefix_cache
+
+
+def _roomy(boot: Boot) -> bool:
+    """Whether a template's two or three requests surely fit the pool together."""
+    return _alone(boot) and boot.engine.pool_tokens >= 512
+
+
+def _tight(boot: Boot) -> bool:
+    return _alone(boot) and not _roomy(boot)
+
+
+def _wide(boot: Boot) -> bool:
+    return _alone(boot) and boot.engine.pool_tokens > CONTEXT
+
+
+def _paged(boot: Boot) -> bool:
+    return _cached(boot) and boot.engine.page > 1
+
+
+def _ranked(boot: Boot) -> bool:
+    return _alone(boot) and boot.engine.dp > 1
+
+
+def _urgent(boot: Boot) -> bool:
+    return _alone(boot) and boot.engine.priority
+
+
+def _level(boot: Boot) -> bool:
+    return _alone(boot) and not boot.engine.priority
+
+
+@template(fits=_alone, certain=False, roams=True)
+def free(kit: Kit) -> Opening:
+    """Nothing in particular: one to three requests at any time."""
+    for _ in range(kit.integer(1, 3)):
+        kit.arrive(kit.integer(0, 8), kit.length(), stops=True)
+    return Opening()
+
+
+@template(fits=_roomy, certain=False, roams=True)
+def company(kit: Kit) -> Opening:
+    """Two to four requests that meet: two at once, the others soon after, some as branches of another's prompt."""
+    for place in range(kit.integer(2, 4)):
+        prompt = kit.prompt_or_branch(kit.length(2 if place == 0 else 1, 60))
+        kit.timeline.arrive(0 if place < 2 else kit.integer(0, 6), kit.request(prompt, new=kit.long_run()))
+    return Opening()
+
+
+# Prefill
+
+
+@template(fits=_alone)
+def non_final_chunk(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(kit.chunk + 1), stops=True)
+    return Opening(calm=1)
+
+
+@template(fits=_alone)
+def chunk_longer_by_one(kit: Kit) -> Opening:
+    kit.arrive(0, _multiple(kit) + 1, stops=True)
+    return Opening(calm=5)
+
+
+@template(fits=_alone)
+def chunk_exact_multiple(kit: Kit) -> Opening:
+    kit.arrive(0, _multiple(kit), stops=True)
+    return Opening(calm=5)
+
+
+def _multiple(kit: Kit) -> int:
+    return kit.chunk * kit.integer(1, min(3, LONGEST_PROMPT // kit.chunk))
+
+
+@template(fits=_roomy)
+def split_by_shared_budget(kit: Kit) -> Opening:
+    """The second request fits a chunk of its own, but not what the first one leaves of it (at least a page)."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
+    first = kit.integer(1, kit.chunk - kit.page)
+    used = -(-first // kit.page) * kit.page
+    kit.arrive(0, first)
+    kit.arrive(0, kit.integer(kit.chunk - used + 1, kit.chunk))
+    return Opening(calm=2)
+
+
+@template(fits=_roomy)
+def chunked_back_to_back(kit: Kit) -> Opening:
+    for _ in range(2):
+        kit.arrive(0, kit.length(kit.chunk + 1, min(LONGEST_PROMPT, 3 * kit.chunk)))
+    return Opening(calm=6)
+
+
+@template(fits=_cached)
+def prefix_hit(kit: Kit) -> Opening:
+    return _shared(kit, kit.integer(max(2, kit.page + 1), 48))
+
+
+@template(fits=_paged)
+def prefix_ends_at_page_border(kit: Kit) -> Opening:
+    return _shared(kit, kit.page * kit.integer(2, _pages(kit)))
+
+
+@template(fits=_paged)
+def prefix_ends_before_page_border(kit: Kit) -> Opening:
+    return _shared(kit, kit.page * kit.integer(3, _pages(kit)) - 1)
+
+
+@template(fits=_paged)
+def prefix_ends_after_page_border(kit: Kit) -> Opening:
+    return _shared(kit, kit.page * kit.integer(2, _pages(kit)) + 1)
+
+
+def _pages(kit: Kit) -> int:
+    """The most pages that two prompts share: three, or ten short ones; far below the context window."""
+    return max(3, min(10, 160 // kit.page))
+
+
+def _shared(kit: Kit, shared: int) -> Opening:
+    """One request, and after its prefill another that leaves its prompt after `shared` tokens."""
+    first = kit.prompt(shared + kit.integer(1, 20))
+    second = kit.branch_of(first, shared, kit.integer(1, 20))
+    kit.timeline.arrive(0, kit.request(first, new=kit.new_tokens()))
+    later = kit.chunks(len(first)) + kit.integer(1, 8)
+    kit.timeline.arrive(later, kit.request(second, new=kit.new_tokens(), stops=True))
+    return Opening(events=False)
+
+
+# Batches
+
+
+@template(fits=_alone)
+def all_finished_in_one_verify(kit: Kit) -> Opening:
+    """Alone, and with two tokens to generate: one from the prefill, the other from the first verify."""
+    length = kit.length()
+    kit.arrive(0, length, new=2)
+    return Opening(calm=kit.chunks(length) + 1, protected=("r0",))
+
+
+@template(fits=_alone)
+def all_finished_with_arrival(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(1, kit.chunk), new=2)
+    kit.arrive(2, kit.length(), stops=True)
+    return Opening(calm=3, protected=("r0", "r1"))
+
+
+@template(fits=_roomy)
+def some_finished(kit: Kit) -> Opening:
+    """One of two requests has two tokens to generate."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
+    for new in (2, kit.long_run()):
+        kit.arrive(0, kit.integer(1, kit.chunk // 2 - kit.page + 1), new=new)
+    return Opening(calm=2, protected=("r0", "r1"))
+
+
+@template(fits=_roomy)
+def batch_grows(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
+    length = kit.length()
+    kit.arrive(2, length, new=kit.new_tokens(4))
+    return Opening(calm=2 + kit.chunks(length) + 1, protected=("r0", "r1"))
+
+
+@template(fits=_alone)
+def one_token_left(kit: Kit) -> Opening:
+    return all_finished_in_one_verify(kit)
+
+
+@template(fits=_alone)
+def idle_tick(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(1, kit.chunk), new=kit.new_tokens(1, 4))
+    kit.arrive(10, kit.length(), stops=True)
+    return Opening(calm=11, protected=("r0", "r1"))
+
+
+@template(fits=_level)
+def running_limit_reached(kit: Kit) -> Opening:
+    kit.running_limit = kit.integer(1, 2)
+    for _ in range(kit.running_limit + 1):
+        kit.arrive(0, kit.length(1, 20), new=kit.long_run())
+    return Opening(calm=8)
+
+
+@template(fits=_tight, certain=False)
+def pool_exhausted(kit: Kit) -> Opening:
+    """Prompts that fit the pool together, and more to generate than it holds."""
+    count = kit.integer(3, 4)
+    share = kit.boot.engine.pool_tokens // count
+    for _ in range(count):
+        kit.arrive(kit.integer(0, 3), kit.integer(share - 14, share - 4), new=kit.long_run())
+    return Opening(calm=12)
+
+
+# Acceptance
+
+
+@template(fits=_alone, certain=False)
+def stop_inside_accepted_run(kit: Kit) -> Opening:
+    """Several requests that end on a token they generate; some of them with accepted tokens after it."""
+    for _ in range(kit.integer(2, 4)):
+        request = kit.request(kit.prompt(kit.length(1, 40)), new=kit.new_tokens(4))
+        kit.timeline.arrive(kit.integer(0, 3), request.model_copy(update={"stop_ids": kit.stop_ids()}))
+    return Opening()
+
+
+@template(fits=_paged)
+def page_border_in_draft(kit: Kit) -> Opening:
+    """The prompt ends so close to the end of a page that the first verify goes on behind it."""
+    pages = kit.integer(1, max(1, LONGEST_PROMPT // kit.page))
+    length = kit.page * pages - kit.integer(1, min(kit.k, kit.page - 1))
+    kit.arrive(0, length, new=kit.long_run())
+    return Opening(calm=kit.chunks(length) + DECODING, protected=("r0",))
+
+
+@template(fits=_wide)
+def context_limit(kit: Kit) -> Opening:
+    """As much as SGLang admits: prompt, output and the slots it holds back for drafts fill the window exactly.
+
+    It also refuses prompts that leave less than six tokens of the window.
+    """
+    spec, new = kit.boot.spec, kit.new_tokens(6)
+    kit.chunk *= 4
+    length = CONTEXT - max(spec.k * spec.t, spec.n) - new
+    kit.arrive(0, length, new=new)
+    return Opening(calm=kit.chunks(length), protected=("r0",))
+
+
+# Leaving and coming back
+
+
+@template(fits=_urgent, certain=False)
+def preempted(kit: Kit) -> Opening:
+    """As many as may run at once, and then one that is more urgent by more than SGLang's threshold of ten."""
+    running = kit.boot.engine.max_running
+    for _ in range(running):
+        calm = kit.request(kit.prompt(kit.length(1, kit.chunk)), new=kit.long_run())
+        kit.timeline.arrive(0, calm.model_copy(update={"priority": kit.integer(0, 5)}))
+    urgent = kit.request(kit.prompt(kit.length()), new=kit.new_tokens())
+    step = running + kit.integer(1, 3)
+    kit.timeline.arrive(step, urgent.model_copy(update={"priority": kit.integer(20, 30)}))
+    return Opening(calm=step)
+
+
+@template(fits=_alone)
+def abort_before_prefill(kit: Kit) -> Opening:
+    """The first request takes three whole chunks, so the second one still waits when it is aborted."""
+    kit.arrive(0, 3 * kit.chunk)
+    kit.timeline.at(1, "abort", kit.arrive(0, kit.length()))
+    return Opening(calm=3, protected=("r0",))
+
+
+@template(fits=_alone)
+def abort_in_chunk(kit: Kit) -> Opening:
+    kit.timeline.at(1, "abort", kit.arrive(0, kit.length(2 * kit.chunk + 1)))
+    return Opening(calm=kit.integer(2, 4))  # a pause before the abort would hold the prompt back behind it
+
+
+@template(fits=_alone)
+def abort_in_decode(kit: Kit) -> Opening:
+    length = _runs_on(kit)
+    kit.timeline.at(kit.chunks(length) + kit.integer(1, 2), "abort", "r0")
+    return Opening(calm=kit.chunks(length), events=False)
+
+
+@template(fits=_alone)
+def abort_last_live(kit: Kit) -> Opening:
+    gone = kit.chunks(_runs_on(kit)) + 1
+    kit.timeline.at(gone, "abort", "r0")
+    return Opening(calm=gone + 1)
+
+
+@template(fits=_alone)
+def retract_resume(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
+    kit.timeline.at(step, "retract")
+    return Opening(calm=step + 1, protected=("r0",))
+
+
+@template(fits=_alone)
+def pause_resume(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + 1
+    kit.timeline.at(step, "pause")
+    kit.timeline.at(step + kit.integer(1, 3), "resume")
+    return Opening(calm=step + 1, protected=("r0",))
+
+
+def _runs_on(kit: Kit) -> int:
+    """One request that decodes for a while; the length of its prompt."""
+    length = kit.length()
+    kit.arrive(0, length, new=kit.long_run())
+    return length
+
+
+@template(fits=_cached)
+def cache_flushed(kit: Kit) -> Opening:
+    """The same prompt before and after the prefix cache was emptied."""
+    prompt = kit.prompt(kit.length(4, 3 * kit.chunk))
+    kit.timeline.arrive(0, kit.request(prompt, new=kit.new_tokens(1, 8)))
+    gone = kit.chunks(len(prompt)) + 16
+    kit.timeline.at(gone, "flush")
+    kit.timeline.arrive(gone, kit.request(prompt, new=kit.new_tokens()))
+    return Opening(calm=gone + 1)
+
+
+# Ranks of DP attention; each template of one rank is all on one rank, and what else arrives may be on any
+
+
+@template(fits=_ranked)
+def idle_from_the_start(kit: Kit) -> Opening:
+    """One request, and for its first steps nothing anywhere else."""
+    kit.arrive(0, kit.length(), new=kit.new_tokens(2))
+    return Opening(calm=2)
+
+
+@template(fits=_ranked)
+def held_idle_by_prefill(kit: Kit) -> Opening:
+    """A prompt that arrives while another rank decodes."""
+    kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
+    kit.arrive(2, kit.length(), beside=True)
+    return Opening(calm=3)
+
+
+@template(fits=_ranked)
+def idle_inside_chunked_prefill(kit: Kit) -> Opening:
+    kit.arrive(0, kit.length(kit.chunk + 1))
+    return Opening(calm=1)
+
+
+@template(fits=_ranked)
+def uneven_ranks(kit: Kit) -> Opening:
+    """Two requests on one rank and one on another, which verify together."""
+    for beside in (False, False, True):
+        kit.arrive(0, kit.length(1, 4), new=kit.long_run(), beside=beside)
+    return Opening(calm=DECODING)
+
+
+@template(fits=_ranked, certain=False)
+def idle_after_all_finished(kit: Kit) -> Opening:
+    """Short requests on one rank beside a long one: they end together if their drafts are accepted alike."""
+    new = kit.new_tokens(2, 6)
+    for _ in range(2):
+        kit.arrive(0, kit.length(1, 4), new=new, beside=True)
+    kit.arrive(0, kit.length(1, 4), new=kit.long_run())
+    return Opening(calm=DECODING)

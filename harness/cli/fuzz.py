@@ -1,0 +1,128 @@
+"""`eaglecheck fuzz`: generated scenarios, for so many or for so long."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cases.boots import Boot
+from cases.families import FAMILIES
+from harness.cli import options, prepare
+from harness.cli.documents import check_target, run_document, write_json
+from harness.cli.engine_options import engine_options
+from harness.cli.interrupted import kept
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.contract.usage import UsageError, unknown
+from harness.contract.words import counted
+from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.progress import RunResult
+from harness.driving.runner import Interrupted, Plan, run
+from harness.engines import envs
+from reports.prose import say
+from reports.terminal import LiveLine, render_run
+
+#: Without --examples and --seconds; and how many an engine gets through in a second at most.
+EXAMPLES, A_SECOND = 100, 10
+
+
+@guarded
+@engine_options
+def command(
+    engine: options.Release = None,
+    device: options.Device = "cpu",
+    family: Annotated[str, typer.Option(help="The draft family to generate for, for example tree.")] = "eagle",
+    boot: Annotated[
+        list[str] | None, typer.Option(help="Only this boot configuration of the family; may be repeated.")
+    ] = None,
+    examples: Annotated[int | None, typer.Option(min=1, help="Scenarios in all. Default: 100.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, the engines' boots apart.")] = None,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same scenarios. Default: random.")] = None,
+    shrink: Annotated[
+        float, typer.Option(min=0, help="Seconds for making each failure small; 0 leaves them as they are.")
+    ] = 60.0,
+    assume: options.Assume = None,
+    revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
+    gpu_share: options.GpuShare = None,
+    wanted: Wanted = NOTHING,
+    runs: options.Runs = None,
+    json: options.Json = None,
+) -> Exit:
+    """Drive SGLang through generated scenarios, as `run` does through fixed ones, and make what fails small."""
+    from cases.generation import generate  # Hypothesis
+
+    console = Console(stderr=json == "-")
+    check_target(json)
+    version = envs.resolve(engine)
+    boots = _boots(family, boot or [], release=version)
+    chosen = secrets.randbelow(10**6) if seed is None else seed
+    say(console, f"seed {chosen}: the same scenarios again with  --seed {chosen}")
+    count = examples or (EXAMPLES if seconds is None else int(seconds * A_SECOND))
+    scenarios = [one for each in boots for one in generate(each, count=-(-count // len(boots)), seed=chosen)]
+    plan = prepare.make_plan(
+        scenarios,
+        say=lambda text: say(console, text),
+        engine=version,
+        device=device,
+        revert=revert,
+        gpu_share=gpu_share,
+        wanted=wanted,
+        runs=runs,
+        assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
+    )
+    plan = replace(plan, box=None if seconds is None else seconds / len(boots))
+    with kept(json, _by_now), LiveLine(console) as line:
+        result = run(plan, observers=[line])
+    _small(console, plan, result, seconds=shrink)
+    left = len(plan.scenarios) - len(result.results)
+    cut = left and seconds and examples  # without --examples more were drawn than could be driven
+    notes = [f"{counted(left, 'scenario')} were left out: the {seconds:g} s were over"] if cut else []
+    render_run(console, result, notes=notes)
+    write_json(run_document(result) | {"seed": chosen}, json)
+    return BY_OUTCOME[result.verdict.outcome]
+
+
+def _by_now(stop: KeyboardInterrupt) -> dict[str, Any]:
+    assert isinstance(stop, Interrupted), "the run ends with nothing else"
+    return run_document(stop.result)
+
+
+def _boots(family: str, names: Sequence[str], *, release: str) -> list[Boot]:
+    """The boot configurations named, on whatever release; without names, those that work on it."""
+    if family not in FAMILIES:
+        raise UsageError(unknown("family", family, FAMILIES))
+    known = {one.name: one for one in FAMILIES[family].boots}
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--boot: {unknown('boot configuration', name, known)}")
+    chosen = [known[name] for name in names] or [one for one in known.values() if one.works_on(release)]
+    if not chosen:
+        raise UsageError(f"no boot configuration of family {family} works on SGLang {release}\n  name one:  --boot")
+    return chosen
+
+
+def _small(console: Console, plan: Plan, result: RunResult, *, seconds: float) -> None:
+    """A smaller reproducer for each failure, as far as the time lasts."""
+    from harness.search.fuzz import reproducers
+    from harness.search.shrink import Budget
+
+    if not seconds:
+        return
+    for small in reproducers(
+        plan,
+        result,
+        budget=Budget(seconds=seconds),
+        started=lambda found: say(console, f"making {found.signature} small, at most {seconds:g} s"),
+        progress=lambda _step: None,
+    ):
+        scenario = small.shrunk.scenario
+        size = (
+            f"{counted(len(scenario.requests), 'request')}, "
+            f"{counted(sum(len(request.prompt) for request in scenario.requests), 'prompt token')}"
+        )
+        say(console, f"  in {counted(small.found.scenarios, 'scenario')}; the smallest now: {size}")
+        say(console, f"  run it again:  eaglecheck replay {small.folder}")

@@ -1,0 +1,19 @@
+"""Coverage points: situations that bugs hide in, each with a predicate that finds where a trace shows it.
+
+A scenario names the points it wants (`wants`); the verdict counts all of them on the engine's trace, and one that was
+wanted and never happened makes it UNKNOWN. Nothing here judges rows.
+
+To add one: write a generator function in the module of its subject (`prefill`, `decode`, `ranks`, `handoff`), decorated
+with `@coverage_point("what it means", where=…)`. The function's name is the point's name in scenarios, verdicts and
+reports and must not change afterwards; it yields one `Place` each time the thing happened. Then give
+`cases/meta/test_coverage_points.py` a trace that has it and the nearest one that has it not, and let a scenario or a
+template of `cases/templates.py` want it.
+"""
+
+from harness.coverage import decode, handoff, prefill, ranks
+from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
+
+#: Importing a subject's module registers its points.
+SUBJECTS = (prefill, decode, ranks, handoff)
+
+__all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]

@@ -1,0 +1,254 @@
+"""Coverage points of decoding: the batch, what a verify accepts, requests that leave and come back.
+
+See `harness/coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.trace import RequestEnd, Trace
+from harness.contract.types import Scenario
+from harness.coverage.points import (
+    LONGEST_ACCEPT,
+    Place,
+    Where,
+    aborted,
+    coverage_point,
+    finished,
+    last_output,
+    neighbours,
+    parts_of_request,
+    verifies,
+    verify_parts,
+)
+
+#: The context window that engines are started with; see `harness.engines.launch.build_launch`.
+CONTEXT = 512
+
+# The batch
+
+
+@coverage_point("every request of a batch finished in the same verify")
+def all_finished_in_one_verify(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (r for r in verifies(trace) if len(finished(scenario, trace, r)) == len(r.rids))
+
+
+@coverage_point("some but not all requests of a batch finished in one verify")
+def some_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (r for r in verifies(trace) if 0 < len(finished(scenario, trace, r)) < len(r.rids))
+
+
+@coverage_point("every request finished in one verify and the rank's next batch prefills a new one")
+def all_finished_with_arrival(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for before, after in neighbours(leading_rounds(trace)):
+        emptied = before.mode == "DECODE" and before.rids
+        follows = after.mode == "PREFILL" and after.tick <= before.tick + 1
+        if emptied and follows and len(finished(scenario, trace, before)) == len(before.rids):
+            yield after
+
+
+@coverage_point("a verify with more requests than the one before it on the rank")
+def batch_grows(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (after for before, after in neighbours(verifies(trace)) if len(after.rids) > len(before.rids))
+
+
+@coverage_point("a verify with fewer requests than the one before it on the rank")
+def batch_shrinks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (after for before, after in neighbours(verifies(trace)) if len(after.rids) < len(before.rids))
+
+
+@coverage_point("requests wait although there is memory, because as many run as the limit allows")
+def running_limit_reached(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    limit = scenario.engine.running_limit or scenario.engine.max_running
+    at = {record.tick: record for record in verifies(trace)}
+    for event in trace.events:
+        if event.name == "turn" and event.data.get("waiting") and len(event.data.get("running", ())) >= limit:
+            yield at.get(event.tick)
+
+
+@coverage_point("a batch that is neither idle nor has a request", where=Where.ELSEWHERE)
+def empty_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record in leading_rounds(trace) if not record.rids and record.mode != "IDLE")
+
+
+@coverage_point("a loop step before the last batch in which no rank ran one")
+def idle_tick(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    busy = {record.tick for record in trace.rounds}
+    yield from (None for _ in range(max(busy, default=-1) + 1 - len(busy)))
+
+
+# Acceptance
+
+
+def _accept_length(length: int) -> None:
+    def find(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+        yield from (part for part in verify_parts(trace) if part.length == length)
+
+    find.__name__ = f"accept_len_{length}"
+    coverage_point(f"a request that committed {length} token{'s' if length > 1 else ''} in one verify")(find)
+
+
+for _length in range(1, LONGEST_ACCEPT + 1):
+    _accept_length(_length)
+
+
+@coverage_point("every accept length from 1 to k+1 (counts the rarest)")
+def every_accept_len_seen(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    parts = list(verify_parts(trace))
+    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.k + 2)]
+    yield from min(by_length, key=len)
+
+
+@coverage_point("one request rejected everything and another accepted everything in one batch")
+def accept_len_1_and_full_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (record for record in verifies(trace) if {1, scenario.spec.k + 1} <= set(record.lens))
+
+
+@coverage_point("a verify of a request that may generate only one more token")
+def one_token_left(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    limits = {request.rid: len(request.prompt) + request.max_new_tokens for request in scenario.requests}
+    yield from (part for part in verify_parts(trace) if limits.get(part.rid) == part.start + 2)
+
+
+@coverage_point("a stop token with accepted tokens after it in the same verify")
+def stop_inside_accepted_run(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    stopped = {end.rid: last_output(scenario, end) for end in trace.ends if end.reason == "stop"}
+    for part in verify_parts(trace):
+        if part.start + 1 <= stopped.get(part.rid, -1) < part.start + part.length:
+            yield part
+
+
+@coverage_point("a round whose draft and verify rows lie on both sides of a page border")
+def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    page, k = scenario.engine.page, scenario.spec.k
+    if page > 1:
+        yield from (part for part in verify_parts(trace) if part.start // page != (part.start + k) // page)
+
+
+# Leaving: aborts, preemption
+
+
+def _before_abort(trace: Trace) -> Iterator[list[Part]]:
+    """What each aborted request had done when the abort was asked for; releases differ in how soon they act on it."""
+    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
+    for end in aborted(trace):
+        parts = parts_of_request(trace, end.rid)
+        yield [part for part in parts if part.record.tick < asked.get(end.rid, part.record.tick + 1)]
+
+
+@coverage_point("a request aborted while it waited, before any of its prompt was prefilled")
+def abort_before_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (None for parts in _before_abort(trace) if not parts)
+
+
+def _prefilled(parts: list[Part]) -> bool:
+    return any(part.final or part.record.mode == "DECODE" for part in parts)
+
+
+@coverage_point("a request aborted before its prompt was prefilled to the end")
+def abort_in_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (parts[-1] for parts in _before_abort(trace) if parts and not _prefilled(parts))
+
+
+@coverage_point("a request aborted after its prompt was prefilled")
+def abort_in_decode(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (parts[-1] for parts in _before_abort(trace) if _prefilled(parts))
+
+
+@coverage_point("the only live request aborted")
+def abort_last_live(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    ticks: dict[str, list[int]] = {}
+    for record in leading_rounds(trace):
+        for rid in record.rids:
+            ticks.setdefault(rid, []).append(record.tick)
+    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
+
+    def alone(end: RequestEnd) -> bool:
+        tick = asked.get(end.rid, end.tick)
+        return not any(ticks[rid][0] < tick <= ticks[rid][-1] for rid in ticks if rid != end.rid)
+
+    for end in aborted(trace):
+        if end.rid in ticks and alone(end):
+            yield parts_of_request(trace, end.rid)[-1]
+
+
+@coverage_point("a running request sent back to wait because one of higher priority came")
+def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    rank = {request.rid: request.priority or 0 for request in scenario.requests}
+    scripted = {event.tick for event in trace.events if event.name in ("retract", "abort")}
+    prefills = {record.tick: record for record in leading_rounds(trace) if record.mode == "PREFILL"}
+    running: set[str] = set()
+    for event in trace.events:
+        if event.name != "turn":
+            continue
+        back = running & set(event.data.get("waiting", ()))
+        came = prefills.get(event.tick)
+        if back and came and event.tick not in scripted:
+            lowest = min(rank[rid] for rid in back)
+            yield from (came for _ in range(any(rank[rid] > lowest for rid in came.rids)))
+        running = set(event.data.get("running", ()))
+
+
+# Coming back
+
+
+@coverage_point("a request that was retracted and came back")
+def retract_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (parts[0] for (_, epoch), parts in parts_of(trace).items() if epoch > 0)
+
+
+def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
+    """Where the prefill of a request that came back starts or is cut, with the part that lies behind the border."""
+    for part in parts:
+        if part.record.mode == "PREFILL" and part.start > 0:
+            yield part, part.start
+
+
+@coverage_point("a request came back, and its cached prefix or a chunk of it ends inside the prompt")
+def retract_border_in_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for (rid, epoch), parts in parts_of(trace).items():
+        if epoch:
+            prompt = len(scenario.request(rid).prompt)
+            yield from (part for part, border in _borders(parts) if border < prompt)
+
+
+@coverage_point("a request came back, and its cached prefix or a chunk of it ends inside what it had generated")
+def retract_border_in_output(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for (rid, epoch), parts in parts_of(trace).items():
+        if epoch:
+            prompt = len(scenario.request(rid).prompt)
+            yield from (part for part, border in _borders(parts) if border > prompt)
+
+
+@coverage_point("requests held in the middle of their generation by a pause, and let go on")
+def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    pauses = [event.tick for event in trace.events if event.name == "pause"]
+    for parts in parts_of(trace).values():
+        ticks = [part.record.tick for part in parts]
+        for pause in pauses:
+            after = [part for part in parts if part.record.tick >= pause]
+            if ticks[0] < pause and after:
+                yield after[0]
+
+
+@coverage_point("the pool ran out, so the engine itself sent a request back to the queue")
+def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    """Restarts that nobody asked for."""
+    if any(op.kind == "retract" or op.kind == "pause" for op in scenario.script):
+        by_pool = (event.name == "retract" and event.data.get("reason") == "pool" for event in trace.events)
+        yield from (None for happened in by_pool if happened)
+    else:
+        yield from retract_resume(scenario, trace)
+
+
+@coverage_point("a request that filled the context window as far as SGLang lets one, or was cut by it")
+def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    """SGLang holds back max(k·t, n) slots of the window for drafts."""
+    spec, context = scenario.spec, int(trace.header.get("context_length", CONTEXT))
+    room = context - max(spec.k * spec.t, spec.n)
+    for end in trace.ends:
+        cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens
+        if end.reason == "length" and (cut or last_output(scenario, end) + 1 >= room):
+            yield from parts_of_request(trace, end.rid)[-1:]

@@ -1,0 +1,86 @@
+"""A scenario's requests on SGLang alone, with none of our code in its processes: is it the harness that crashes it?
+
+All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.contract.types import Scenario
+from harness.engines.process import Launch
+from harness.engines.processes import end_group
+
+PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
+#: What a log is searched for where nothing came back.
+TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """How SGLang alone fared: texts by request, or None and the lines of its log that say why.
+
+    verifies: how many verify rounds SGLang counted for each request; wrong drafts show there, not in texts.
+    """
+
+    booted: bool
+    texts: tuple[tuple[int, ...], ...] | None
+    verifies: tuple[int | None, ...] = ()
+    why: tuple[str, ...] = ()
+
+
+def waves(scenario: Scenario) -> list[int]:
+    """How many of its requests come between two flushes of the script."""
+    found = [0]
+    for op in scenario.script:
+        found[-1] += len(op.rids) if op.kind == "submit" else 0
+        if op.kind == "flush":
+            found.append(0)
+    return [count for count in found if count]
+
+
+def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
+    """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
+    file, log = folder / "bare.json", folder / "bare.log"
+    file.write_text(json.dumps(_given(launch, scenario)))
+    path = os.pathsep.join(str(part) for part in launch.pythonpath)
+    with log.open("w") as output:
+        process = subprocess.Popen(
+            [str(launch.python), "-P", str(PROGRAM), str(file)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **({"PYTHONPATH": path} if path else {})},
+            start_new_session=True,
+        )
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            output.write(f"\nstopped after {seconds:.0f} s\n")
+        finally:
+            end_group(process.pid)
+            process.wait()
+    return _read(log.read_text(errors="replace").splitlines())
+
+
+def _given(launch: Launch, scenario: Scenario) -> dict[str, Any]:
+    return {
+        "environment": launch.boot["environment"],
+        "arguments": launch.boot["arguments"],
+        "optional": launch.boot["optional_arguments"],
+        "waves": waves(scenario),
+        "prompts": [list(request.prompt) for request in scenario.requests],
+        "tokens": [request.max_new_tokens for request in scenario.requests],
+    }
+
+
+def _read(lines: list[str]) -> Bare:
+    said = next((json.loads(line) for line in reversed(lines) if line.startswith('{"release"')), None)
+    if said is None:
+        trouble = [line for line in lines if any(word in line for word in TROUBLE)][:3]
+        return Bare(booted="booted" in lines, texts=None, why=(*trouble, *lines[-1:]))
+    return Bare(booted=True, texts=tuple(map(tuple, said["texts"])), verifies=tuple(said["verifies"]))
