@@ -12,16 +12,15 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.contract import plain_files
-from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.types import SCENARIO_SCHEMA, Scenario
-from harness.contract.validation import Unfit, shown, validated
-from harness.contract.words import meant
+from harness.contract.usage import UserError, meant
 
 CORPUS = Path(__file__).with_name("corpus")
 EXAMPLE = f"working examples:  {Path(__file__).with_name('scenarios')}/*.json"
 
 
-class CaseError(ValueError):
+class CaseError(UserError):
     """A case that does not exist or cannot be read."""
 
 
@@ -77,7 +76,7 @@ def load(name: str) -> Case:
         raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
         case = validated(parsed(plain_files.content(path)), Case)
-    except (NotJSON, Unfit) as error:
+    except BadDocument as error:
         raise CaseError(f"case file {path} is not valid: {error}") from error
     if case.id != name:
         raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
@@ -109,7 +108,7 @@ def read_scenario(path: Path) -> Scenario:
         )
     try:
         scenario = validated(content, Scenario)
-    except Unfit as error:
+    except BadDocument as error:
         raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
     _check_ops(path, scenario)
     return scenario

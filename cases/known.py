@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
 from harness.contract import plain_files
-from harness.contract.validation import Unfit, validated
+from harness.contract.json_files import BadDocument, validated
 
 FILE = Path(__file__).with_name("known.toml")
 
@@ -81,7 +81,7 @@ def read(path: Path = FILE) -> tuple[Entry, ...]:
         ) from error
     except tomllib.TOMLDecodeError as error:
         raise CaseError(f"{path} is not TOML: {_fault(str(error))}\n  a working one:  {FILE}") from error
-    except Unfit as error:
+    except BadDocument as error:
         raise CaseError(f"{path}: {error}\n  a working one:  {FILE}") from error
 
 

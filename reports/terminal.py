@@ -158,5 +158,5 @@ def verdict_line(result: RunResult) -> str:
         kinds = ", ".join(result.verdict.root_kinds)
         return f"verdict FAIL: {name} diverges in {failed} of {total} ({kinds}){open_ones}"
     if not unknown:
-        return f"verdict UNKNOWN: {name}: {total} judged, and that is not the whole run"
+        return f"verdict UNKNOWN: {name}: only {total} judged"
     return f"verdict UNKNOWN: {name}: {unknown} of {total} could not be judged"

@@ -13,7 +13,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from harness.contract.deviations import UnknownDeviation, checked
-from harness.contract.validation import Unfit, validated
+from harness.contract.json_files import BadDocument, validated
 
 #: What a manifest and the engine's own header must agree on.
 SAME = ("release", "device", "revert")
@@ -96,7 +96,7 @@ class _HeaderFacts(BaseModel):
 def _read(header: dict[str, Any]) -> dict[str, Any]:
     try:
         validated(header, _HeaderFacts)
-    except Unfit as error:
+    except BadDocument as error:
         raise ValueError(str(error)) from error
     return header
 

@@ -21,9 +21,9 @@ from cases.cells import Box, Cell, plan
 from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
-from harness.cli.documents import write_json
-from harness.cli.interrupted import kept, typed_again
-from harness.cli.outcome import BY_OUTCOME, Exit
+from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
+from harness.cli.programs import check_scenarios
+from harness.contract.outputs import writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import Wanted
@@ -86,10 +86,10 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     cells = _cells(asked)
     for cell in cells:
         prepare.check_revert(asked.revert, cell.engine)
-        prepare.check_scenarios(cell.scenarios, device=asked.device)
+        check_scenarios(cell.scenarios, device=asked.device)
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
-    prepare.writable(asked.nights, option="nights", what="nights")
+    writable(asked.nights, option="nights")
     environments = {
         version: prepare.engine_environment(version, lambda text: say(console, text))
         for version in dict.fromkeys(cell.engine for cell in cells)
@@ -230,7 +230,7 @@ def _cells(asked: Asked) -> list[Cell]:
     versions = (
         [envs.resolve(None)]
         if asked.engines is None
-        else [envs.resolve(name) for name in prepare.split_list(asked.engines, what="engines")]
+        else [envs.resolve(name) for name in prepare.split_list(asked.engines, option="engines")]
     )
     cells = plan(
         engines=versions,
@@ -291,7 +291,7 @@ def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
         return []
     if text == ALL:
         return list(allowed)
-    names = prepare.split_list(text, what="cases" if what == "case" else "families")
+    names = prepare.split_list(text, option="cases" if what == "case" else "families")
     for name in names:
         if name not in allowed:
             raise UsageError(unknown(what, name, [*allowed, ALL]))

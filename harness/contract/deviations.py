@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from packaging.version import Version
 
 from harness.contract.types import EngineConfig, SpecConfig
-from harness.contract.words import meant
+from harness.contract.usage import meant
 
 #: Key of the reference trace's header that holds the ids.
 HEADER = "assumed"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from packaging.version import InvalidVersion, Version
 
 from harness.both_sides import compat
-from harness.contract.words import nearest
+from harness.contract.usage import nearest
 from harness.engines import published
 from harness.engines.closure import EnvError
 from harness.engines.published import Published
@@ -23,6 +23,8 @@ OLDEST = compat.RELEASES[-1].first
 
 class UnknownReleaseError(EnvError):
     """The caller named a release that this project cannot run here: a usage error, nothing was tried."""
+
+    exit_code = 2
 
     def __init__(
         self, what: str, *, allowed: str, next_step: str = "see what there is:  eaglecheck engines list"
