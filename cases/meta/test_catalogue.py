@@ -92,7 +92,7 @@ def corpus(tmp_path, monkeypatch):
         ({"case_schema": 2}, "case_schema"),
         ({"revet": 1}, "unknown key 'revet'; did you mean 'revert'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
-        ({"scenario": {"name": "x"}}, "scenario.requests: is missing"),
+        ({"scenario": {"name": "x"}}, "scenario.requests: Field required"),
     ],
 )
 def test_an_entry_that_is_not_one_is_refused(corpus, changes, words):

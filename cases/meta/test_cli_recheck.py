@@ -84,7 +84,7 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
     refused = call("recheck", str(run))
     assert refused.exit_code == 2, "what is left would agree with itself"
-    assert f"compute the reference anew:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
+    assert f"recompute the reference:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
     assert "1 scenario" in done.stdout

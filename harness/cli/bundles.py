@@ -24,7 +24,7 @@ def pack(
     torch: Annotated[str, typer.Option(help="The torch of the machine it is for, with its build.")] = "2.11.0+cu130",
     python: Annotated[str, typer.Option(help="The Python of that machine.")] = "3.12",
     part: Annotated[
-        str, typer.Option(help="Instead, what the releases' own bundle leaves out: 'flashinfer' or 'fa3'.")
+        str, typer.Option(help="Pack only what the releases' bundle leaves out: 'flashinfer' or 'fa3'.")
     ] = "",
     with_control: Annotated[
         bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")

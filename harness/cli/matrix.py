@@ -34,20 +34,20 @@ def command(
         str | None, typer.Option(help="Draft families, comma-separated, or 'all'; needs --nights.")
     ] = None,
     nights: Annotated[
-        Path | None, typer.Option(help="Run a night: keep it in this store and compare it with the nights there.")
+        Path | None, typer.Option(help="Run a night: store it in this folder and compare it with the nights there.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Night: time for each family's generated scenarios. Default: 600.")
+        float | None, typer.Option(help="Night: seconds for each family's generated scenarios. Default: 600.")
     ] = None,
     scenarios: Annotated[
         int | None,
-        typer.Option(min=0, max=100_000, help="Night: generated scenarios a family at most; 0 for none. Default: 120."),
+        typer.Option(min=0, max=100_000, help="Night: most generated scenarios a family, 0 for none. Default: 120."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Night: what is generated. Default: random.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Night: seed of what is generated. Default: random.")] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=0, max=60, help="Night: how often a failing scenario is driven again. Default: 2."),
+        typer.Option(min=0, max=60, help="Night: times a failing scenario is run again. Default: 2."),
     ] = None,
     known_file: options.Known = None,
     revert: Annotated[

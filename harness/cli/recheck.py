@@ -69,14 +69,14 @@ def command(
     if wanted and not fresh_reference:
         raise UsageError(
             "--assume needs a new reference: the stored one is computed already\n"
-            f"  compute it anew:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
+            f"  recompute it:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
         )
     kept = not fresh_reference
     try:
         stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
-            error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
+            error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
         raise
     judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=wanted) for one in stored.scenarios]
     result = _result(stored, judged)
@@ -101,7 +101,7 @@ def _next(stored: _Stored, *, fresh_reference: bool) -> str:
         return f"run it again, to have a stored reference too:  {run_again(stored.folder)}"
     if fresh_reference:
         return f"with the stored reference:  eaglecheck recheck {stored.folder}"
-    return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
+    return f"recompute the reference:  eaglecheck recheck {stored.folder} --fresh-reference"
 
 
 def _has_reference(folder: Path) -> bool:
@@ -130,8 +130,8 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         gone = judged - {folder.name for folder in reader.scenario_folders()}
         if gone:
             raise StoreError(
-                f"run {path} is not whole: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
-                f"  get the run folder again, whole, or run again:  {run_again(path)}"
+                f"run {path} is incomplete: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
+                f"  copy the whole run folder again, or run again:  {run_again(path)}"
             )
         cases = list(reader.scenarios(reference=reference))
         return _Stored(
@@ -187,7 +187,7 @@ def _rejudge(
         # without one only the engine's own rows are looked at, which is no agreement with anything
         raise UsageError(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
-            f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+            f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)

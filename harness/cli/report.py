@@ -117,6 +117,7 @@ def command(
 
     shown = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
     report = read_report(run)
+    _check_outside(run, places)
     written = [
         *([] if html is None else write_html(report, html, beside=shown)),
         *([] if markdown is None else write_markdown(report, markdown)),
@@ -131,7 +132,7 @@ def command(
 
 
 def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict[str, Path | None]) -> None:
-    """UsageError before anything is read; the files of the run itself must stay what they are."""
+    """UsageError or OutputError before anything is read."""
     html, markdown = places["html"], places["markdown"]
     if not any(places.values()):
         raise UsageError(
@@ -152,7 +153,12 @@ def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict
             check_target(place, option=option, inputs=beside.values())
         else:
             check_folder(Path(place), option=option)
-        if Path(place).resolve().is_relative_to(run.resolve()):
+
+
+def _check_outside(run: Path, places: dict[str, str | Path | None]) -> None:
+    """UsageError for a place in the run that is read: its own files must stay what they are."""
+    for option, place in places.items():
+        if place not in (None, "-") and Path(str(place)).resolve().is_relative_to(run.resolve()):
             raise UsageError(f"--{option} {place} is inside the run itself\n  name a place outside {run}")
 
 

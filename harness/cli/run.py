@@ -27,7 +27,7 @@ def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
     scenario: Annotated[
-        list[str] | None, typer.Option(help="Only this scenario or corpus case; may be repeated.")
+        list[str] | None, typer.Option(help="Run only this scenario or corpus case; may be repeated.")
     ] = None,
     family: options.Family = None,
     assume: options.Assume = None,
