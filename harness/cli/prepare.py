@@ -19,8 +19,8 @@ from harness.cli.programs import check_scenarios
 from harness.contract import deviations
 from harness.contract.outputs import writable
 from harness.contract.types import Scenario
-from harness.contract.usage import UsageError
-from harness.driving.adapt import NOTHING, Wanted, adapted, check_possible
+from harness.contract.usage import UsageError, unknown
+from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
 from harness.driving.pairs import checkpoint_pairs, load_now, own_pair
 from harness.driving.runner import Plan
 from harness.engines import envs
@@ -98,6 +98,8 @@ def runs_root(folder: Path | None) -> Path:
 
 
 def check_device(device: str) -> None:
+    if device not in DEVICES:
+        raise UsageError(unknown("device", device, DEVICES))
     if device == "cuda" and not has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
 
