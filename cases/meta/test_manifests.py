@@ -38,7 +38,7 @@ UNFIT = {
     "a revert in quotes": ({"revert": "25015"}, 'engine.revert: Input should be a valid integer, found "25015"'),
     "an attention that there is none of": ({"cpu_attention": "fa3"}, "Input should be 'torch' or 'interpreted'"),
     "half a pair": ({"pair": ["target"]}, "engine.pair"),
-    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+    "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
     "a key that is none": ({"relaese": "0.5.23"}, "unknown key 'relaese'; did you mean 'release'?"),
 }
 
@@ -70,7 +70,7 @@ HEADERS = {
         {"truncates_at_finish": "no"},
         "header: truncates_at_finish: Input should be a valid boolean",
     ),
-    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+    "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
 }
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
+from harness.contract.known_issues import Known
 from harness.contract.types import Kind, SpecConfig
-from harness.contract.written_up import Known
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor import Finding

@@ -40,8 +40,8 @@ from harness.archive.run_folders import (
 )
 from harness.archive.trace_io import read_trace, trace_files
 from harness.contract import plain_files
-from harness.contract.deviations import assumed_in
 from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
+from harness.contract.known_issues import assumed_in
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario
 from harness.contract.usage import UserError
@@ -198,7 +198,7 @@ def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
 
 
 def started_with(manifest: SpecimenManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
-    """(deviations that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
+    """(known issues that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
 
     A specimen of before either was kept says what its reference took for granted, and `torch`.
     """

@@ -30,7 +30,7 @@ from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, Tie, register, run_check
 from harness.checks.rounds import ends_here
 from harness.checks.verify import truncated
-from harness.contract import deviations
+from harness.contract import known_issues
 from harness.contract.align import unpaired
 from harness.contract.batches import Part, Share
 from harness.contract.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
@@ -173,14 +173,11 @@ def _assumed(evidence: Evidence) -> list[str]:
     scenario, reference = evidence.scenario, evidence.reference
     if reference is None:
         return []
-    engine, release = scenario.engine, evidence.engine.header.get("release") or deviations.NEWEST
-    return deviations.notes(
+    return known_issues.notes(
         reference.header,
         scenario.spec,
-        dp=engine.dp,
-        graphs=engine.graphs,
-        cache=engine.prefix_cache,
-        release=str(release),
+        scenario.engine,
+        release=str(evidence.engine.header.get("release") or known_issues.NEWEST),
         device=str(evidence.engine.header.get("device") or "cpu"),
     )
 

@@ -1,6 +1,6 @@
 """Copies of a prefix's last page: a branch of a paged tree that is read page by page must begin with it.
 
-Needs no reference: the probe compared the engine's own cache with itself (`harness.engine_side.probes.tail_probe`).
+Needs no reference: the probe compared the engine's own cache with itself (`harness.engine_side.probes.verify_probe`).
 This module must not judge what is not in an event 'tails'.
 """
 

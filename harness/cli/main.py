@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
+from harness.cli import bisect, diff, environments, findings, matrix, mutants, night, recheck, replay, report, run
 from harness.cli.outcome import TYPED, Exit, full_output_reported, say
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
@@ -55,6 +55,7 @@ app.command("bisect")(bisect.command)
 app.command("report")(report.command)
 app.command("diff")(diff.command)
 app.command("night")(night.command)
+app.command("findings")(findings.command)
 app.command("doctor")(environments.doctor)
 app.add_typer(environments.engines, name="engines")
 

@@ -8,10 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.both_sides.faults import FAULTS, Fault
+from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
-from harness.contract.deviations import IDLE_CRASH
 from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
@@ -55,7 +54,7 @@ def command(
         logs=logs,
         lease=lease,
         mutants_in_graphs=bool(graphs),
-        assumed=(IDLE_CRASH.id,),  # an engine that dies of its own idle rank shows no mutant of one
+        assumed=("F-007",),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:
         with MutantLine(console) as line:
@@ -75,12 +74,12 @@ def _left() -> str:
     return f"nothing else of it is kept\n  run it again, or fewer mutants with --only:  {typed_again()}"
 
 
-def _chosen(only: str | None) -> list[Fault]:
+def _chosen(only: str | None) -> list[Mutant]:
     if only is None:
-        return list(FAULTS.values())
+        return list(MUTANTS.values())
     chosen = []
     for name in prepare.split_list(only, option="only"):
-        if name not in FAULTS:
-            raise UsageError(f"--only: {unknown('mutant', name, FAULTS)}")
-        chosen.append(FAULTS[name])
+        if name not in MUTANTS:
+            raise UsageError(f"--only: {unknown('mutant', name, MUTANTS)}")
+        chosen.append(MUTANTS[name])
     return chosen

@@ -57,7 +57,7 @@ def command(
     check_store(nights)
     for option, target in (("junit", junit_file), ("summary", summary_file)):
         check_target(target, option=option)
-    entries = known.read(known_file or known.FILE)
+    entries = known.read(known_file)
     if shards:
         writable(nights, option="nights")
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())

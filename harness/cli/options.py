@@ -64,5 +64,5 @@ Assume = Annotated[
 ]
 Known = Annotated[
     Path | None,
-    typer.Option("--known", help="Known findings, a TOML file. Default: eaglecheck's own, cases/known.toml."),
+    typer.Option("--known", help="Known findings, a TOML file. Default: those of docs/findings."),
 ]

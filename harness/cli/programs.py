@@ -15,7 +15,7 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe
 from cases.situations import SITUATIONS
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import RequestSpec, Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.pairs import OwnPair
@@ -72,8 +72,8 @@ def _faults(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[st
         yield unknown("checkpoint", scenario.checkpoint, sorted(RECIPES))
         return
     for op in scenario.script:
-        if op.kind == "fault" and op.name not in FAULTS:
-            yield unknown("fault", str(op.name), FAULTS)
+        if op.kind == "fault" and op.name not in MUTANTS:
+            yield unknown("fault", str(op.name), MUTANTS)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     for request in scenario.requests:
         yield from (f"request {request.rid!r}: {fault}" for fault in _of_request(scenario, request, vocab))

@@ -20,7 +20,7 @@ from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.deviations import assumed_in, told_in
+from harness.contract.known_issues import assumed_in, told_in
 from harness.contract.outputs import check_target, write_json
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace

@@ -20,9 +20,9 @@ from harness.archive.writer import write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
+from harness.contract.known_issues import Known
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
-from harness.contract.written_up import Known
 from harness.driving.drive import OnTurn, drive
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import known_of
@@ -73,7 +73,7 @@ class ScenarioOutcome:
 
     @property
     def known(self) -> dict[str, tuple[Known, ...]]:
-        """What of docs/findings.md its findings may be."""
+        """The known issues that its findings may be."""
         device = str(self.trace.header.get("device", ""))
         return known_of(self.scenario, self.verdict, self.findings, release=self.release, device=device)
 
@@ -123,7 +123,7 @@ class LiveEngines:
     copies: bool = False
     #: the share of a GPU that every engine takes first; waited for until it was in vain once
     lease: Request | None = None
-    #: ids of harness.contract.deviations that references take for granted
+    #: ids of known issues that references take for granted
     assumed: tuple[str, ...] = ()
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False

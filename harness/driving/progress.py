@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from harness.checks.findings import Finding
+from harness.contract.known_issues import Known, known_as
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
-from harness.contract.written_up import Known, known_as
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScenarioResult:
     """One judged scenario. seconds: wall time by part (engine, reference, judge, store).
 
-    known: signature, or reason for UNKNOWN -> what of docs/findings.md it may be; says nothing about the verdict.
+    known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     """
 
     scenario: Scenario

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import numpy as np
 
-from harness.both_sides.packed import Arrays
+from harness.both_sides.wire import Arrays
 from harness.contract.trace import TOP_LOGITS
 
 

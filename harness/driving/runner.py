@@ -24,11 +24,11 @@ from harness.archive.writer import RunWriter, write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.checks.judge import judge
+from harness.contract.known_issues import Known
 from harness.contract.merge import merge
 from harness.contract.trace import ENDS, RowBuilder, Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
 from harness.contract.words import counted
-from harness.contract.written_up import Known
 from harness.driving.drive import drive
 from harness.driving.progress import (
     Booted,

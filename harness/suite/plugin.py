@@ -16,7 +16,7 @@ import pytest
 from cases import families
 from cases.families import FAMILIES, of_family
 from harness.both_sides import gpus, leases
-from harness.contract.deviations import UnknownDeviation, checked
+from harness.contract.known_issues import UnknownIssue, checked
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError, UserError
 from harness.engines import envs
@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
         checked(config.getoption("--assume"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
-    except (UserError, UnknownDeviation) as error:
+    except (UserError, UnknownIssue) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[CENSUS] = Census()
     if config.getoption("--family") and config.args_source is not pytest.Config.ArgsSource.ARGS:
