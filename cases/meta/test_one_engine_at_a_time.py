@@ -8,8 +8,8 @@ import pytest
 from cases.meta import results
 from harness.contract.types import Outcome
 from harness.driving import runner
-from harness.engines.engine import EngineError, EngineNotClean
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineError, EngineNotClean
 
 SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined"))
 

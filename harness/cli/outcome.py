@@ -25,7 +25,7 @@ from rich.console import Console
 
 from harness.contract.outputs import write_json
 from harness.contract.types import Outcome
-from harness.engines.interrupts import interrupts_held
+from harness.engines.processes import interrupts_held
 
 
 class Exit(IntEnum):

@@ -26,11 +26,12 @@ from harness.contract.types import Divergence, Outcome, Scenario, Verdict
 from harness.driving.drive import OnTurn, drive
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import known_of
-from harness.engines.engine import Engine, EngineNotClean, Launch, NoLease
+from harness.engines.engine import Engine
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineNotClean, NoLease
+from harness.engines.fork_server import ForkServers, can_fork
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
-from harness.engines.paired_engine import PairedEngine, engine_of
-from harness.engines.templates import Templates, can_copy
+from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
@@ -119,7 +120,7 @@ class LiveEngines:
     default: str
     device: str
     logs: Path
-    #: start SGLang's processes as copies of the host (see harness.engine_side.host.copies), on a CPU and without ranks
+    #: fork SGLang's processes from the host (see harness.engine_side.host.fork_server), on a CPU and without ranks
     copies: bool = False
     #: the share of a GPU that every engine takes first; waited for until it was in vain once
     lease: Request | None = None
@@ -130,8 +131,8 @@ class LiveEngines:
     boots: int = 0
     #: the last outcome of the test that runs now, for its failure report
     latest: ScenarioOutcome | None = None
-    _engine: Engine | PairedEngine | None = None
-    _templates: Templates | None = None
+    _engine: Engine | None = None
+    _fork_servers: ForkServers | None = None
     _key: str = ""
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _outcomes: OrderedDict[tuple[Any, ...], ScenarioOutcome] = field(default_factory=OrderedDict)
@@ -163,7 +164,7 @@ class LiveEngines:
             mutants_in_graphs=self.mutants_in_graphs,
         )
 
-    def use(self, launch: Launch) -> Engine | PairedEngine:
+    def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         launch = self._quick(launch)
         boot = {name: value for name, value in launch.boot.items() if name != "lease"}
@@ -172,7 +173,7 @@ class LiveEngines:
             self.close()
             self.boots += 1
             log = self.logs / f"engine-{self.boots}.log"
-            engine = self._copied(launch, log) if can_copy(launch) else engine_of(launch, log)
+            engine = self._forked(launch, log) if can_fork(launch) else Engine(launch=launch, log=log)
             try:
                 engine.boot()
             except NoLease:
@@ -185,16 +186,16 @@ class LiveEngines:
     def _quick(self, launch: Launch) -> Launch:
         """The launch with the way of starting that this session wants, for both sides of a pair."""
         if not self.copies or launch.boot.get("device") != "cpu" or launch.ranks > 1:
-            return launch  # ranks get their requests over sockets that the process they would be copied from has open
+            return launch  # ranks get their requests over sockets that the process they would be forked from has open
         beside = None if launch.beside is None else self._quick(launch.beside)
         flags = [*launch.boot["flags"], COPIES]
-        return replace(launch, boot={**launch.boot, "copies": True, "flags": flags}, beside=beside)
+        return replace(launch, boot={**launch.boot, "forked": True, "flags": flags}, beside=beside)
 
-    def _copied(self, launch: Launch, log: Path) -> Engine:
+    def _forked(self, launch: Launch, log: Path) -> Engine:
         """An engine that costs no import of SGLang, where the last one was of its kind."""
-        if self._templates is None:
-            self._templates = Templates(self.logs)
-        return self._templates.engine(launch, log)
+        if self._fork_servers is None:
+            self._fork_servers = ForkServers(self.logs)
+        return self._fork_servers.engine(launch, log)
 
     def close(self) -> None:
         """End the live engine, if there is one."""
@@ -205,8 +206,8 @@ class LiveEngines:
     def end(self) -> None:
         """End everything that was started."""
         self.close()
-        if self._templates is not None:
-            self._templates.close()
+        if self._fork_servers is not None:
+            self._fork_servers.close()
 
     def _alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
@@ -320,7 +321,7 @@ class Borrowed:
 
     engines: LiveEngines
     launch: Launch
-    _engine: Engine | PairedEngine | None = None
+    _engine: Engine | None = None
 
     def boot(self, *, progress: Callable[[str], None] = lambda _text: None) -> None:
         self._engine = self.engines.use(self.launch)

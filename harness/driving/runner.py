@@ -42,10 +42,10 @@ from harness.driving.progress import (
     Turned,
     known_of,
 )
-from harness.engines.engine import Engine, EngineError, EngineNotClean, NoLease
+from harness.engines.engine import Engine
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineError, EngineNotClean, NoLease
 from harness.engines.launch import CpuAttention, build_launch
-from harness.engines.paired_engine import PairedEngine
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
@@ -194,7 +194,7 @@ def _load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
 def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
     """All scenarios of one boot configuration; the engine is booted again only after it died."""
     with contextlib.ExitStack() as stack:
-        engine: Engine | PairedEngine | None = None
+        engine: Engine | None = None
         for scenario in scenarios:
             session.settle(leave=1)
             number = len(session.results) + len(session.unsettled) + 1
@@ -226,7 +226,7 @@ def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
 
 
 @contextlib.contextmanager
-def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine | PairedEngine]:
+def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
     plan = session.plan
     target, draft = plan.pairs[scenario.checkpoint]
     launch = build_launch(
@@ -242,7 +242,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine | PairedEn
         lease=session.lease,
     )
     log = session.writer.folder / "engine.log"
-    engine = Engine(launch=launch, log=log) if launch.beside is None else PairedEngine(launch=launch, log=log)
+    engine = Engine(launch=launch, log=log)
     session.boots += 1
     try:
         engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}", log=log)))
@@ -256,7 +256,7 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine | PairedEn
         engine.close()
 
 
-def _timed_drive(session: _Session, engine: Engine | PairedEngine, scenario: Scenario) -> tuple[Trace, float]:
+def _timed_drive(session: _Session, engine: Engine, scenario: Scenario) -> tuple[Trace, float]:
     start = time.monotonic()
     session.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 

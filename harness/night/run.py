@@ -22,7 +22,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines, ScenarioOutcome
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
 from harness.search.tally import roots, size
