@@ -11,7 +11,6 @@ from harness.cli.outcome import Exit, guarded
 from harness.contract.known_issues import body, issues
 from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError, unknown
-from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
 
 @guarded
@@ -28,6 +27,9 @@ def command(
 
     A page says which releases, what reaches it, the cause, and how to reproduce it.
     """
+    # pandas comes with it, which no other verb should wait for
+    from reports.known_issues import index_markdown, page_markdown, render_index, render_page
+
     known = issues()
     if name is not None and name not in known:
         raise UsageError(unknown("finding", name, known))
