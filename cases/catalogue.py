@@ -12,18 +12,16 @@ from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.contract import plain_files
+from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.known_issues import issues
-from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import SCENARIO_SCHEMA, Scenario
-from harness.contract.usage import unknown
-from harness.contract.validation import Unfit, shown, validated
-from harness.contract.words import meant
+from harness.contract.usage import UserError, meant, unknown
 
 CORPUS = Path(__file__).with_name("corpus")
 EXAMPLE = f"working examples:  {Path(__file__).with_name('scenarios')}/*.json"
 
 
-class CaseError(ValueError):
+class CaseError(UserError):
     """A case that does not exist or cannot be read."""
 
 
@@ -82,7 +80,7 @@ def load(name: str) -> Case:
         raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
         case = validated(_with_releases(parsed(plain_files.content(path))), Case)
-    except (NotJSON, Unfit) as error:
+    except BadDocument as error:
         raise CaseError(f"case file {path} is not valid: {error}") from error
     if case.id != name:
         raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
@@ -95,10 +93,10 @@ def _with_releases(content: Any) -> Any:
     if name is None:
         return content
     if name not in issues():
-        raise Unfit(unknown("finding", str(name), issues()))
+        raise BadDocument(unknown("finding", str(name), issues()))
     said = sorted({"source", "bad_up_to", "good_from"} & set(content))
     if said:
-        raise Unfit(f"finding {name} says it already: leave out {', '.join(said)}")
+        raise BadDocument(f"finding {name} says it already: leave out {', '.join(said)}")
     one = issues()[name]
     window = {"bad_from": one.releases.first, "bad_up_to": one.newest_bad, "good_from": one.fixed_in}
     return {"source": f"docs/findings/{name}.md", **window, **content}
@@ -129,7 +127,7 @@ def read_scenario(path: Path) -> Scenario:
         )
     try:
         scenario = validated(content, Scenario)
-    except Unfit as error:
+    except BadDocument as error:
         raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
     _check_ops(path, scenario)
     return scenario

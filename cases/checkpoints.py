@@ -44,6 +44,7 @@ from cases.recipes import (
     Weights,
 )
 from harness.contract import plain_files
+from harness.contract.usage import UserError
 
 if TYPE_CHECKING:
     from cases.sensitivity import Measurement
@@ -53,7 +54,7 @@ RECIPE_VERSION = 1
 MANIFEST = "manifest.json"
 
 
-class CheckpointMakeError(ValueError):
+class CheckpointMakeError(UserError):
     """A pair cannot be made or reused: names the place, what is wrong and what to do."""
 
 

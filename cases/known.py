@@ -16,8 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
 from harness.contract import plain_files
+from harness.contract.json_files import BadDocument, validated
 from harness.contract.known_issues import CellPattern, Rate, Release, Signature, issues
-from harness.contract.validation import Unfit, validated
 
 #: Where it is said what a file is made of.
 DESCRIBED = "what it holds:  docs/nightly.md"
@@ -78,7 +78,7 @@ def read(path: Path | None = None) -> tuple[Entry, ...]:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise CaseError(f"{path} is not TOML: {error}\n  {DESCRIBED}") from error
-    except Unfit as error:
+    except BadDocument as error:
         raise CaseError(f"{path}: {error}\n  {DESCRIBED}") from error
 
 

@@ -22,6 +22,8 @@ from torch import Tensor
 class CheckpointError(ValueError):
     """A checkpoint that cannot be read as what it should be: names the path, what was found and what was expected."""
 
+    exit_code = 2  # whoever named the checkpoint can put it right
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:

@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: one live line on a terminal, one printed line a scenario elsewhere.
 
-Without a terminal nothing is drawn over, so a line is said again only every PULSE_SECONDS: enough to see that it lives.
-An observer of the run: it cannot affect it. It must not judge, and must not import torch or sglang.
+Without a terminal nothing is drawn over, so a line is repeated only every PULSE_SECONDS: enough to see that it lives.
+It observes the run and cannot affect it. It must not judge, and must not import torch or sglang.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LiveLine(StatusLine):
                 self._show(self._now, once="")
             case Turned(tick=tick, state=state):
                 running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
-                self._show(f"{self._now}: turn {tick}, {running} running, {waiting} waiting", once="")
+                self._show(f"{self._now}: scheduler step {tick}, {running} running, {waiting} waiting", once="")
             case Judged(result=result):
                 self._say(scenario_line(self._places.get(result.scenario.id, self._now), result))
 
@@ -82,7 +82,7 @@ class LiveLine(StatusLine):
             self._engine = facts
             say(self._console, f"  {facts[0]}")
             if facts[1:]:
-                say_list(self._console, "our stand-ins:", facts[1:])
+                say_list(self._console, "replacement kernels:", facts[1:])
 
     def _show(self, text: str, *, once: str, more: str = "") -> None:
         """The live line. Without a terminal: when `once` changes, without its clock, and whole at every pulse."""
@@ -108,7 +108,7 @@ def lease_facts(lease: dict[str, Any] | None) -> list[str]:
     if used is not None:
         lines[0] += f", uses {used / 1024:.1f} GiB"
         if used > lease["share_mib"]:
-            lines.append(f"that is more than its share; name a larger one:  --gpu-share {used // 1024 + 1}")
+            lines.append(f"more than its share; name a larger one:  --gpu-share {used // 1024 + 1}")
     return lines
 
 
@@ -129,7 +129,7 @@ def drafted(results: Sequence[ScenarioResult]) -> tuple[str, int]:
 
 
 def scenario_line(now: str, result: ScenarioResult) -> Text:
-    """`now`, the verdict, and in three words why."""
+    """`now`, the verdict, and the kinds found or the first words of why there is no verdict."""
     line = Text(f"{now:<40} ")
     line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
     kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})

@@ -19,7 +19,7 @@ from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
 from reports.prose import heading, say, say_pairs
 
-__all__ = ["LiveLine", "render_findings", "render_matrix", "render_run", "render_verdict"]
+__all__ = ["LiveLine", "render_findings", "render_matrix", "render_run"]
 
 #: compared counter -> heading
 COMPARED = {
@@ -41,31 +41,34 @@ NOT_EXERCISED = "not exercised"
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
     """Counts, situations, findings, cost, verdict. notes: what else to know before the verdict.
 
-    again: the line that says how to look at it again, instead of naming `recheck`, which a recheck must not do.
+    again: the line that says what to type next, instead of naming `recheck`, which a recheck must not do.
     """
     told: set[str] = set()
     render_counts(console, result)
     render_situations(console, result)
     render_findings(console, result.results, look=not again, told=told)
     render_cost(console, result)
-    render_verdict(console, result, notes=notes, again=again, told=told)
+    render_open(console, result, told=told)
+    for note in notes:
+        say(console, note)
+    say(console, f"run folder: {result.folder}")
+    say(console, again or f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
+    say(console)
+    say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 
 
 def render_counts(console: Console, result: RunResult) -> None:
     """What was driven, how much of it differed, and what was compared."""
     mismatches = sum(finding.count for one in result.results for finding in one.findings)
     heading(console, f"SGLang {result.engine} against the reference")
-    say_pairs(
-        console,
-        [
-            ("scenarios", len(result.results)),
-            ("rounds", sum(one.rounds for one in result.results)),
-            drafted(result.results),
-            ("mismatches", mismatches),
-            ("ties", result.verdict.ties),
-        ],
-        red=["mismatches"] if mismatches else [],
-    )
+    pairs = [
+        ("scenarios", len(result.results)),
+        ("rounds", sum(one.rounds for one in result.results)),
+        drafted(result.results),
+        ("mismatches", mismatches),
+        ("ties", result.verdict.ties),
+    ]
+    say_pairs(console, pairs, red=["mismatches"] if mismatches else [])
     compared = result.verdict.compared
     if compared:
         heading(console, "compared")
@@ -75,43 +78,29 @@ def render_counts(console: Console, result: RunResult) -> None:
 def render_situations(console: Console, result: RunResult) -> None:
     """Situations that scenarios asked for or the traces prove: scenarios, times, and positions compared inside."""
     lines = sorted(reach_of((one.scenario, one.verdict) for one in result.results), key=lambda line: line.name)
+    columns = "{:28} {:>9} {:>8} {:>8} {:>7} {:>10}"
     if lines:
-        heading(
-            console, f"{'situations':28} {'asked for':>9} {'reached':>8} {'seen in':>8} {'times':>7} {'positions':>10}"
-        )
+        heading(console, columns.format("situations", "asked for", "reached", "seen in", "times", "positions"))
     for line in lines:
         asked = (line.generated, line.reached) if line.generated else ("", "")
-        say(
-            console,
-            f"  {line.name:26} {asked[0]:>9} {asked[1]:>8} {line.seen:8} {line.times:7} {line.positions:10}",
-            style="bold red" if line.reached < line.generated else "",
-        )
+        text = columns.format(f"  {line.name}", *asked, line.seen, line.times, line.positions)
+        say(console, text, style="bold red" if line.reached < line.generated else "")
 
 
 def render_cost(console: Console, result: RunResult) -> None:
     """Where the time went; nothing for a recheck, which boots no engine."""
     cost = result.cost
-    if not cost.total_seconds:
-        return
-    say(console)
-    say(
-        console,
-        f"{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
-        f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s, "
-        f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
-    )
+    if cost.total_seconds:
+        say(
+            console,
+            f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
+            f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s, "
+            f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
+        )
 
 
-def render_verdict(
-    console: Console,
-    result: RunResult,
-    *,
-    notes: Sequence[str] = (),
-    again: str = "",
-    told: set[str] | None = None,
-) -> None:
-    """What was not exercised, why a verdict is missing, where everything lies, and the verdict as the last line."""
-    told = set() if told is None else told
+def render_open(console: Console, result: RunResult, *, told: set[str]) -> None:
+    """What was not exercised or is taken for granted, and why a verdict is missing."""
     say(console)
     for reason in caveats(result):
         say(console, reason, style="dim")
@@ -119,12 +108,6 @@ def render_verdict(
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
         render_known(console, next(one for one in result.results if reason in one.verdict.reasons), reason, told=told)
-    for note in notes:
-        say(console, note)
-    say(console, f"run folder: {result.folder}")
-    say(console, again or f"judge it again without SGLang:  eaglecheck recheck {result.folder}")
-    say(console)
-    say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 
 
 def unjudged(result: RunResult) -> dict[str, list[str]]:
@@ -158,5 +141,5 @@ def verdict_line(result: RunResult) -> str:
         kinds = ", ".join(result.verdict.root_kinds)
         return f"verdict FAIL: {name} diverges in {failed} of {total} ({kinds}){open_ones}"
     if not unknown:
-        return f"verdict UNKNOWN: {name}: {total} judged, and that is not the whole run"
+        return f"verdict UNKNOWN: {name}: only {total} judged"
     return f"verdict UNKNOWN: {name}: {unknown} of {total} could not be judged"

@@ -94,7 +94,7 @@ def corpus(tmp_path, monkeypatch):
         ({"finding": "F-012"}, "finding F-012 says it already: leave out bad_up_to, good_from, source"),
         ({"finding": "F-12"}, "unknown finding 'F-12'; did you mean 'F-012'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
-        ({"scenario": {"name": "x"}}, "scenario.requests: is missing"),
+        ({"scenario": {"name": "x"}}, "scenario.requests: Field required"),
     ],
 )
 def test_an_entry_that_is_not_one_is_refused(corpus, changes, words):

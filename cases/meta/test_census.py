@@ -17,13 +17,13 @@ def test_every_planned_test_reported_once_is_no_fault():
 
 
 def test_missing_test_is_named():
-    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test was planned and not reported, of 3: b"]
+    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test planned and not reported, of 3: b"]
 
 
 def test_doubled_test_is_named():
-    assert _census(["ab"], "aab").faults() == ["incomplete: 1 test was reported more than once: a"]
+    assert _census(["ab"], "aab").faults() == ["incomplete: 1 test reported more than once: a"]
 
 
 def test_many_missing_tests_are_counted_and_not_all_named():
     (fault,) = _census(["abcdefgh"], "a").faults()
-    assert fault == "incomplete: 7 tests were planned and not reported, of 8: b, c, d, e, f and 2 more"
+    assert fault == "incomplete: 7 tests planned and not reported, of 8: b, c, d, e, f and 2 more"

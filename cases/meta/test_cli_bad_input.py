@@ -17,7 +17,7 @@ from cases import catalogue, checkpoints, fixed
 from cases.meta import pretended_engine
 from harness.cli import programs
 from harness.cli.main import app
-from harness.cli.outcome import Exit, _attempt
+from harness.cli.outcome import Exit, attempt
 from harness.coverage import POINTS
 from harness.driving import pairs
 from harness.engines import envs
@@ -83,7 +83,7 @@ def _scenarios(work):
     (work / "list.json").write_text("[]")
     (work / "deep.json").write_text("[" * 100000)
     for name, path, value in (
-        ("newer", ["schema_version"], 2),
+        ("newer", ["schema_version"], 99),
         ("unknown-key", ["spec", "kk"], 3),
         ("unknown-key-in-list", ["requests", 0, "promt"], [1]),
         ("unknown-op", ["script", 0, "kind"], "submitt"),
@@ -120,65 +120,116 @@ def scenario_file(name):
     return ["run", "--scenario-file", f"{name}.json"]
 
 
+#: What is typed, and what the message names.
 REFUSED = {
-    "release-unknown": ["run", "--engine", "9.9.9"],
-    "release-no-version": ["run", "--engine", "newest"],
-    "release-not-here": ["run", "--engine", "0.5.9"],
-    "release-in-matrix": ["matrix", "--engines", "0.5.11,x", "--cases", "pr25015"],
-    "release-install": ["engines", "install", "0.5.13", "1.0"],
-    "scenario-unknown": ["run", "--scenario", "singel"],
-    "scenario-twice": ["run", "--scenario", "single", "--scenario", "single"],
-    "bisect-case-file": ["bisect", "--case", "case.json", "--bad", "0.5.11", "--good", "0.5.13"],
-    "case-unknown": ["matrix", "--engines", "0.5.11", "--cases", "pr2501"],
-    "case-twice": ["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"],
-    "engines-empty": ["matrix", "--engines", ",", "--cases", "pr25015"],
-    "device": ["run", "--device", "tpu"],
-    "attention": ["run", "--cpu-attention", "torhc"],
-    "revert-unknown": ["run", "--revert", "1"],
-    "revert-old-release": ["run", "--revert", "25015", "--engine", "0.5.11"],
-    "revert-old-release-in-matrix": ["matrix", "--engines", "0.5.13,0.5.11", "--cases", "pr25015", "--revert", "25015"],
-    "revert-no-number": ["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--revert", "abc"],
-    "json-no-folder": ["run", "--json", "nowhere/out.json"],
-    "json-is-folder": ["run", "--json", "empty"],
-    "json-no-folder-recheck": ["recheck", "empty", "--json", "nowhere/out.json"],
-    "json-no-folder-matrix": ["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--json", "nowhere/out.json"],
-    "runs-is-file": ["run", "--runs", "file"],
-    "runs-under-file": ["run", "--runs", "file/runs"],
-    "pair-half": ["run", "--target", "tiny/target"],
-    "pair-no-folder": pair("nowhere", "tiny/draft"),
-    "pair-empty-folder": pair("empty", "tiny/draft"),
-    "pair-architecture": pair("qwen", "tiny/draft"),
-    "pair-swapped": pair("tiny/draft", "tiny/target"),
-    "pair-garbled-config": pair("garbled", "tiny/draft"),
-    "pair-no-weights": pair("bare", "tiny/draft"),
-    "pair-cut-off": pair("cut-off", "tiny/draft"),
-    "pair-other-width": pair("tiny/target", "wide/draft"),
-    "pair-other-vocabulary": pair("tiny/target", "small-draft"),
-    "pair-few-positions": pair("short", "tiny/draft"),
-    "pair-vocabulary-below-prompts": pair("small-target", "small-draft"),
-    "file-missing": scenario_file("nowhere"),
-    "file-is-folder": ["run", "--scenario-file", "empty"],
-    **{
-        f"file-{name}": scenario_file(name)
-        for name in (
-            *("cut-off", "binary", "list", "deep", "newer", "unknown-key", "unknown-key-in-list", "unknown-op"),
-            *("missing-key", "impossible-tree", "too-long", "small-pool", "foreign-token", "negative-token", "eagle3"),
-            *(
-                "two-ranks",
-                "other-rank",
-                "unknown-situation",
-                "unknown-checkpoint",
-                "backend",
-                "graphs",
-                "case",
-            ),
-        )
-    },
-    "recheck-nothing": ["recheck", "nowhere"],
-    "recheck-foreign": ["recheck", "empty"],
-    "replay-nothing": ["replay", "nowhere"],
-    "replay-foreign": ["replay", "empty"],
+    "release-unknown": (["run", "--engine", "9.9.9"], "9.9.9"),
+    "release-no-version": (["run", "--engine", "newest"], "newest"),
+    "release-not-here": (["run", "--engine", "0.5.9"], "0.5.9"),
+    "release-in-matrix": (["matrix", "--engines", "0.5.11,x", "--cases", "pr25015"], "'x'"),
+    "release-install": (["engines", "install", "0.5.13", "1.0"], "1.0"),
+    "scenario-unknown": (["run", "--scenario", "singel"], "'singel'; did you mean 'single'"),
+    "scenario-of-a-family": (["run", "--scenario", "layers-single"], "--family mtp --scenario layers-single"),
+    "scenario-twice": (["run", "--scenario", "single", "--scenario", "single"], "'single'"),
+    "family-unknown": (["run", "--family", "trees"], "'trees'; did you mean 'tree'"),
+    "family-with-file": (["run", "--family", "tree", "--scenario-file", "too-long.json"], "--scenario-file"),
+    "bisect-case-file": (["bisect", "--case", "case.json", "--bad", "0.5.11", "--good", "0.5.13"], "case.json"),
+    "case-unknown": (["matrix", "--engines", "0.5.11", "--cases", "pr2501"], "'pr2501'; did you mean 'pr25015'"),
+    "case-twice": (["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"], "'pr25015' is named twice"),
+    "engines-missing": (["matrix", "--cases", "pr25015"], "--engines"),
+    "only-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--seed", "1"], "--seed"),
+    "device": (["run", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
+    "attention": (["run", "--cpu-attention", "torhc"], "'torhc' is not one of 'torch', 'interpreted'"),
+    "page": (["run", "--page-size", "0"], "--page"),
+    "graphs": (["run", "--cuda-graph"], "CUDA graphs need a GPU"),
+    "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
+    "assume": (["run", "--assume", "F-03"], "'F-03'; did you mean 'F-003'"),
+    "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
+    "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
+    "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
+    "revert-old-in-matrix": (
+        ["matrix", "--engines", "0.5.13,0.5.11", "--cases", "pr25015", "--revert", "25015"],
+        "0.5.11 has no revert switch",
+    ),
+    "revert-no-number": (["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--revert", "abc"], "'abc'"),
+    "json-no-folder": (["run", "--json", "nowhere/out.json"], "nowhere/out.json"),
+    "json-is-folder": (["run", "--json", "empty"], "empty: it is a folder"),
+    "json-no-folder-recheck": (["recheck", "empty", "--json", "nowhere/out.json"], "nowhere/out.json"),
+    "json-no-folder-matrix": (
+        ["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--json", "nowhere/out.json"],
+        "nowhere/out.json",
+    ),
+    "runs-is-file": (["run", "--runs", "file"], "file: it is a file"),
+    "runs-under-file": (["run", "--runs", "file/runs"], "file/runs"),
+    "pair-half": (["run", "--target", "tiny/target"], "--target and --draft"),
+    "pair-no-folder": (pair("nowhere", "tiny/draft"), "--target nowhere"),
+    "pair-empty-folder": (pair("empty", "tiny/draft"), "no config.json"),
+    "pair-architecture": (pair("qwen", "tiny/draft"), "Qwen3ForCausalLM"),
+    "pair-swapped": (pair("tiny/draft", "tiny/target"), "swapped"),
+    "pair-garbled-config": (pair("garbled", "tiny/draft"), "config.json is not JSON"),
+    "pair-no-weights": (pair("bare", "tiny/draft"), "no *.safetensors file"),
+    "pair-cut-off": (pair("cut-off", "tiny/draft"), "model.safetensors"),
+    "pair-other-width": (pair("tiny/target", "wide/draft"), "hidden_size"),
+    "pair-other-vocabulary": (pair("tiny/target", "small-draft"), "vocab_size"),
+    "pair-few-positions": (pair("short", "tiny/draft"), "max_position_embeddings"),
+    "pair-vocabulary-below-prompts": (pair("small-target", "small-draft"), "vocabulary"),
+    "pair-misshapen": (pair("misshapen", "tiny/draft"), "gate_proj"),
+    "file-missing": (scenario_file("nowhere"), "nowhere.json: No such file"),
+    "file-is-folder": (["run", "--scenario-file", "empty"], "empty: it is a folder"),
+    "file-cut-off": (scenario_file("cut-off"), "cut-off.json is not JSON: "),
+    "file-binary": (scenario_file("binary"), "binary.json is not JSON: "),
+    "file-list": (scenario_file("list"), "list.json holds a list"),
+    "file-deep": (scenario_file("deep"), "deep.json is not JSON: "),
+    "file-newer": (scenario_file("newer"), "schema_version 99"),
+    "file-unknown-key": (scenario_file("unknown-key"), "spec.kk: unknown key 'kk'; did you mean 'k'"),
+    "file-unknown-key-in-list": (
+        scenario_file("unknown-key-in-list"),
+        "requests.0.promt: unknown key 'promt'; did",
+    ),
+    "file-unknown-op": (scenario_file("unknown-op"), "did you mean 'submit'"),
+    "file-missing-key": (scenario_file("missing-key"), "script: Field required\n  allowed keys: "),
+    "file-impossible-tree": (scenario_file("impossible-tree"), "spec: n must be k+1 = 4"),
+    "file-too-long": (scenario_file("too-long"), "600 new ones exceed the context of 512"),
+    "file-small-pool": (scenario_file("small-pool"), "never fit engine.pool_tokens 32"),
+    "file-foreign-token": (scenario_file("foreign-token"), "token id 512 is outside"),
+    "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
+    "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
+    "file-two-ranks": (scenario_file("two-ranks"), "engine.dp is 2"),
+    "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
+    "file-unknown-situation": (scenario_file("unknown-situation"), "'idle_tik'; did you mean 'idle_tick'"),
+    "file-unknown-checkpoint": (scenario_file("unknown-checkpoint"), "'eagle-tin'; did you mean 'eagle-tiny'"),
+    "file-unknown-fault": (scenario_file("unknown-fault"), "unknown fault 'no-such-fault'"),
+    "file-backend": (scenario_file("backend"), "engine.backend 'fa3'"),
+    "file-graphs": (scenario_file("graphs"), "engine.graphs"),
+    "file-case": (scenario_file("case"), "case.json is a whole corpus case"),
+    "recheck-nothing": (["recheck", "nowhere"], "nowhere"),
+    "recheck-foreign": (["recheck", "empty"], "empty is not a run folder"),
+    "replay-nothing": (["replay", "nowhere"], "nowhere"),
+    "replay-foreign": (["replay", "empty"], "empty is not a specimen folder"),
+    "report-nothing-to-write": (["report", "empty"], "--html FILE"),
+    "report-one-file": (["report", "runs/latest", "--html", "one", "--markdown", "./one"], "one file: one"),
+    "typed-option": (["run", "--enigne", "0.5.11"], "--engine"),
+    "typed-command": (["runn"], "'run'"),
+    "typed-command-of-a-group": (["engines", "instal", "x"], "'install'"),
+    "typed-no-number": (["run", "--revert", "x"], "--revert"),
+    "typed-a-fraction": (["run", "--page", "2.5"], "--page"),
+    "typed-out-of-range": (
+        ["matrix", "--nights", "nights", "--repeats", "1000000000"],
+        "'--repeats': Input should be less",
+    ),
+    "typed-too-many": (
+        ["matrix", "--nights", "nights", "--scenarios", "99999999999"],
+        "'--scenarios': Input should be less",
+    ),
+    "typed-negative": (["matrix", "--nights", "nights", "--seed", "-1"], "'--seed': Input should be greater"),
+    "typed-no-value": (["run", "--engine"], "--engine"),
+    "typed-value-of-a-flag": (["run", "--graphs=x"], "--graphs"),
+    "typed-one-too-many": (["run", "extra"], "extra"),
+    "typed-argument-missing": (["recheck"], "RUN"),
+    "typed-option-missing": (["bisect", "--bad", "0.5.11"], "--good"),
+    "typed-group-alone": (["engines"], "install"),
 }
+#: The parser's messages that end with themselves: what is missing is all there is to say.
+SELF_EXPLAINING = ("typed-no-value", "typed-value-of-a-flag")
 
 
 def call(*arguments):
@@ -209,33 +260,21 @@ def test_an_empty_value_is_not_read_as_the_current_folder(command, named, place)
     before = sorted(place.iterdir())
     done = call(*command)
     assert done.exit_code == 2
-    assert done.stderr.startswith(f"eaglecheck: {named} is empty")
+    assert f"{named} is empty" in done.stderr
     assert sorted(place.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_refused_with_one_message(name, place, snapshot):
-    done = call(*REFUSED[name])
-    assert done.exit_code == 2, done.output
-    assert done.stderr == snapshot
-    assert done.stdout == ""
-    assert not (place / "runs").exists()
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_every_message_names_the_thing_and_goes_on_to_what_is_allowed_or_to_type(name, place):
-    said = call(*REFUSED[name]).stderr
-    assert said.startswith("eaglecheck: ")
-    assert str(place.parent) not in said or name.startswith("pair-")
+def test_refused_with_one_message_that_names_the_thing_and_what_to_type(name, place):
+    command, named = REFUSED[name]
+    done = call(*command)
+    said = done.stderr
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert named in said
     assert "Traceback" not in said
-    assert len(said.splitlines()) > 1 or "name" in said or "give" in said, said
-
-
-def test_a_pair_whose_shapes_do_not_fit_its_config_is_refused_before_an_engine_boots(place):
-    done = call(*pair("misshapen", "tiny/draft"))
-    assert done.exit_code == 2, done.output
-    assert "--target and --draft cannot be used" in done.stderr
-    assert "gate_proj" in done.stderr
+    assert said.startswith(("eaglecheck: ", "Usage: eaglecheck ", "Error: "))
+    assert str(place.parent) not in said or name.startswith("pair-")
+    assert len(said.splitlines()) > 1 or "name both" in said or name in SELF_EXPLAINING, said
     assert not list((place / "runs").glob("*"))
 
 
@@ -256,15 +295,6 @@ def test_a_home_that_cannot_hold_checkpoints_is_named(place, monkeypatch):
     assert "export EAGLECHECK_HOME=" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["run", "--nope"], ["run", "--revert", "x"], ["nope"], ["recheck"], ["engines", "install"]]
-)
-def test_what_the_parser_refuses_is_a_usage_error_too(arguments, place):
-    done = call(*arguments)
-    assert done.exit_code == 2
-    assert "Usage: " in done.stderr
-
-
 def test_a_fault_of_our_own_keeps_its_traceback_and_exits_4(place, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("we forgot something")
@@ -273,9 +303,7 @@ def test_a_fault_of_our_own_keeps_its_traceback_and_exits_4(place, monkeypatch):
     done = call("run")
     assert done.exit_code == 4
     assert "ZeroDivisionError: we forgot something" in done.stderr
-    assert done.stderr.splitlines()[-1] == (
-        "eaglecheck: this is a fault in eaglecheck itself; please report it with the lines above"
-    )
+    assert "a fault in eaglecheck itself" in done.stderr.splitlines()[-1]
 
 
 class Full:
@@ -291,7 +319,7 @@ class Full:
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
 def test_output_that_cannot_be_written_is_no_divergence(number, monkeypatch):
     monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
-    assert _attempt(Full(number), (), {}) is Exit.UNKNOWN
+    assert attempt(Full(number)) is Exit.UNKNOWN
 
 
 def test_rich_turns_a_reader_that_left_into_an_exit_which_is_no_divergence(monkeypatch):
@@ -300,7 +328,7 @@ def test_rich_turns_a_reader_that_left_into_an_exit_which_is_no_divergence(monke
     def command():
         raise SystemExit(1)  # rich.console.Console.on_broken_pipe
 
-    assert _attempt(command, (), {}) is Exit.UNKNOWN
+    assert attempt(command) is Exit.UNKNOWN
 
 
 @pytest.mark.parametrize("command", [["--help"], ["run", "--help"]])
@@ -310,28 +338,30 @@ def test_help_onto_a_full_disk_is_neither_a_divergence_nor_a_traceback(command):
             [sys.executable, "-m", "harness.cli", *command], stdout=full, stderr=subprocess.PIPE, text=True, check=False
         )
     assert done.returncode == Exit.UNKNOWN
-    assert done.stderr == "eaglecheck: cannot write: No space left on device\n  make room, or name another place\n"
+    assert done.stderr.startswith("eaglecheck: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize("command", ["", "run"])
+def test_help(command, snapshot):
+    done = call(*command.split(), "--help")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == snapshot
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "allowed"),
+    ("typed", "wanted"),
     [
-        ("--repeats", "1000000000", "0 to 60"),
-        ("--scenarios", "99999999999", "0 to 100000"),
-        ("--seed", "-1", "0 or more"),
+        (
+            "--page-size 4 --attention-backend triton --overlap-schedule",
+            {"page": 4, "backend": "triton", "overlap": True},
+        ),
+        ("--page 4 --backend triton --no-overlap", {"page": 4, "backend": "triton", "overlap": False}),
+        ("--disable-cuda-graph --disable-overlap-schedule", {"graphs": False, "overlap": False}),
+        ("--no-graphs --dtype float32", {"graphs": False, "dtype": "float32"}),
     ],
 )
-def test_numbers_that_no_night_ends_with_are_refused(option, value, allowed):
-    done = call("matrix", "--nights", "nights", "--engines", "0.5.23", option, value)
-    assert (done.exit_code, allowed in done.stderr) == (2, True), done.stderr
-
-
-def test_a_page_and_its_markdown_are_not_one_file():
-    done = call("report", "runs/latest", "--html", "one", "--markdown", "./one")
-    assert (done.exit_code, "--html and --markdown are one file" in done.stderr) == (2, True), done.stderr
-
-
-def test_a_group_of_commands_alone_names_them():
-    done = call("engines")
-    assert done.exit_code == 2
-    assert "eaglecheck: which of them?\n  commands: pack, unpack, install, list\n" in done.stderr
+def test_engine_options_have_sglangs_names_and_the_earlier_ones(typed, wanted, place, monkeypatch):
+    asked = []
+    monkeypatch.setattr("harness.cli.prepare.adapted", lambda scenarios, what, **_: asked.append(what) or exit())
+    call("run", "--scenario", "single", *typed.split())
+    assert [one.changes() for one in asked] == [wanted]

@@ -12,7 +12,8 @@ from pydantic import BaseModel, ValidationError
 
 from cases.meta import json_models as models
 from cases.meta import results
-from harness.cli.documents import MATRIX_SCHEMA, RUN_SCHEMA, cell_document, matrix_document, run_document, write_json
+from harness.cli.documents import MATRIX_SCHEMA, RUN_SCHEMA, cell_document, matrix_document, run_document
+from harness.contract.outputs import write_json
 from harness.contract.types import Kind
 
 DOCS = (Path(__file__).parents[2] / "docs" / "json.md").read_text()

@@ -13,7 +13,7 @@ from cases.meta import pretended_engine
 from cases.meta.json_models import Run
 from cases.meta.test_cli_bad_input import call
 from harness.bisect import verdicts
-from harness.cli.interrupted import kept
+from harness.cli.outcome import kept
 from harness.contract.types import Outcome
 from harness.engines import envs
 
@@ -67,7 +67,7 @@ def test_a_run_keeps_the_scenarios_that_were_judged(place):
     assert [one["name"] for one in document["scenarios"]] == ["single"]
     assert document["reasons"][-1] == f"{word}: 1 of 2 scenarios judged"
     assert f"eaglecheck: {word}; run folder" in said
-    assert "what there is by now was written to out.json" in said
+    assert "partial results written to out.json" in said
 
 
 def test_a_run_without_a_judged_scenario_is_written_too(place):

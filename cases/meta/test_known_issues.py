@@ -19,6 +19,7 @@ from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
 from harness.contract.conditions import LARGEST_GRAPH
+from harness.contract.json_files import BadDocument
 from harness.contract.known_issues import (
     FOLDER,
     UnknownIssue,
@@ -32,7 +33,6 @@ from harness.contract.known_issues import (
     without_effect,
 )
 from harness.contract.types import EngineConfig, Kind, Phase, SpecConfig
-from harness.contract.validation import Unfit
 from harness.engines.launch import GRAPH_SIZES
 from reports.known_issues import index_markdown, page_markdown
 
@@ -180,7 +180,7 @@ PAGE = (FOLDER / "F-028.md").read_text()
 def test_a_page_with_a_fault_is_refused_with_its_place(tmp_path, old, new, said):
     assert old in PAGE
     (tmp_path / "F-028.md").write_text(PAGE.replace(old, new, 1))
-    with pytest.raises(Unfit) as refused:
+    with pytest.raises(BadDocument) as refused:
         read(tmp_path)
     assert said in str(refused.value)
     assert str(tmp_path) in str(refused.value)

@@ -31,13 +31,13 @@ def change(path, key, **values):
 UNFIT = {
     "another release": ({"release": "9.9"}, "release is '9.9', and the engine itself told '0.5.23'"),
     "no release": ({"release": "newest"}, "'newest' is no release\n  allowed: a version such as 0.5.23"),
-    "a number for a release": ({"release": 0.5}, "engine.release: 0.5 cannot stand there"),
+    "a number for a release": ({"release": 0.5}, "engine.release: Input should be a valid string, found 0.5"),
     "another device": ({"device": "cuda"}, "device is 'cuda', and the engine itself told 'cpu'"),
-    "no device": ({"device": "tpu"}, 'allowed: "cpu", "cuda"'),
+    "no device": ({"device": "tpu"}, "Input should be 'cpu' or 'cuda'"),
     "a revert that was none": ({"revert": 25015}, "revert is 25015, and the engine itself told None"),
-    "a revert in quotes": ({"revert": "25015"}, 'engine.revert: "25015" cannot stand there'),
-    "an attention that there is none of": ({"cpu_attention": "fa3"}, 'allowed: "torch", "interpreted"'),
-    "half a pair": ({"pair": ["target"]}, "a list of 2 to 2 entries"),
+    "a revert in quotes": ({"revert": "25015"}, 'engine.revert: Input should be a valid integer, found "25015"'),
+    "an attention that there is none of": ({"cpu_attention": "fa3"}, "Input should be 'torch' or 'interpreted'"),
+    "half a pair": ({"pair": ["target"]}, "engine.pair"),
     "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
     "a key that is none": ({"relaese": "0.5.23"}, "unknown key 'relaese'; did you mean 'release'?"),
 }
@@ -56,11 +56,20 @@ def test_of_a_run(run, name, tmp_path):
 
 
 HEADERS = {
-    "a number for a release": ({"release": 0.5}, "header: release: 0.5 cannot stand there"),
-    "a text for a list": ({"hooks_missing": "none"}, 'header: hooks_missing: "none" cannot stand there'),
-    "a stand-in without a name": ({"replaced": [{"by": "stand-in"}]}, "is missing"),
-    "a length in quotes": ({"context_length": "512"}, 'header: context_length: "512" cannot stand there'),
-    "a truth in quotes": ({"truncates_at_finish": "no"}, 'header: truncates_at_finish: "no" cannot stand there'),
+    "a number for a release": ({"release": 0.5}, "header: release: Input should be a valid string, found 0.5"),
+    "a text for a list": (
+        {"hooks_missing": "none"},
+        "header: hooks_missing: Input should be a valid array",
+    ),
+    "a stand-in without a name": ({"replaced": [{"by": "stand-in"}]}, "Field required"),
+    "a length in quotes": (
+        {"context_length": "512"},
+        "header: context_length: Input should be a valid integer",
+    ),
+    "a truth in quotes": (
+        {"truncates_at_finish": "no"},
+        "header: truncates_at_finish: Input should be a valid boolean",
+    ),
     "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
 }
 
@@ -115,22 +124,22 @@ TRACES = {
     "a number for a text": (
         "reference",
         lambda one: event(one, "greedy")["data"].update(output_ids=3),
-        "event 'greedy': output_ids: 3 cannot stand there",
+        "event 'greedy': output_ids: Input should be a valid array, found 3",
     ),
     "an object for a name": (
         "reference",
         lambda one: event(one, "greedy")["data"].update(rid={}),
-        "event 'greedy': rid: an object cannot stand there",
+        "event 'greedy': rid: Input should be a valid string, found an object",
     ),
     "more tokens than there is room for": (
         "engine",
         lambda one: one["rounds"][1]["lens"].__setitem__(0, 10**12),
-        "rounds.1.lens.0: 1000000000000 cannot stand there",
+        "rounds.1.lens.0: Input should be less than or equal to",
     ),
     "rows before the first": (
         "engine",
         lambda one: one["rounds"][1]["starts"].__setitem__(0, -5),
-        "rounds.1.starts.0: -5 cannot stand there",
+        "rounds.1.starts.0: Input should be greater than or equal to 0, found -5",
     ),
     "a request less": ("engine", lambda one: one["rounds"][1]["lens"].pop(), "entries for"),
 }

@@ -296,8 +296,8 @@ BAD = {
 def test_a_store_that_cannot_be_made_names_the_option_that_names_it(work):
     done = call("matrix", "--nights", "/proc/nowhere", *ONE)
     assert done.exit_code == 2
-    assert "nights cannot be written to /proc/nowhere" in done.stderr
-    assert "name another folder:  --nights FOLDER" in done.stderr
+    assert "cannot write to /proc/nowhere" in done.stderr
+    assert "name another place:  --nights PATH" in done.stderr
     assert "--runs" not in done.stderr
 
 
@@ -360,7 +360,7 @@ expires = 2027-05-31
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (KNOWN.replace("expires = 2027-05-31\n", ""), "expires: is missing"),
+        (KNOWN.replace("expires = 2027-05-31\n", ""), "expires: Field required"),
         (KNOWN + "expire = 2027-05-31\n", "unknown key 'expire'; did you mean 'expires'?"),
         (KNOWN.replace("TOKEN:finish", "TOKEN"), "signatures.0"),
         (KNOWN.replace("generated/*", "anything"), "cells.0"),

@@ -4,8 +4,7 @@ import pytest
 
 from cases.meta import nights, results
 from cases.meta.test_cli_bad_input import call
-from harness.cli.places import writable
-from harness.contract.usage import UsageError
+from harness.contract.outputs import OutputError, writable
 from harness.engines.engine import Engine
 from harness.night import store
 
@@ -39,7 +38,7 @@ def test_no_folder_above_the_one_that_is_named_is_made(work, command):
     for named, why in (("no/such/place", "there is no folder no/such"), ("file/below", "Not a directory")):
         done = call(*command, named)
         assert done.exit_code == 2, done.output
-        assert f"cannot be written to {named}: {why}\n  name another folder:  {command[-1]} FOLDER" in done.stderr
+        assert f"cannot write to {named}: {why}\n  name another place:  {command[-1]} PATH" in done.stderr
     assert {path for path in work.iterdir() if path.name != "home"} == before
 
 
@@ -47,22 +46,22 @@ def test_the_folder_itself_is_made(work):
     for option in ("--csv", "--parquet"):
         assert call("report", "runs/latest", option, f"new{option}").exit_code == 0
         assert (work / f"new{option}").is_dir()
-    assert writable(work / "runs", option="runs", what="run folders") == work / "runs"
+    assert writable(work / "runs") == work / "runs"
 
 
 def test_a_file_is_no_folder(work):
     done = call("report", "runs/latest", "--csv", "file")
     assert done.exit_code == 2
-    assert "cannot be written to file: it is a file" in done.stderr
+    assert "cannot write to file: it is a file" in done.stderr
     (work / "nowhere").symlink_to("gone")
-    with pytest.raises(UsageError, match="it is no folder"):
-        writable(work / "nowhere", option="runs", what="run folders")
+    with pytest.raises(OutputError, match="it is not a folder"):
+        writable(work / "nowhere")
 
 
 def test_where_kernels_are_kept_is_asked_before_they_are_compiled(work):
     done = call("engines", "unpack", "file", "--warm", "--keep-kernels", "no/such/file")
     assert done.exit_code == 2
-    assert "cannot write the kernels to no/such/file: there is no folder no/such" in done.stderr
+    assert "cannot write to no/such/file: there is no folder no/such" in done.stderr
 
 
 LISTS = {
@@ -81,4 +80,4 @@ def test_a_comma_that_stands_for_nothing_is_refused(work, option, text):
     given = text.format(*[NAMED[option]] * 2)
     done = call(*LISTS[option], given)
     assert done.exit_code == 2, done.output
-    assert f"--{option} {given}: nothing stands beside one of the commas\n  leave it out:  --{option} " in done.stderr
+    assert f"--{option} {given}: empty entry beside a comma\n  for example:  --{option} {NAMED[option]}" in done.stderr

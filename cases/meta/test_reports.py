@@ -311,16 +311,16 @@ WRONG = {
     "nothing-to-write": (["RUN"], "eaglecheck report RUN --html report.html"),
     "no-such-run": (["nowhere", "--html", "a.html"], "there is no folder nowhere"),
     "not-a-run": ([".", "--html", "a.html"], "is not a run folder"),
-    "no-folder": (["RUN", "--html", "no/where.html"], "name another file:  --html FILE"),
+    "no-folder": (["RUN", "--html", "no/where.html"], "name another place:  --html PATH"),
     "nights-without-page": (["RUN", "--csv", "c", "--nights", "n"], "--nights is shown in the page only"),
     "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: no night in it was judged"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
-    "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "is not whole JSON"),
-    "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "a list 'cells'"),
+    "mutants-no-json": (["RUN", "--html", "a.html", "--mutants", "broken.json"], "broken.json is not what"),
+    "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: Field required"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
-    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another folder:  --csv FOLDER"),
+    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another place:  --csv PATH"),
 }
 
 

@@ -1,8 +1,9 @@
-"""Everything a person reads about a run, word for word; and what must hold for any of it on any terminal."""
+"""Each page that a person reads about a run, once word for word; and what must hold for any of them anywhere."""
 
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 
 import pytest
@@ -24,7 +25,6 @@ from reports.prose import say_pairs
 from reports.replay import answer, render_replay
 from reports.terminal import render_findings, render_run
 
-WIDTHS = [80, 150]
 NO_BOOT = (
     "the engine ended with code 1 while booting; full log: runs/20261128-0036-dbc5/engine.log; it ends with:\n"
     "  Traceback (most recent call last):\n"
@@ -56,33 +56,30 @@ def unknown():
     return results.run_of(results.judged("single"), results.without_engine("four-together", NO_BOOT))
 
 
-def stand_ins():
-    header = {**results.HEADER, "replaced": results.STAND_INS}
-    return results.run_of(results.judged("single", header=header), replaced=results.STAND_INS)
+RUNS = pytest.mark.parametrize("make", [passing, failing, unknown], ids=lambda make: make.__name__)
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("make", [passing, failing, unknown, stand_ins], ids=lambda make: make.__name__)
-def test_run(make, width, snapshot):
-    assert printed(render_run, make(), width=width) == snapshot
+@RUNS
+def test_run(make, snapshot):
+    assert printed(render_run, make()) == snapshot
 
 
-@pytest.mark.parametrize("width", [40, *WIDTHS, 400])
-@pytest.mark.parametrize("make", [passing, failing, unknown], ids=lambda make: make.__name__)
-def test_the_verdict_is_the_last_line_and_begins_with_itself(make, width):
+@pytest.mark.parametrize("width", [40, 150, 400])
+@RUNS
+def test_at_any_width_nothing_is_lost_and_the_verdict_is_the_last_line(make, width):
     run = make()
-    last = printed(render_run, run, width=width).splitlines()[-1]
-    assert last.startswith(f"verdict {run.verdict.outcome}: ")
+    text = printed(render_run, run, width=width)
+    assert sorted(text.split()) == sorted(printed(render_run, run).split())
+    assert text.splitlines()[-1].startswith(f"verdict {run.verdict.outcome}: ")
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_commands_and_findings_are_never_broken_so_that_they_can_be_copied(width):
+def test_commands_are_never_broken_so_that_they_can_be_copied(width):
     run = failing()
-    lines = printed(render_run, run, width=width).splitlines()
+    ends = {line.partition(":  ")[2] for line in printed(render_run, run, width=width).splitlines()}
     for one in run.results[1:]:
-        assert f"  look again without SGLang:  eaglecheck recheck {one.folder}" in lines
-        assert f"  run it again:  eaglecheck replay {one.specimen}" in lines
-    assert f"judge it again without SGLang:  eaglecheck recheck {run.folder}" in lines
+        assert {f"eaglecheck recheck {one.folder}", f"eaglecheck replay {one.specimen}"} <= ends
+    assert f"eaglecheck recheck {run.folder}" in ends
 
 
 @pytest.mark.parametrize("render", [render_run, lambda console, run: render_findings(console, run.results)])
@@ -96,32 +93,38 @@ def test_no_color_is_honoured(monkeypatch):
     assert "\x1b[31m" not in printed(render_run, failing(), terminal=True)
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, id=str(kind)) for kind in WHAT])
-def test_finding_of_every_kind(kind, snapshot):
-    found = replace(results.EVERY_KIND[kind], first=True)
-    identical = None if kind in (Kind.CRASH, Kind.HANG) else kind is not Kind.TOKEN
-    one = results.with_divergences("every-kind", found, identical=identical)
-    assert printed(render_findings, [one]) == snapshot
+def test_a_finding_of_every_kind(snapshot):
+    pages = []
+    for kind in WHAT:
+        found = replace(results.EVERY_KIND[kind], first=True)
+        identical = None if kind in (Kind.CRASH, Kind.HANG) else kind is not Kind.TOKEN
+        pages.append(printed(render_findings, [results.with_divergences("every-kind", found, identical=identical)]))
+        assert f"signature {found.signature}" in pages[-1]
+    assert "".join(pages) == snapshot
 
 
-def test_finding_that_has_consequences_and_repeats(snapshot):
+def test_a_finding_that_repeats_and_has_consequences_counts_both():
     first = replace(results.EVERY_KIND[Kind.POSITION], first=True)
     again = replace(first, first=False, round=13, key=replace(first.key, rid="r2", committed=60))
     follows = replace(results.EVERY_KIND[Kind.NUMERIC], cause=first.signature)
-    assert printed(render_findings, [results.with_divergences("spread", first, again, follows)]) == snapshot
+    text = printed(render_findings, [results.with_divergences("spread", first, again, follows)])
+    assert "1 more in this scenario; " in text
+    assert "r1, r2" in text
+    assert "1 more in this scenario follows from" in text
+    assert text.count("signature ") == 1
 
 
 def test_more_findings_than_anyone_reads_are_counted():
     many = [results.with_divergences(f"s{number}", results.EVERY_KIND[Kind.POSITION]) for number in range(11)]
     text = printed(render_findings, many)
-    assert text.count("draft position differs") == 8
-    assert "3 more findings; all of them are in findings.jsonl" in text
+    assert text.count("signature ") == 8
+    assert "3 more findings" in text
 
 
 def test_a_failure_that_no_text_shows_says_so():
     text = printed(render_findings, [results.judged("pr25015", results.one_ahead)])
-    assert "final text: identical to greedy decoding without speculation\n" in text
-    assert "draft chain: wrong (POSITION); no comparison of texts would show it\n" in text
+    assert "final text: identical" in text
+    assert "draft chain: wrong (POSITION); no comparison of texts" in text
 
 
 def cells():
@@ -152,19 +155,19 @@ def test_first_finding_of_a_cell_names_cell_count_and_signature_and_counts_the_o
     one = results.with_divergences("pr25015", first, replace(position, round=13), numeric)
     lines = printed(render_first, one, where="pr25015 on SGLang 0.5.13 with #25015 reverted").splitlines()
     assert lines[1] == "pr25015 on SGLang 0.5.13 with #25015 reverted"
-    assert "  1 more in this scenario; this is the first; request r1" in lines
+    assert any("1 more in this scenario" in line and "r1" in line for line in lines)
     assert f"  signature {first.signature}" in lines
     assert f"  1 other finding: {numeric.signature}" in lines
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_matrix(width, snapshot):
-    assert printed(render_matrix, cells(), width=width) == snapshot
+def test_matrix(snapshot):
+    assert printed(render_matrix, cells()) == snapshot
 
 
-def test_matrix_as_foretold_says_so():
+def test_matrix_that_is_as_expected_says_so():
     last = printed(render_matrix, cells()[:4]).splitlines()[-1]
-    assert last == "verdict FAIL: 4 cells, 1 PASS, 3 FAIL; all as expected"
+    assert last.startswith("verdict FAIL: 4 cells")
+    assert "all as expected" in last
 
 
 @pytest.mark.parametrize("width", [80, 100, 150])
@@ -206,15 +209,13 @@ def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_
                 now[0] += 1
                 line(Turned(tick=tick, state={"running": ["a"], "waiting": []}))
 
-    assert printed(tell).splitlines() == [
-        "SGLang 0.5.23 booting",
-        f"SGLang 0.5.23 booting (15 s); its own output: {results.RUN}/engine.log",
-        f"SGLang 0.5.23 booting (30 s); its own output: {results.RUN}/engine.log",
-        "SGLang 0.5.23 on cpu, booted in 39 s",
-        "  EAGLEWorkerV2, normal loop, triton attention, float32, torch 2.13.0+cpu",
-        "scenario 1/2 single: turn 14, 1 running, 0 waiting",
-        "scenario 1/2 single: turn 29, 1 running, 0 waiting",
-    ]
+    booting, *pulses, booted, facts, first, second = printed(tell).splitlines()
+    assert booting == "SGLang 0.5.23 booting"
+    assert [line.partition(";")[0] for line in pulses] == [f"{booting} (15 s)", f"{booting} (30 s)"]
+    assert all(line.endswith(f"{results.RUN}/engine.log") for line in pulses)
+    assert "39 s" in booted
+    assert "EAGLEWorkerV2" in facts
+    assert ("step 14, 1 running" in first, "step 29, 1 running" in second) == (True, True)
 
 
 def test_waiting_for_a_lease_says_at_once_who_has_it():
@@ -244,7 +245,7 @@ def test_the_share_of_a_gpu_is_told_and_whether_it_is_kept(used, over):
     assert ("more than its share; name a larger one:  --gpu-share 6" in text) is over
 
 
-def test_live_line_on_a_terminal_tells_turns_and_leaves_only_results():
+def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
     def tell(console):
         one = passing().results[0]
         with LiveLine(console) as line:
@@ -255,8 +256,24 @@ def test_live_line_on_a_terminal_tells_turns_and_leaves_only_results():
             line(Judged(result=one))
 
     text = printed(tell, terminal=True)
-    assert "scenario 1/2 single: turn 41, 2 running, 1 waiting" in text
-    assert "scenario 1/2 single" in text.splitlines()[-1] or "PASS" in text
+    assert "scenario 1/2 single: scheduler step 41, 2 running, 1 waiting" in text
+    assert [line.split() for line in left_on_screen(text)] == [["scenario", "1/2", "single", "PASS"]]
+
+
+def left_on_screen(text):
+    """The lines that are not blank on a terminal after all of `text`: it may go up and erase lines."""
+    lines, row = [""], 0
+    for part in re.split(r"(\x1b\[[0-9;?]*[A-Za-z]|\n)", text):
+        if part == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif part == "\x1b[1A":
+            row -= 1
+        elif part == "\x1b[2K":
+            lines[row] = ""
+        elif not part.startswith("\x1b["):
+            lines[row] += part
+    return [line for line in lines if line.strip()]
 
 
 REPLAYS = {
@@ -267,20 +284,14 @@ REPLAYS = {
 }
 
 
-@pytest.mark.parametrize("name", REPLAYS)
-def test_replay(name, snapshot):
-    run = REPLAYS[name]()
-    said = answer(run, "POSITION:positions:DRAFT:one-ahead")
-    assert printed(render_replay, run, said) == snapshot
-
-
 @pytest.mark.parametrize(
     ("name", "word"), [("failed", "FAILED"), ("fixed", "FIXED"), ("fixed-but", "FIXED"), ("error", "ERROR")]
 )
-def test_replay_says_one_of_three_words(name, word):
-    said = answer(REPLAYS[name](), "POSITION:positions:DRAFT:one-ahead")
-    assert said.word == word
-    assert said.others is (name == "fixed-but")
+def test_replay(name, word, snapshot):
+    run = REPLAYS[name]()
+    said = answer(run, "POSITION:positions:DRAFT:one-ahead")
+    assert (said.word, said.others) == (word, name == "fixed-but")
+    assert printed(render_replay, run, said) == snapshot
 
 
 READY = Answer(name="python", status="ok", detail="3.11.7 at /usr/bin/python3")
@@ -288,9 +299,8 @@ SMALL = Answer(name="shared memory", status="warn", detail="/dev/shm is 32 MB", 
 GONE = Answer(name="SGLang 0.5.23", status="missing", detail="not installed", fix="eaglecheck engines install 0.5.23")
 
 
-@pytest.mark.parametrize("found", [[READY], [READY, SMALL], [READY, SMALL, GONE]], ids=["ready", "warned", "missing"])
-def test_doctor(found, snapshot):
-    assert printed(render_doctor, found) == snapshot
+def test_doctor(snapshot):
+    assert "".join(printed(render_doctor, found) for found in ([READY], [READY, SMALL, GONE])) == snapshot
 
 
 def environment(version, **options):
@@ -336,11 +346,10 @@ def known_run():
 def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
     lines = printed(render_run, known_run(), width=150).splitlines()
     signature = next(at for at, line in enumerate(lines) if line.startswith("  signature"))
-    assert lines[signature + 1 : signature + 3] == [
-        "  known: F-012 (A `title` of #26329; 0.5.13 and later), see  eaglecheck findings F-012; "
-        "--assume F-012 expects it and reports only other differences",
-        "  known: F-017 (A `title` of #26329; 0.5.13 and later), see  eaglecheck findings F-017",
-    ]
+    first, second = lines[signature + 1 : signature + 3]
+    assert first.startswith("  known: F-012 (A `title` of #26329; 0.5.13 and later)")
+    assert second.startswith("  known: F-017 (A `title` of #26329; 0.5.13 and later)")
+    assert ("--assume F-012" in first, "--assume" in second) == (True, False)
     assert sum("known: " in line for line in lines) == 3
     reason = next(at for at, line in enumerate(lines) if line.startswith("no verdict on pd-plugin-bare"))
     assert lines[reason + 1].startswith("  known: F-018 (")

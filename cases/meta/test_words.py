@@ -8,7 +8,8 @@ import pytest
 
 from cases.meta import results
 from cases.meta.test_terminal import printed
-from harness.contract.words import brief, counted, meant
+from harness.contract.usage import meant
+from harness.contract.words import brief, counted
 from reports.terminal import render_run
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from harness.contract.validation import Unfit, validated
+from harness.contract.json_files import BadDocument, validated
 
 #: What is read of an event without asking whether it is there, by the event's name.
 NEEDS: dict[str, tuple[str, ...]] = {
@@ -92,7 +92,7 @@ def unfit(name: str, data: dict[str, Any]) -> str:
         return f"event {name!r}: {missing[0]} is missing\n  allowed keys: {', '.join(NEEDS[name])}, and others"
     try:
         said = validated(data, _Said)
-    except Unfit as error:
+    except BadDocument as error:
         return f"event {name!r}: {error}"
     shares = [getattr(said, key) for key in NEEDS["tails"] if key != "round"] if name == "tails" else []
     if any(not isinstance(one, tuple) or len(one) != len(said.rids) for one in shares):

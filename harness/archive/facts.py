@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from harness.contract.json_files import BadDocument, validated
 from harness.contract.known_issues import UnknownIssue, checked
-from harness.contract.validation import Unfit, validated
 
 #: What a manifest and the engine's own header must agree on.
 SAME = ("release", "device", "revert")
@@ -96,7 +96,7 @@ class _HeaderFacts(BaseModel):
 def _read(header: dict[str, Any]) -> dict[str, Any]:
     try:
         validated(header, _HeaderFacts)
-    except Unfit as error:
+    except BadDocument as error:
         raise ValueError(str(error)) from error
     return header
 

@@ -40,11 +40,11 @@ from harness.archive.run_folders import (
 )
 from harness.archive.trace_io import read_trace, trace_files
 from harness.contract import plain_files
+from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.known_issues import assumed_in
-from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario
-from harness.contract.validation import Unfit, shown, validated
+from harness.contract.usage import UserError
 from harness.contract.words import counted
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -53,7 +53,7 @@ Model = TypeVar("Model", bound=BaseModel)
 SPECIMENS = "specimens"
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """A folder that cannot be written or read; the text is meant for people."""
 
 
@@ -71,6 +71,8 @@ class DamagedError(StoreError):
 
 class WriteError(StoreError):
     """The place where a run is kept takes no more (full disk, folder gone): nothing can be said about the engine."""
+
+    exit_code = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,7 +285,7 @@ def _validated(path: Path, model: type[Model], content: dict[str, Any], *, line:
         )
     try:
         return validated(content, model)
-    except Unfit as error:
+    except BadDocument as error:
         raise StoreError(f"{path}, line {line}: {error}\n  {_again(path)}") from error
 
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from harness.archive.again import run_again
 from harness.contract.trace import TRACE_SCHEMA
+from harness.contract.usage import UserError
 
 
-class TraceError(Exception):
+class TraceError(UserError):
     """A trace file that cannot be used; the text is meant for people."""
 
     def __init__(self, file: Path, *, found: str, allowed: str, do: str) -> None:

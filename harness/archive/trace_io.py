@@ -21,7 +21,7 @@ from harness.archive import digests, event_facts
 from harness.archive.facts import Header
 from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
-from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
 from harness.contract.trace import (
     TRACE_SCHEMA,
     Event,
@@ -31,7 +31,6 @@ from harness.contract.trace import (
     Trace,
 )
 from harness.contract.types import POOL, POOL_IS
-from harness.contract.validation import Unfit, validated
 
 SIDES = ("engine", "reference")
 
@@ -221,9 +220,9 @@ def _read_head(file: Path, written: bytes, side: str) -> _Head:
         head = validated(content, _Head)
     except NotJSON as error:
         raise damaged(file, str(error), "JSON, whole") from error
-    except Unfit as error:
+    except BadDocument as error:
         found, _, allowed = str(error).partition("\n  allowed")
-        raise damaged(file, found, allowed.lstrip(": ") or f"keys {', '.join(_Head.model_fields)}") from error
+        raise damaged(file, found, allowed.strip() or "what eaglecheck writes") from error
     if head.side != side:
         raise damaged(file, f"the trace of side {head.side!r}", f"side {side!r}")
     return head

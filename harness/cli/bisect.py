@@ -18,19 +18,16 @@ from harness.bisect.trials import MOST_TRIES, Trials
 from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
-from harness.cli.documents import check_target, write_json
-from harness.cli.engine_options import engine_options
-from harness.cli.interrupted import kept, typed_again
-from harness.cli.outcome import Exit, guarded
+from harness.cli.outcome import Exit, guarded, kept, typed_again
+from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.adapt import Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
 
 
 @guarded
-@engine_options
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
@@ -47,7 +44,11 @@ def command(
         str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the specimen's, else cpu.")
     ] = None,
     gpu_share: options.GpuShare = None,
-    wanted: Wanted = NOTHING,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     assume: options.Assume = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -65,7 +66,7 @@ def command(
         scenario_file=scenario_file,
         device=device,
         gpu_share=gpu_share,
-        wanted=wanted,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
         assume=assume or (),
     )

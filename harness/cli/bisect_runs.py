@@ -21,6 +21,7 @@ from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Failure, Run, checks_version, folder_digest
 from harness.cli import prepare
 from harness.cli.programs import check_scenarios
+from harness.contract.outputs import writable
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
@@ -95,7 +96,7 @@ def choose(
     prepare.gpu_lease(chosen.device, gpu_share)
     (scenario,) = adapted([chosen.subject.scenario], wanted, device=chosen.device)
     check_scenarios([scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None)
-    prepare.writable(prepare.runs_root(runs))
+    writable(prepare.runs_root(runs))
     subject = dataclasses.replace(chosen.subject, scenario=scenario)
     assumed = prepare.check_assumed((*chosen.assumed, *assume))
     return dataclasses.replace(chosen, subject=subject, gpu_share=gpu_share, runs=runs, assumed=assumed)

@@ -9,17 +9,22 @@ import typer
 from rich.console import Console
 
 from harness.cli import options
-from harness.cli.documents import check_target, write_json
 from harness.cli.outcome import Exit, guarded
+from harness.contract.outputs import check_target, write_json
 
 
 @guarded
 def command(
-    before: Annotated[Path, typer.Argument(help="The run to start from: a run folder, a scenario's or a specimen's.")],
-    after: Annotated[Path, typer.Argument(help="The run to compare with it.")],
+    before: Annotated[
+        Path,
+        typer.Argument(metavar="BEFORE", help="The run to start from: a run folder, a scenario's or a specimen's."),
+    ],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="The run to compare with it.")],
     json: options.Json = None,
 ) -> Exit:
-    """Print what changed from BEFORE to AFTER: verdicts, findings by signature, coverage, accepted lengths.
+    """Show what changed between two stored runs.
+
+    Compares verdicts, findings by signature, coverage and accepted lengths.
 
     Exits 0 if no verdict changed and no finding came or went, 1 if one did, better or worse, and 3 if that cannot be
     said: a run that was cut off, no scenario in common, or one that neither run could judge.

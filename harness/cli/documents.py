@@ -6,13 +6,9 @@ It must not compute anything new: every value comes from a result.
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
-from harness.archive.store import WriteError
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, told_in
@@ -22,10 +18,6 @@ from harness.driving.progress import RunResult, ScenarioResult
 
 RUN_SCHEMA = 1
 MATRIX_SCHEMA = 1
-
-
-class OutputError(Exception):
-    """The JSON file cannot be written where it was asked for."""
 
 
 def divergence_document(found: Divergence) -> dict[str, Any]:
@@ -163,59 +155,3 @@ def first_document(found: Divergence) -> dict[str, Any]:
 
 def matrix_document(cells: list[dict[str, Any]]) -> dict[str, Any]:
     return {"schema": MATRIX_SCHEMA, "cells": cells}
-
-
-#: What goes into a file, by the option that names the file.
-CONTENT = {"json": "JSON", "html": "page", "markdown": "Markdown", "junit": "JUnit XML", "summary": "summary"}
-CONTENT["keep-kernels"] = "kernels"
-
-
-def check_target(target: str | None, *, what: str = "json", inputs: Iterable[Path | None] = ()) -> None:
-    """OutputError if `write_text` could not write there: asked before an engine is booted. what: the option.
-
-    inputs: files that the command reads, which must not be written over.
-    """
-    if target is None or target == "-":
-        return
-    path = Path(target)
-    if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
-        raise _cannot(path, "it is what the command reads", what)
-    if path.is_dir():
-        raise _cannot(path, "it is a folder", what)
-    if not path.parent.is_dir():
-        raise _cannot(path, f"there is no folder {path.parent}", what)
-    if path.exists() and not path.is_file():
-        return  # a device or a pipe: opening it now could block or be seen
-    part = path.with_name(f"{path.name}.part")
-    try:  # asking for permission is not enough: root may always, and some file systems still refuse
-        part.touch()
-        part.unlink()
-    except OSError as error:
-        raise _cannot(path, error.strerror or "it may not be written", what) from error
-
-
-def write_json(document: dict[str, Any], target: str | None) -> None:
-    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
-    if target is not None:
-        write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", target)
-
-
-def write_text(text: str, target: str, *, what: str = "json") -> None:
-    """To a file (made whole or not at all), or to standard output for '-'; WriteError if that fails after all."""
-    if target == "-":
-        sys.stdout.write(text)
-        return
-    path = Path(target)
-    part = path.with_name(f"{path.name}.part")
-    try:
-        if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
-            return
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        raise WriteError(str(_cannot(path, str(error.strerror), what))) from error
-
-
-def _cannot(path: Path, why: str, what: str) -> OutputError:
-    return OutputError(f"cannot write the {CONTENT[what]} to {path}: {why}\n  name another file:  --{what} FILE")

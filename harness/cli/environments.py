@@ -13,7 +13,9 @@ from harness.engines import envs
 from reports.prose import say
 
 engines = typer.Typer(
-    help="Engine environments: one SGLang release each, over one shared set of dependencies.", no_args_is_help=True
+    rich_markup_mode=None,
+    help="Install, list, pack and unpack SGLang releases.",
+    no_args_is_help=True,
 )
 
 
@@ -23,8 +25,13 @@ engines.command("unpack")(bundles.unpack)
 
 @engines.command("install")
 @guarded
-def install(versions: Annotated[list[str], typer.Argument(help="Releases, for example 0.5.13.")]) -> Exit:
-    """Install the named releases, any published one since 0.5.11; resumes what was interrupted."""
+def install(
+    versions: Annotated[list[str], typer.Argument(metavar="VERSIONS...", help="Releases, for example 0.5.13.")],
+) -> Exit:
+    """Install releases.
+
+    Any published one since 0.5.11; an interrupted installation is resumed.
+    """
     console = Console()
     for version in [envs.resolve(version) for version in versions]:
         env = envs.ensure(version, lambda text: say(console, text))
@@ -36,7 +43,7 @@ def install(versions: Annotated[list[str], typer.Argument(help="Releases, for ex
 @engines.command("list")
 @guarded
 def list_() -> Exit:
-    """The releases of our tests and every other one installed here."""
+    """List the releases of our tests and all others installed here."""
     from harness.machines.text import render_engines
 
     others = [engine.version for engine in envs.list_installed() if engine.version not in envs.SUPPORTED]
@@ -47,7 +54,10 @@ def list_() -> Exit:
 
 @guarded
 def doctor() -> Exit:
-    """What this machine can run, what is missing, and the command that fixes it. Exits 3 if a run is impossible."""
+    """Show what this machine can run and how to fix what is missing.
+
+    Exits 3 if a run is impossible.
+    """
     from harness.machines.doctor import diagnose, first_run_installs
     from harness.machines.text import render_doctor
 

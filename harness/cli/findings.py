@@ -7,11 +7,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.cli.documents import check_target, write_text
 from harness.cli.outcome import Exit, guarded
 from harness.contract.known_issues import body, issues
+from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError, unknown
-from reports.known_issues import index_markdown, page_markdown, render_index, render_page
 
 
 @guarded
@@ -24,14 +23,20 @@ def command(
         typer.Option(metavar="FILE", help="Write the index, or the page, as Markdown; '-': standard output."),
     ] = None,
 ) -> Exit:
-    """Print what was found in SGLang: releases, what reaches it, cause, and how to reproduce it."""
+    """Print what was found in SGLang, as an index or a page.
+
+    A page says which releases, what reaches it, the cause, and how to reproduce it.
+    """
+    # pandas comes with it, which no other verb should wait for
+    from reports.known_issues import index_markdown, page_markdown, render_index, render_page
+
     known = issues()
     if name is not None and name not in known:
         raise UsageError(unknown("finding", name, known))
     page = index_markdown(known.values()) if name is None else page_markdown(known[name], body(name))
     if markdown is not None:
-        check_target(markdown, what="markdown")
-        write_text(page, markdown, what="markdown")
+        check_target(markdown, option="markdown")
+        write_text(page, markdown, option="markdown")
     elif name is None:
         render_index(Console(), known.values())
     else:

@@ -1,4 +1,4 @@
-"""The `eaglecheck` command. One word a verb; every failure ends with what to type next.
+"""The `eaglecheck` command, a module a verb. What the parser refuses is said in typer's own words.
 
 Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 our own fault.
 """
@@ -12,9 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, findings, fuzz, matrix, mutants, night, recheck, replay, report, run
-from harness.cli.misread import is_misread, told
-from harness.cli.outcome import TYPED, Exit, full_output_told, guarded, say
-from harness.contract.usage import UsageError
+from harness.cli.outcome import TYPED, Exit, full_output_reported, say
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")
@@ -27,34 +25,16 @@ class Commands(TyperGroup):
         for before, one in zip(["", *args], args, strict=False):
             empty = EMPTY.fullmatch(one)
             if empty or not one:
-                _refuse(empty[1] if empty else before if before.startswith("--") else "")
+                option = empty[1] if empty else before if before.startswith("--") else ""
+                text = f"{option or 'an argument'} is empty: is a variable of your shell not set?"
+                raise typer.Exit(int(say(f"{text}\n  give a value, or leave {option or 'it'} out", Exit.USAGE)))
         TYPED.set(list(args))
         return super().parse_args(ctx, args)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
-        """Help is printed outside every command, and to a full disk too. What is misread is said in our words."""
-        alone = kwargs.get("standalone_mode", True)
-        kwargs["standalone_mode"] = False
-        with full_output_told():
-            if not alone:
-                return super().main(*args, **kwargs)
-            try:
-                code = super().main(*args, **kwargs)
-            except typer.Abort:
-                raise SystemExit(int(Exit.UNKNOWN)) from None
-            except Exception as error:
-                if not is_misread(error):
-                    raise
-                raise SystemExit(int(say(told(error, TYPED.get()), Exit.USAGE))) from error
-        raise SystemExit(code if isinstance(code, int) else 0)
-
-
-@guarded
-def _refuse(option: str) -> Exit:
-    raise UsageError(
-        f"{option or 'an argument'} is empty: is a variable of your shell not set?\n"
-        f"  give a value, or leave {option or 'it'} out"
-    )
+        """Help is printed outside every command, and to a full disk too."""
+        with full_output_reported():
+            return super().main(*args, **kwargs)
 
 
 app = typer.Typer(
@@ -63,6 +43,7 @@ app = typer.Typer(
     help="Differential correctness harness for EAGLE speculative decoding in SGLang.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # plain text, whose lines can be copied
     add_completion=False,
 )
 app.command("run")(run.command)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,14 +11,13 @@ from rich.console import Console
 
 from cases import catalogue
 from harness.cli import options, prepare
-from harness.cli.documents import cell_document, check_target, matrix_document, write_json
-from harness.cli.engine_options import engine_options
-from harness.cli.interrupted import kept
+from harness.cli.documents import cell_document, matrix_document
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
-from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
+from harness.contract.outputs import check_target, write_json
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
-from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.adapt import Wanted
 from harness.driving.progress import RunResult
 from harness.driving.runner import Interrupted, Plan, run
 from harness.engines import envs
@@ -27,7 +27,6 @@ from reports.terminal import LiveLine, render_matrix
 
 
 @guarded
-@engine_options
 def command(
     engines: Annotated[str | None, typer.Option(help="Releases, comma-separated.")] = None,
     cases: Annotated[str | None, typer.Option(help="Corpus cases, comma-separated; with --nights also 'all'.")] = None,
@@ -35,20 +34,20 @@ def command(
         str | None, typer.Option(help="Draft families, comma-separated, or 'all'; needs --nights.")
     ] = None,
     nights: Annotated[
-        Path | None, typer.Option(help="Run a night: keep it in this store and compare it with the nights there.")
+        Path | None, typer.Option(help="Run a night: store it in this folder and compare it with the nights there.")
     ] = None,
     shard: Annotated[str | None, typer.Option(help="Only this part of the night, for example 2/3.")] = None,
     seconds: Annotated[
-        float | None, typer.Option(help="Night: time for each family's generated scenarios. Default: 600.")
+        float | None, typer.Option(help="Night: seconds for each family's generated scenarios. Default: 600.")
     ] = None,
     scenarios: Annotated[
         int | None,
-        typer.Option(min=0, max=100_000, help="Night: generated scenarios a family at most; 0 for none. Default: 120."),
+        typer.Option(min=0, max=100_000, help="Night: most generated scenarios a family, 0 for none. Default: 120."),
     ] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Night: what is generated. Default: random.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Night: seed of what is generated. Default: random.")] = None,
     repeats: Annotated[
         int | None,
-        typer.Option(min=0, max=60, help="Night: how often a failing scenario is driven again. Default: 2."),
+        typer.Option(min=0, max=60, help="Night: times a failing scenario is run again. Default: 2."),
     ] = None,
     known_file: options.Known = None,
     revert: Annotated[
@@ -56,17 +55,24 @@ def command(
     ] = None,
     device: options.Device = "cpu",
     gpu_share: options.GpuShare = None,
-    wanted: Wanted = NOTHING,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Run every case on every release and print which cells diverge, and where first.
+    """Run corpus cases on several releases, or a whole night.
 
-    With --revert only the reverted cells are run. Exits 1 if any cell diverges, 3 if one is unknown.
+    Prints which cells diverge, and where first. With --revert only the reverted cells are run.
+    Exits 1 if any cell diverges, 3 if one is unknown.
     With --nights: cases and whole families, judged against what is known and the nights before (docs/nightly.md).
     """
     console = Console(stderr=json == "-")
     check_target(json)
+    wanted = Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page)
+    reverts = _reverts(revert)
     if nights is not None:
         asked = Asked(
             nights=nights,
@@ -80,80 +86,83 @@ def command(
             repeats=REPEATS if repeats is None else repeats,
             known=known_file,
             device=device,
-            revert=_one_revert(revert),
+            revert=_one_of(reverts),
             gpu_share=gpu_share,
             wanted=wanted,
         )
         return run_night(asked, console=console, json=json)
-    only_nights: dict[str, Any] = {"--families": families, "--shard": shard, "--known": known_file, "--seed": seed}
-    only_nights |= {"--seconds": seconds, "--scenarios": scenarios, "--repeats": repeats}
-    engines, cases = _both(engines, cases, alone=only_nights)
-    chosen = [catalogue.load(name) for name in prepare.split_list(cases, what="cases")]
-    versions = [envs.resolve(name) for name in prepare.split_list(engines, what="engines")]
-    reverts = _reverts(revert)
-    for version in versions:
-        for one in reverts:
-            prepare.check_revert(one, version)
-
-    def plan(together: list[catalogue.Case], *, version: str, revert: int | None) -> Plan:
-        return prepare.make_plan(
-            [case.scenario for case in together],
-            say=lambda text: say(console, text),
-            engine=version,
-            device=device,
-            revert=revert,
-            gpu_share=gpu_share,
-            wanted=wanted,
-            runs=runs,
-            assumed=together[0].assumes,
-        )
-
-    alike = {one.assumes: [case for case in chosen if case.assumes == one.assumes] for one in chosen}
+    only_nights: dict[str, object] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
+    _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "repeats": repeats})
+    versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
+    chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]
     plans = [
-        (cases_of, plan(cases_of, version=version, revert=one))
-        for version in versions
-        for one in reverts
-        for cases_of in alike.values()
+        (
+            together,
+            prepare.make_plan(
+                [case.scenario for case in together],
+                say=lambda text: say(console, text),
+                engine=version,
+                device=device,
+                revert=one,
+                gpu_share=gpu_share,
+                wanted=wanted,
+                runs=runs,
+                assumed=together[0].assumes,
+            ),
+        )
+        for version, one in _checked(versions, reverts)
+        for together in _with_same_assumptions(chosen)
     ]
     documents: list[dict[str, Any]] = []
     told: set[str] = set()
     with kept(json, lambda _stop: matrix_document(documents)):
-        for cases_of, todo in plans:
-            _run(todo, cases_of, documents, console=console, told=told)
+        for together, plan in plans:
+            _run(plan, together, documents, console=console, told=told)
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
 
 
-def _both(engines: str | None, cases: str | None, *, alone: dict[str, Any]) -> tuple[str, str]:
-    """--engines and --cases, without which there is no plain matrix; alone: options that only a night has."""
-    for option, value in alone.items():
+def _refuse_given(only_nights: dict[str, object]) -> None:
+    for option, value in only_nights.items():
         if value is not None:
-            raise UsageError(f"{option} is for nights\n  name a store too:  --nights FOLDER")
-    if engines is None or cases is None:
-        missing = "--engines" if engines is None else "--cases"
-        allowed = envs.SUPPORTED if engines is None else catalogue.names()
-        raise UsageError(f"{missing} is missing\n  allowed, comma-separated: {', '.join(allowed)}")
-    return engines, cases
+            raise UsageError(f"--{option} needs --nights\n  name a store too:  --nights FOLDER")
 
 
-def _one_revert(text: str | None) -> int | None:
+def _named(option: str, text: str | None, *, allowed: Sequence[str]) -> list[str]:
+    if text is None:
+        raise UsageError(f"--{option} is missing\n  allowed, comma-separated: {', '.join(allowed)}")
+    return prepare.split_list(text, option=option)
+
+
+def _checked(versions: Sequence[str], reverts: Sequence[int | None]) -> list[tuple[str, int | None]]:
+    """Every pair, all of them refused before the first is planned: that may install a release."""
+    pairs = [(version, one) for version in versions for one in reverts]
+    for version, one in pairs:
+        prepare.check_revert(one, version)
+    return pairs
+
+
+def _with_same_assumptions(cases: Sequence[catalogue.Case]) -> list[list[catalogue.Case]]:
+    """Cases that can share a run, in their order."""
+    return [[case for case in cases if case.assumes == one] for one in dict.fromkeys(case.assumes for case in cases)]
+
+
+def _one_of(reverts: Sequence[int | None]) -> int | None:
     """A night is of one engine build: at most one pull request is reverted in all of it."""
-    found = _reverts(text)
-    if len(found) > 1:
-        raise UsageError(f"--revert {text}: a night reverts one pull request in every cell\n  allowed: one number")
-    return found[0]
+    if len(reverts) > 1:
+        raise UsageError("--revert: a night reverts one pull request in every cell\n  allowed: one number")
+    return reverts[0]
 
 
 def _reverts(text: str | None) -> list[int | None]:
     if text is None:
         return [None]
-    parts = prepare.split_list(text, what="revert")
+    parts = prepare.split_list(text, option="revert")
     for part in parts:
         if not part.isdecimal():
-            raise UsageError(
-                f"--revert {part!r} is not a pull request number\n  allowed: {', '.join(map(str, prepare.REVERTS))}"
-            )
+            allowed = ", ".join(map(str, prepare.REVERTS))
+            raise UsageError(f"--revert {part!r} is not a pull request number\n  allowed: {allowed}")
     return [int(part) for part in parts]
 
 

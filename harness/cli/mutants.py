@@ -10,9 +10,8 @@ from rich.console import Console
 
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
-from harness.cli.documents import check_target, write_json
-from harness.cli.interrupted import kept, typed_again
-from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
+from harness.contract.outputs import check_target, writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.search.scoreboard import document
@@ -30,7 +29,7 @@ def command(
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Put faults into the running engine, one at a time, and print which checks notice.
+    """Put faults into the running engine and show which checks notice.
 
     Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
     engine does not pass without a mutant.
@@ -45,7 +44,7 @@ def command(
     adapted([], wanted, device=device)
     faults = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)
-    root = prepare.writable(prepare.runs_root(runs))
+    root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
     logs = root / f"mutants-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     engines = LiveEngines(
@@ -72,14 +71,14 @@ def command(
 
 
 def _left() -> str:
-    return f"nothing of a campaign is kept\n  ask again, or fewer of them with --only:  {typed_again()}"
+    return f"nothing else of it is kept\n  run it again, or fewer mutants with --only:  {typed_again()}"
 
 
 def _chosen(only: str | None) -> list[Mutant]:
     if only is None:
         return list(MUTANTS.values())
     chosen = []
-    for name in prepare.split_list(only, what="only"):
+    for name in prepare.split_list(only, option="only"):
         if name not in MUTANTS:
             raise UsageError(f"--only: {unknown('mutant', name, MUTANTS)}")
         chosen.append(MUTANTS[name])

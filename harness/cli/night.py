@@ -15,10 +15,9 @@ from rich.console import Console
 from cases import known
 from harness.archive.store import WriteError
 from harness.cli import options
-from harness.cli.documents import check_target
 from harness.cli.nightly import check_store, conclude
 from harness.cli.outcome import Exit, guarded
-from harness.cli.places import writable
+from harness.contract.outputs import check_target, writable
 from harness.contract.usage import UsageError
 from harness.night import store
 from harness.night.ci import BUDGET, summary, workflow_commands
@@ -33,7 +32,10 @@ from harness.night.store import Kept
 def command(
     shards: Annotated[
         list[Path] | None,
-        typer.Argument(help="Folders of shards, or folders they lie in. None: the newest night of the store."),
+        typer.Argument(
+            metavar="[SHARDS]...",
+            help="Folders of shards, or folders they lie in. None: the newest night of the store.",
+        ),
     ] = None,
     nights: Annotated[Path, typer.Option(help="The store: a folder of past nights.")] = Path("nights"),
     known_file: options.Known = None,
@@ -44,7 +46,9 @@ def command(
     annotate: Annotated[bool, typer.Option("--annotate", help="Print GitHub's annotation commands too.")] = False,
     json: options.Json = None,
 ) -> Exit:
-    """Judge a night: what is new, known, fixed or flaky, and whether all of it was seen.
+    """Judge a night: what is new, known, fixed or flaky.
+
+    A night of which not all was seen is incomplete, and red.
 
     Exits 0 for a green night, 1 for a red one with something wrong, 3 for a red one that is incomplete.
     """
@@ -52,10 +56,10 @@ def command(
     check_target(json)
     check_store(nights)
     for option, target in (("junit", junit_file), ("summary", summary_file)):
-        check_target(None if target is None else str(target), what=option)
+        check_target(target, option=option)
     entries = known.read(known_file)
     if shards:
-        writable(nights, option="nights", what="nights")
+        writable(nights, option="nights")
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())
         whole = True
     else:

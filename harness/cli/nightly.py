@@ -20,9 +20,9 @@ from cases import catalogue, known
 from cases.families import FAMILIES
 from harness.both_sides import gpus
 from harness.cli import prepare
-from harness.cli.documents import write_json
-from harness.cli.interrupted import kept, typed_again
-from harness.cli.outcome import BY_OUTCOME, Exit
+from harness.cli.outcome import BY_OUTCOME, Exit, kept, typed_again
+from harness.cli.programs import check_scenarios
+from harness.contract.outputs import writable, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import Wanted
@@ -94,10 +94,10 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     cells = _cells(asked)
     for cell in cells:
         prepare.check_revert(asked.revert, cell.engine)
-        prepare.check_scenarios(cell.scenarios, device=asked.device)
+        check_scenarios(cell.scenarios, device=asked.device)
     todo = _plan(asked, cells, shard)
     check_store(asked.nights)
-    prepare.writable(asked.nights, option="nights", what="nights")
+    writable(asked.nights, option="nights")
     environments = {
         version: prepare.engine_environment(version, lambda text: say(console, text))
         for version in dict.fromkeys(cell.engine for cell in cells)
@@ -229,7 +229,7 @@ def _cells(asked: Asked) -> list[Cell]:
             f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
             "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"
         )
-    named = [None] if asked.engines is None else prepare.split_list(asked.engines, what="engines")
+    named = [None] if asked.engines is None else prepare.split_list(asked.engines, option="engines")
     versions = [envs.resolve(name) for name in named]
     cells = plan(
         engines=versions,
@@ -289,7 +289,7 @@ def _named(text: str | None, allowed: Sequence[str], *, what: str) -> list[str]:
         return []
     if text == ALL:
         return list(allowed)
-    names = prepare.split_list(text, what="cases" if what == "case" else "families")
+    names = prepare.split_list(text, option="cases" if what == "case" else "families")
     for name in names:
         if name not in allowed:
             raise UsageError(unknown(what, name, [*allowed, ALL]))

@@ -1,12 +1,13 @@
-"""Options that several commands share, with one help text each. This module must not read or check their values."""
+"""Options that several commands share, with SGLang's names where it has one. It must not read or check their values."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one scenario's or specimen's folder in it.")]
 Release = Annotated[
     str | None,
     typer.Option(
@@ -21,29 +22,45 @@ GpuShare = Annotated[
         help="Memory of a GPU that one engine leases, in GiB. Default: $EAGLECHECK_GPU_SHARE, else 4.",
     ),
 ]
-Device = Annotated[str, typer.Option("--device", help="Device to run engines on: cpu or cuda.")]
+Device = Annotated[Literal["cpu", "cuda"], typer.Option("--device", help="Device to run engines on.")]
 Dtype = Annotated[str | None, typer.Option("--dtype", help="Engine dtype; on a GPU float16 (default) or bfloat16.")]
 Backend = Annotated[
-    str | None, typer.Option("--backend", help="Attention backend: triton; on a GPU also flashinfer or fa3.")
+    str | None,
+    typer.Option("--attention-backend", "--backend", help="Attention: triton; on a GPU also flashinfer or fa3."),
 ]
-Graphs = Annotated[bool | None, typer.Option("--graphs/--no-graphs", help="Run decoding in CUDA graphs or eagerly.")]
-Overlap = Annotated[bool | None, typer.Option("--overlap/--no-overlap", help="Overlap scheduling on or off.")]
-Page = Annotated[int | None, typer.Option("--page", help="Tokens a KV page holds.")]
+Graphs = Annotated[
+    bool | None,
+    typer.Option(
+        "--cuda-graph/--disable-cuda-graph", "--graphs/--no-graphs", help="Decode in CUDA graphs, or eagerly."
+    ),
+]
+Overlap = Annotated[
+    bool | None,
+    typer.Option(
+        "--overlap-schedule/--disable-overlap-schedule", "--overlap/--no-overlap", help="Overlap scheduling on or off."
+    ),
+]
+Page = Annotated[int | None, typer.Option("--page-size", "--page", help="Tokens a KV page holds.")]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]
 Json = Annotated[
     str | None, typer.Option("--json", help="Write the result as JSON to this file, '-' for standard output.")
 ]
-Target = Annotated[Path | None, typer.Option("--target", help="Target checkpoint folder instead of the tiny one.")]
-Draft = Annotated[Path | None, typer.Option("--draft", help="Draft checkpoint folder that goes with --target.")]
+Target = Annotated[
+    Path | None, typer.Option("--target", "--model-path", help="Target checkpoint folder instead of the tiny one.")
+]
+Draft = Annotated[
+    Path | None,
+    typer.Option("--draft", "--speculative-draft-model-path", help="Draft checkpoint folder that goes with --target."),
+]
 Family = Annotated[
     str | None,
     typer.Option("--family", help="The scenarios of this draft family, for example tree, instead of the default ones."),
 ]
 Assume = Annotated[
     list[str] | None,
-    typer.Option("--assume", help="Expect this known issue of SGLang, for example F-003; may be repeated."),
+    typer.Option("--assume", help="Predict this known issue of SGLang, for example F-003; may be repeated."),
 ]
 Known = Annotated[
     Path | None,

@@ -1,6 +1,6 @@
-"""From outcome or error to exit code: the one place where both meet.
+"""How a command ends: exit codes, errors as one message on standard error, and what an interrupt leaves behind.
 
-It must not hide an error: what is not foreseen is our own fault and exits 4 with its traceback.
+It must not hide an error: one that is not a `UserError` is our own fault and exits 4 with its traceback.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from enum import IntEnum
 from pathlib import Path
@@ -23,8 +23,9 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from harness.contract.outputs import write_json
 from harness.contract.types import Outcome
-from harness.contract.usage import UsageError
+from harness.engines.processes import interrupts_held
 
 
 class Exit(IntEnum):
@@ -39,29 +40,28 @@ class Exit(IntEnum):
 
 BY_OUTCOME = {Outcome.PASS: Exit.PASS, Outcome.FAIL: Exit.DIVERGENCE, Outcome.UNKNOWN: Exit.UNKNOWN}
 
-
 #: No room where output goes, which may be standard output itself.
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
-
 #: What stood behind `eaglecheck` when the command that runs now was called.
-TYPED: ContextVar[tuple[str, ...] | list[str]] = ContextVar("typed", default=())
+TYPED: ContextVar[Sequence[str]] = ContextVar("typed", default=())
 
 
 def guarded(command: Callable[..., Exit]) -> Callable[..., None]:
-    """Run a command and leave with its exit code; foreseen errors become one message on standard error."""
+    """Run a command and leave with its exit code; errors of a user become one message on standard error."""
 
     @functools.wraps(command)
     def call(*args: Any, **kwargs: Any) -> None:
-        raise typer.Exit(int(_attempt(command, args, kwargs)))
+        raise typer.Exit(int(attempt(lambda: command(*args, **kwargs))))
 
     return call
 
 
-def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Exit:
+def attempt(command: Callable[[], Exit]) -> Exit:
+    """The exit code of a command, whatever it raises."""
     try:
         with termination_as_interrupt():
-            return command(*args, **kwargs)
+            return command()
     except KeyboardInterrupt as stop:
         return say("; ".join([str(stop) or "interrupted", *_notes(stop)]), Exit.UNKNOWN)
     except (BrokenPipeError, SystemExit):  # rich makes the one into the other, with the exit code of a divergence
@@ -71,20 +71,22 @@ def _attempt(command: Callable[..., Exit], args: tuple[Any, ...], kwargs: dict[s
     except Exception as error:
         if isinstance(error, OSError) and error.errno in FULL:
             return _no_room(error)
-        code = _foreseen(error)
+        code = getattr(error, "exit_code", None)  # of a UserError; the reference's own errors have one too
         if code is None:
             traceback.print_exc()
             return say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
-        return say("\n  ".join([str(error), *_instead(error), *_notes(error)]), code)
+        return say("\n  ".join([str(error), *_instead(error), *_notes(error)]), Exit(code))
 
 
-def _no_room(error: OSError) -> Exit:
-    _reader_gone()
-    return say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+def say(text: str, code: Exit) -> Exit:
+    """One message on standard error; returns the code that goes with it."""
+    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"eaglecheck: {text}")
+    sys.stderr.flush()
+    return code
 
 
 @contextlib.contextmanager
-def full_output_told() -> Iterator[None]:
+def full_output_reported() -> Iterator[None]:
     """For what is printed outside of commands: a full disk behind standard output ends it as it ends a command."""
     try:
         yield
@@ -92,6 +94,17 @@ def full_output_told() -> Iterator[None]:
         if error.errno not in FULL:
             raise
         raise SystemExit(int(_no_room(error))) from error
+
+
+def _no_room(error: OSError) -> Exit:
+    _reader_gone()
+    return say(f"cannot write: {error.strerror}\n  make room, or name another place", Exit.UNKNOWN)
+
+
+def _reader_gone() -> Exit:
+    """Whoever read our output left (`| head`): nobody is there to be told, and the flush at exit must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.UNKNOWN
 
 
 @contextlib.contextmanager
@@ -113,55 +126,44 @@ def termination_as_interrupt() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _reader_gone() -> Exit:
-    """Whoever read our output left (`| head`): nobody is there to be told, and the flush at exit must not fail."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return Exit.UNKNOWN
+@contextlib.contextmanager
+def kept(
+    target: str | None,
+    document: Callable[[KeyboardInterrupt], dict[str, Any]],
+    *,
+    left: Callable[[], str] = lambda: "",
+) -> Iterator[None]:
+    """While this block runs, an interrupt writes `document` (of what there is) to the --json target before it goes on.
+
+    left: what to say of what is left behind, and what to type next.
+    """
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if target is not None:
+            with interrupts_held():  # a second Ctrl-C must not cut the file off
+                write_json({**document(stop), "interrupted": True}, target)
+            stop.add_note(f"partial results written to {'standard output' if target == '-' else target}")
+        if said := left():
+            stop.add_note(said)
+        raise
+
+
+def typed_again(*, without: Sequence[str] = (), more: Sequence[str] = ()) -> str:
+    """The command as it was typed, less these flags and with these options; empty outside a command."""
+    typed = TYPED.get()
+    return shlex.join(["eaglecheck", *(part for part in typed if part not in without), *more]) if typed else ""
 
 
 def _instead(error: Exception) -> list[str]:
     """The same command with the folder that may have been meant, for one that is not there."""
-    wrong, instead = getattr(error, "wrong", None), getattr(error, "instead", None)
-    typed = typed_with(wrong, instead) if isinstance(wrong, Path) and isinstance(instead, Path) else ""
-    return [f"for example:  {typed}"] if typed else []
-
-
-def typed_with(wrong: Path, right: Path) -> str:
-    """What was typed, with another path in place of one in it; empty outside a command, and where it is not in it."""
+    wrong, right = getattr(error, "wrong", None), getattr(error, "instead", None)
     typed = TYPED.get()
-    if wrong not in map(Path, typed):
-        return ""
-    return shlex.join(["eaglecheck", *(str(right) if Path(part) == wrong else part for part in typed)])
+    if not isinstance(wrong, Path) or not isinstance(right, Path) or wrong not in map(Path, typed):
+        return []
+    words = (str(right) if Path(part) == wrong else part for part in typed)
+    return [f"for example:  {shlex.join(['eaglecheck', *words])}"]
 
 
 def _notes(error: BaseException) -> list[str]:
     return list(getattr(error, "__notes__", ()))
-
-
-def _foreseen(error: Exception) -> Exit | None:
-    """The exit code of an error we know; those of the reference by class name, since importing it imports torch."""
-    from cases.catalogue import CaseError
-    from cases.checkpoints import CheckpointMakeError
-    from harness.archive.store import StoreError, WriteError
-    from harness.archive.trace_faults import TraceError
-    from harness.cli.documents import OutputError
-    from harness.driving.drive import ScriptError
-    from harness.engines.closure import EnvError, HomeError
-    from harness.engines.envs import UnknownReleaseError
-
-    if isinstance(error, WriteError):
-        return Exit.UNKNOWN
-    usage = (
-        *(UsageError, UnknownReleaseError, HomeError, OutputError, CaseError, CheckpointMakeError),
-        ScriptError,
-    )
-    if isinstance(error, (*usage, TraceError, StoreError)) or type(error).__name__ == "CheckpointError":
-        return Exit.USAGE
-    return Exit.UNKNOWN if isinstance(error, EnvError) else None
-
-
-def say(text: str, code: Exit) -> Exit:
-    """One message on standard error; returns the code that goes with it."""
-    Console(stderr=True, soft_wrap=True, highlight=False, markup=False).print(f"eaglecheck: {text}")
-    sys.stderr.flush()
-    return code

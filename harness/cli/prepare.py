@@ -9,14 +9,15 @@ import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from packaging.version import Version
 
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
-from harness.cli import places
-from harness.cli.programs import check_scenarios, choose_scenarios
+from harness.cli.programs import check_scenarios
 from harness.contract import known_issues
+from harness.contract.outputs import writable
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
@@ -25,12 +26,9 @@ from harness.driving.runner import Plan
 from harness.engines import envs
 from harness.engines.launch import CpuAttention
 
-__all__ = ["checkpoint_pairs", "choose_scenarios", "make_plan", "runs_root"]
-
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
 FIRST_REVERT = Version("0.5.13")
-ATTENTIONS: dict[str, CpuAttention] = {"torch": "torch", "interpreted": "interpreted"}
 
 Say = Callable[[str], None]
 
@@ -60,7 +58,6 @@ def make_plan(
         say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
-    attention = check_attention(cpu_attention)
     own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device)
@@ -82,7 +79,7 @@ def make_plan(
         root=root,
         device=device,
         revert=revert,
-        cpu_attention=attention,
+        cpu_attention=cast(CpuAttention, cpu_attention),
         own_pair=own is not None,
         lease=lease,
         assumed=assumed,
@@ -95,21 +92,28 @@ def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:
     return envs.ensure(envs.resolve(version), say)
 
 
-def check_device(device: str) -> str:
+def runs_root(folder: Path | None) -> Path:
+    """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
+    return folder or default_root()
+
+
+def check_device(device: str) -> None:
     if device not in DEVICES:
-        raise UsageError(f"--device {device!r} cannot be used by this version\n  allowed: {', '.join(DEVICES)}")
+        raise UsageError(unknown("device", device, DEVICES))
     if device == "cuda" and not has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
-    return device
+
+
+def has_gpu() -> bool:
+    """Whether NVIDIA's driver shows this machine a card; asks no library, so that it takes no time."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
 
 
 def gpu_lease(device: str, share: float | None) -> leases.Request | None:
     """What every engine asks for before it starts: a share of a GPU in GiB; None on a CPU."""
     if device == "cpu":
         if share is not None:
-            raise UsageError(
-                f"--gpu-share {share:g}: an engine on a CPU has none\n  leave it out, or add --device cuda"
-            )
+            raise UsageError(f"--gpu-share {share:g}: there is no GPU on cpu\n  leave it out, or add --device cuda")
         return None
     try:
         return leases.request(share)
@@ -124,49 +128,27 @@ def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
         raise UsageError(f"--assume: {error}") from error
 
 
-def has_gpu() -> bool:
-    """Whether NVIDIA's driver shows this machine a card; asks no library, so that it takes no time."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or shutil.which("nvidia-smi") is not None
-
-
-def check_attention(name: str) -> CpuAttention:
-    if name not in ATTENTIONS:
-        raise UsageError(unknown("--cpu-attention", name, ATTENTIONS))
-    return ATTENTIONS[name]
-
-
 def check_revert(revert: int | None, version: str) -> None:
     """SGLang's revert switch exists from 0.5.13 on and knows a fixed set of pull requests."""
     if revert is None:
         return
     if revert not in REVERTS:
-        raise UsageError(f"--revert {revert}: not one SGLang can revert\n  allowed: {', '.join(map(str, REVERTS))}")
+        allowed = ", ".join(map(str, REVERTS))
+        raise UsageError(f"--revert {revert}: SGLang cannot revert it\n  allowed: {allowed}")
     if Version(version) < FIRST_REVERT:
         raise UsageError(
-            f"--revert {revert}: SGLang {version} has no revert switch (it came with {FIRST_REVERT})\n"
+            f"--revert {revert}: SGLang {version} has no revert switch\n"
             f"  choose a release from {FIRST_REVERT} on, or leave --revert out"
         )
 
 
-def runs_root(folder: Path | None) -> Path:
-    """Where run folders go: --runs, else $EAGLECHECK_RUNS, else ./runs."""
-    return folder or default_root()
-
-
-def writable(root: Path, *, option: str = "runs", what: str = "run folders") -> Path:
-    """The folder that `option` names, made if need be; UsageError if nothing can be written into it."""
-    return places.writable(root, option=option, what=what)
-
-
-def split_list(text: str, *, what: str) -> list[str]:
-    """'a,b' as ['a', 'b']; UsageError if nothing is named, something is named twice, or a comma stands for nothing."""
+def split_list(text: str, *, option: str) -> list[str]:
+    """'a,b' as ['a', 'b']; UsageError for an empty entry, and for one that is named twice."""
     parts = [part.strip() for part in text.split(",")]
-    if not any(parts):
-        raise UsageError(f"--{what} names nothing; give a comma-separated list")
     if not all(parts):
-        named = ",".join(part for part in parts if part)
-        raise UsageError(f"--{what} {text}: nothing stands beside one of the commas\n  leave it out:  --{what} {named}")
-    doubled = sorted({part for part in parts if parts.count(part) > 1})
-    if doubled:
-        raise UsageError(f"--{what} names {doubled[0]!r} twice")
+        named = ",".join(filter(None, parts)) or "A,B"
+        raise UsageError(f"--{option} {text}: empty entry beside a comma\n  for example:  --{option} {named}")
+    doubled = next((part for part in parts if parts.count(part) > 1), None)
+    if doubled is not None:
+        raise UsageError(f"--{option} {text}: {doubled!r} is named twice\n  name it once")
     return parts

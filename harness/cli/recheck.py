@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,13 +18,16 @@ from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.cli import options, prepare
-from harness.cli.documents import check_target, run_document, write_json
+from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_in, told_in
+from harness.contract.outputs import check_target, write_json
+from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
+from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
 from harness.driving.runner import merge
 from reports.terminal import render_run
@@ -47,14 +50,16 @@ class _Stored:
 
 @guarded
 def command(
-    run: Annotated[Path, typer.Argument(help="A run folder, or one scenario's or specimen's folder in it.")],
+    run: options.Run,
     fresh_reference: Annotated[
         bool, typer.Option(help="Compute the reference anew instead of using the stored one.")
     ] = False,
     assume: options.Assume = None,
     json: options.Json = None,
 ) -> Exit:
-    """Judge the traces of RUN with this version's checks; nothing in the folder is changed.
+    """Judge a stored run again, without an engine.
+
+    The traces of RUN are judged with this version's checks; nothing in the folder is changed.
 
     A run that was cut off is never a PASS: what it holds is judged, and what it lacks makes it UNKNOWN.
     """
@@ -63,15 +68,15 @@ def command(
     wanted = prepare.check_assumed(assume or ())
     if wanted and not fresh_reference:
         raise UsageError(
-            "--assume says what a reference takes for granted, and the stored one is made already\n"
-            f"  compute it anew:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
+            "--assume needs a new reference: the stored one is computed already\n"
+            f"  recompute it:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
         )
     kept = not fresh_reference
     try:
         stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
-            error.add_note(f"or compute the reference anew:  eaglecheck recheck {run} --fresh-reference")
+            error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
         raise
     judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=wanted) for one in stored.scenarios]
     result = _result(stored, judged)
@@ -86,17 +91,17 @@ def command(
 def _next(stored: _Stored, *, fresh_reference: bool) -> str:
     """What to type after a recheck, which is not the same command once more unless the run goes on."""
     if stored.live:
-        return f"look again when it is over:  eaglecheck recheck {stored.folder}"
+        return f"recheck it when it has ended:  eaglecheck recheck {stored.folder}"
     if any(one.engine.scenario_id != one.scenario.id for one in stored.scenarios):
         return (
-            "its scenario was changed since, or an older eaglecheck numbered it in another way; "
+            "its scenario was changed since, or an older eaglecheck computed its id differently; "
             f"run it again:  {run_again(stored.folder)}"
         )
     if fresh_reference and not all(_has_reference(one.folder) for one in stored.scenarios):
         return f"run it again, to have a stored reference too:  {run_again(stored.folder)}"
     if fresh_reference:
         return f"with the stored reference:  eaglecheck recheck {stored.folder}"
-    return f"compute the reference anew:  eaglecheck recheck {stored.folder} --fresh-reference"
+    return f"recompute the reference:  eaglecheck recheck {stored.folder} --fresh-reference"
 
 
 def _has_reference(folder: Path) -> bool:
@@ -125,8 +130,8 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         gone = judged - {folder.name for folder in reader.scenario_folders()}
         if gone:
             raise StoreError(
-                f"run {path} is not whole: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
-                f"  get the run folder again, whole, or run again:  {run_again(path)}"
+                f"run {path} is incomplete: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
+                f"  copy the whole run folder again, or run again:  {run_again(path)}"
             )
         cases = list(reader.scenarios(reference=reference))
         return _Stored(
@@ -135,7 +140,9 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             engine=reader.manifest.engine.known(),
             before=reader.verdict.outcome,
         )
-    cases = list(_finished_cases(reader, reference=reference))
+    # of a run that was cut off, what was stored whole: a scenario's verdict is written last
+    folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict)]
+    cases = [read_case(folder, reference=reference) for folder in folders]
     if not cases and not reader.live:
         raise UsageError(
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
@@ -155,16 +162,11 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def _finished_cases(reader: RunReader, *, reference: bool) -> Iterator[StoredScenario]:
-    """Of a run that was cut off: what was stored whole, since a scenario's verdict is written last."""
-    folders = (folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict))
-    return (read_case(folder, reference=reference) for folder in folders)
-
-
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
     verdict = merge([one.verdict for one in results])
     if stored.missing:
-        verdict = _not_whole(verdict, stored.missing)
+        outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
+        verdict = replace(verdict, outcome=outcome, reasons=(*verdict.reasons, stored.missing))
     header = next((one.engine.header for one in stored.scenarios if one.engine.header), {})
     return RunResult(
         folder=stored.folder,
@@ -178,21 +180,14 @@ def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
     )
 
 
-def _not_whole(verdict: Verdict, why: str) -> Verdict:
-    outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
-    return replace(verdict, outcome=outcome, reasons=(*verdict.reasons, why))
-
-
 def _rejudge(
     stored: StoredScenario, run: _Stored, *, fresh_reference: bool, assume: tuple[str, ...] = ()
 ) -> ScenarioResult:
-    from harness.contract.texts import text_identical
-
     if not fresh_reference and stored.reference is None and stored.engine.header:
         # without one only the engine's own rows are looked at, which is no agreement with anything
         raise UsageError(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
-            f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+            f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     verdict, divergences = judge(stored.scenario, stored.engine, reference)
@@ -232,7 +227,7 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     pair = engine.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
     device = str(stored.engine.header.get("device", "cpu"))
-    pairs = prepare.checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
+    pairs = checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)

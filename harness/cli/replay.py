@@ -22,7 +22,9 @@ CODES = {"FAILED": Exit.DIVERGENCE, "FIXED": Exit.PASS, "ERROR": Exit.UNKNOWN}
 
 @guarded
 def command(
-    specimen: Annotated[Path, typer.Argument(help="A specimen folder, as printed by a failing run.")],
+    specimen: Annotated[
+        Path, typer.Argument(metavar="SPECIMEN", help="A specimen folder, as printed by a failing run.")
+    ],
     engine: Annotated[
         str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
     ] = None,
@@ -35,26 +37,14 @@ def command(
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
-    """Say FAILED (the same failure again, exit 1), FIXED (gone, exit 0) or ERROR (cannot say, exit 3)."""
+    """Run one stored failure again: FAILED, FIXED or ERROR.
+
+    Exits 1 if the same failure shows again (FAILED), 0 if it is gone (FIXED), 3 if that cannot be said (ERROR).
+    """
     console = Console()
     if untraced and bare:
-        raise UsageError("--untraced and --bare are two ways of looking\n  name one of them")
-    if (specimen / MANIFEST).exists() and (specimen / EVENTS).exists():
-        found = sorted(str(path.parent) for path in specimen.glob(f"specimens/*/{MANIFEST}"))
-        has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
-        raise UsageError(
-            f"{specimen} is a run folder, not a specimen; {has}\n"
-            f"  judge a run again with:  eaglecheck recheck {specimen}"
-        )
-    if specimen.exists() and not specimen.is_dir():
-        raise UsageError(f"{specimen} is a file, no folder: looked for a specimen\n  {_specimens(runs)}")
-    if not specimen.exists():
-        raise UsageError(f"there is no folder {specimen}: looked for a specimen\n  {_specimens(runs)}")
-    if not (specimen / MANIFEST).exists():
-        raise UsageError(
-            f"{specimen} is not a specimen folder: it has no {MANIFEST}\n"
-            "  specimens lie in <run folder>/specimens; judge a run again with:  eaglecheck recheck RUN"
-        )
+        raise UsageError("--untraced and --bare exclude each other\n  name one of them")
+    _check_specimen(specimen, runs)
     manifest, stored = read_specimen(specimen)
     pair = manifest.header.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
@@ -83,11 +73,27 @@ def command(
     return Exit.DIVERGENCE if said.others else CODES[said.word]
 
 
+def _check_specimen(folder: Path, runs: Path | None) -> None:
+    """UsageError for what is not a specimen, with the specimens there are."""
+    if (folder / MANIFEST).exists() and (folder / EVENTS).exists():
+        found = sorted(str(path.parent) for path in folder.glob(f"specimens/*/{MANIFEST}"))
+        has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
+        raise UsageError(
+            f"{folder} is a run folder, not a specimen; {has}\n  judge a run again:  eaglecheck recheck {folder}"
+        )
+    if not folder.exists():
+        raise UsageError(f"there is no folder {folder}: looked for a specimen\n  {_specimens(runs)}")
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is a file, not a specimen folder\n  {_specimens(runs)}")
+    if not (folder / MANIFEST).exists():
+        raise UsageError(f"{folder} is not a specimen folder: it has no {MANIFEST}\n  {_specimens(runs)}")
+
+
 def _specimens(runs: Path | None) -> str:
     """The newest specimens there are."""
     root = prepare.runs_root(runs)
     found = sorted((path.parent for path in root.glob(f"*/specimens/*/{MANIFEST}")), reverse=True)
     found = [path for path in found if not path.parents[1].is_symlink()]
     if not found:
-        return f"there are no specimens in {root}: no run there has failed"
-    return f"specimens that are there, newest first: {', '.join(map(str, found[:3]))}"
+        return f"there are no specimens in {root}: no run there failed"
+    return f"specimens there, newest first: {', '.join(map(str, found[:3]))}"

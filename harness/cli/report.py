@@ -3,36 +3,82 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
-from harness.cli.documents import check_target
+from harness.cli import options
 from harness.cli.outcome import Exit, guarded
-from harness.cli.places import check_folder
-from harness.cli.shown import Matrix, Mutants
 from harness.contract import plain_files
-from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.json_files import BadDocument, parsed, validated
+from harness.contract.outputs import check_folder, check_target
 from harness.contract.usage import UsageError
-from harness.contract.validation import Unfit, validated
 from harness.night import store
 from reports.prose import say
 
 if TYPE_CHECKING:
     from harness.night.charts import Trends
 
-#: What the page reads of it.
+
+class _Read(BaseModel):
+    """What the page needs of a document that another command wrote; it may hold more (docs/json.md)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class Place(_Read):
+    rid: str
+    committed_len: int
+    round: int
+    phase: str
+    step: int
+    slot: int
+    expected: Any
+    observed: Any
+
+
+class Cell(_Read):
+    engine: str
+    case: str
+    revert: int | None
+    verdict: Literal["PASS", "FAIL", "UNKNOWN"]
+    expected: Literal["PASS", "FAIL", "unknown"]
+    kinds: list[str]
+    first: Place | None
+    text_identical: bool | None
+
+
+class Matrix(_Read):
+    schema_version: Literal[1] = Field(alias="schema")
+    cells: list[Cell]
+
+
+class Mutant(_Read):
+    id: str
+    what: str
+    verdict: str
+    why: str | None
+    killed_by: list[str]
+    kinds: list[str]
+    text_identical: bool | None
+
+
+class Mutants(_Read):
+    schema_version: Literal[1] = Field(alias="schema")
+    engine: str
+    verdict: Literal["PASS", "FAIL", "UNKNOWN"]
+    mutants: list[Mutant]
+
+
 READ: dict[str, type[BaseModel]] = {"matrix": Matrix, "mutants": Mutants}
-#: A key that only that document has, by the option that takes it.
-KNOWN_BY = {"matrix": "cells", "mutants": "mutants"}
 HOW = {"matrix": "eaglecheck matrix --engines 0.5.11,0.5.23 --cases pr25015", "mutants": "eaglecheck mutants"}
 
 
 @guarded
 def command(
-    run: Annotated[Path, typer.Argument(help="A run folder, or one scenario's or specimen's folder in it.")],
+    run: options.Run,
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="Write one page that opens from disk, with nothing to fetch.")
     ] = None,
@@ -56,39 +102,24 @@ def command(
         Path | None, typer.Option(metavar="DIR", help="Show accept lengths and tie rates of this store of nights too.")
     ] = None,
 ) -> Exit:
-    """Write what RUN found, in any of these forms.
+    """Write what a run found as HTML, Markdown, CSV or Parquet.
 
     Verdicts are those the run ended with; `eaglecheck recheck` judges again. Exits 0 once everything is written,
     whatever the verdict.
     """
-    if not any((html, markdown, csv, parquet)):
-        raise UsageError(
-            f"name what to write: --html FILE, --markdown FILE, --csv DIR or --parquet DIR\n"
-            f"  for example:  eaglecheck report {run} --html report.html"
-        )
-    if html is None and (matrix or mutants or nights):
-        name = "--matrix" if matrix else "--mutants" if mutants else "--nights"
-        raise UsageError(f"{name} is shown in the page only\n  add a page to show it in:  --html report.html")
-    for option, target in (("html", html), ("markdown", markdown)):
-        check_target(target, what=option, inputs=(matrix, mutants))
-    if html is not None and markdown is not None and Path(html).absolute() == Path(markdown).absolute():
-        raise UsageError(
-            f"--html and --markdown are one file: {html}\n  name two:  --html report.html --markdown report.md"
-        )
-    for option, folder in (("csv", csv), ("parquet", parquet)):
-        if folder is not None:
-            check_folder(folder, option=option, what="frames")
+    places: dict[str, str | Path | None] = {"html": html, "markdown": markdown, "csv": csv, "parquet": parquet}
+    beside = {"matrix": matrix, "mutants": mutants, "nights": nights}
+    _check_options(run, places, beside)
     console = Console(stderr="-" in (html, markdown))
     from harness.cli.report_files import write_csv, write_html, write_markdown, write_parquet
     from reports.page import Beside  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 
-    beside = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
+    shown = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
     report = read_report(run)
-    for option, place in (("html", html), ("markdown", markdown), ("csv", csv), ("parquet", parquet)):
-        _keep_out(run, option, None if place in (None, "-") else Path(str(place)))
+    _check_outside(run, places)
     written = [
-        *([] if html is None else write_html(report, html, beside=beside)),
+        *([] if html is None else write_html(report, html, beside=shown)),
         *([] if markdown is None else write_markdown(report, markdown)),
         *([] if csv is None else write_csv(report, csv)),
         *([] if parquet is None else write_parquet(report, parquet)),
@@ -100,10 +131,35 @@ def command(
     return Exit.PASS
 
 
-def _keep_out(run: Path, option: str, place: Path | None) -> None:
+def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict[str, Path | None]) -> None:
+    """UsageError or OutputError before anything is read."""
+    html, markdown = places["html"], places["markdown"]
+    if not any(places.values()):
+        raise UsageError(
+            f"name what to write: --html FILE, --markdown FILE, --csv DIR or --parquet DIR\n"
+            f"  for example:  eaglecheck report {run} --html report.html"
+        )
+    if html is None and any(beside.values()):
+        name = next(name for name, path in beside.items() if path)
+        raise UsageError(f"--{name} is shown in the page only\n  add a page to show it in:  --html report.html")
+    if html and markdown and Path(html).absolute() == Path(markdown).absolute():
+        raise UsageError(
+            f"--html and --markdown are one file: {html}\n  name two:  --html report.html --markdown report.md"
+        )
+    for option, place in places.items():
+        if place is None or place == "-":
+            continue
+        if option in ("html", "markdown"):
+            check_target(place, option=option, inputs=beside.values())
+        else:
+            check_folder(Path(place), option=option)
+
+
+def _check_outside(run: Path, places: dict[str, str | Path | None]) -> None:
     """UsageError for a place in the run that is read: its own files must stay what they are."""
-    if place is not None and place.resolve().is_relative_to(run.resolve()):
-        raise UsageError(f"--{option} {place}: that is inside the run itself\n  name a place outside {run}")
+    for option, place in places.items():
+        if place not in (None, "-") and Path(str(place)).resolve().is_relative_to(run.resolve()):
+            raise UsageError(f"--{option} {place} is inside the run itself\n  name a place outside {run}")
 
 
 def _trends(root: Path | None) -> Trends | None:
@@ -126,22 +182,14 @@ def _document(path: Path | None, command: str) -> dict[str, Any] | None:
     if path is None:
         return None
     # never a command that would write over a file of another kind
-    target = f"{command}.json" if path.exists() else path
-    again = f"write it:  {HOW[command]} --json {target}"
+    again = f"write it:  {HOW[command]} --json {f'{command}.json' if path.exists() else path}"
     try:
         found = parsed(plain_files.named(path))
+        validated(found, READ[command])
     except OSError as error:
         raise UsageError(f"--{command}: cannot read {path}: {error.strerror}\n  {again}") from error
-    except NotJSON as error:
-        raise UsageError(f"--{command}: {path} is not whole JSON ({error})\n  {again}") from error
-    if not isinstance(found, dict) or found.get("schema") != 1 or not isinstance(found.get(KNOWN_BY[command]), list):
-        keys = ", ".join(found) if isinstance(found, dict) else type(found).__name__
-        raise UsageError(
-            f"--{command}: {path} is not what `eaglecheck {command} --json` writes (found: {keys})\n"
-            f"  allowed: an object with schema 1 and a list {KNOWN_BY[command]!r}\n  {again}"
-        )
-    try:
-        validated(found, READ[command])
-    except Unfit as error:
-        raise UsageError(f"--{command}: {path}: {error}\n  {again}") from error
+    except BadDocument as error:
+        what = f"what `eaglecheck {command} --json` writes"
+        raise UsageError(f"--{command}: {path} is not {what}: {error}\n  {again}") from error
+    assert isinstance(found, dict)
     return found

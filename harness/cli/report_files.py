@@ -9,8 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from harness.cli.documents import OutputError, write_text
-from harness.cli.places import writable
+from harness.contract.outputs import WriteFailed, cannot_write, writable, write_text
 from reports.columns import FRAMES, arrow_schema, frame, join
 from reports.frames import trend_row
 from reports.markdown import render_markdown
@@ -20,13 +19,13 @@ from reports.reading import Report
 
 def write_html(report: Report, target: str, *, beside: Beside | None = None) -> list[str]:
     """One page; returns what to say about it."""
-    write_text(render_page(report, beside=beside), target, what="html")
+    write_text(render_page(report, beside=beside), target, option="html")
     return [] if target == "-" else [f"page: {target}"]
 
 
 def write_markdown(report: Report, target: str) -> list[str]:
     """The text for an issue or a pull request; returns what to say about it."""
-    write_text(render_markdown(report), target, what="markdown")
+    write_text(render_markdown(report), target, option="markdown")
     return [] if target == "-" else [f"Markdown: {target}"]
 
 
@@ -35,7 +34,7 @@ def write_csv(report: Report, folder: Path) -> list[str]:
     for name, table in _frames(report):
         lists = [column.name for column in FRAMES[name] if column.dtype == "list"]
         plain = table.assign(**{one: table[one].map(lambda many: " ".join(map(str, many))) for one in lists})
-        _whole(folder, f"{name}.csv", plain.to_csv(index=False).encode(), option="csv")
+        _write_whole(folder, f"{name}.csv", plain.to_csv(index=False).encode(), option="csv")
     return [f"CSV: {folder}"]
 
 
@@ -45,7 +44,7 @@ def write_parquet(report: Report, folder: Path) -> list[str]:
         buffer = pa.BufferOutputStream()
         arrow = pa.Table.from_pandas(table, schema=arrow_schema(name), preserve_index=False).replace_schema_metadata()
         pq.write_table(arrow, buffer, compression="zstd")
-        _whole(folder, f"{name}.parquet", buffer.getvalue().to_pybytes(), option="parquet")
+        _write_whole(folder, f"{name}.parquet", buffer.getvalue().to_pybytes(), option="parquet")
     return [f"Parquet: {folder}"]
 
 
@@ -59,12 +58,10 @@ def _frames(report: Report) -> Iterable[tuple[str, pd.DataFrame]]:
             yield name, join(name, [getattr(one, name) for one in report.frames])
 
 
-def _whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
-    part = writable(folder, option=option, what="frames") / f"{name}.part"
+def _write_whole(folder: Path, name: str, content: bytes, *, option: str) -> None:
+    part = writable(folder, option=option) / f"{name}.part"
     try:
         part.write_bytes(content)
         part.replace(folder / name)
     except OSError as error:
-        raise OutputError(
-            f"cannot write {name} into {folder}: {error.strerror}\n  name another folder:  --{option} FOLDER"
-        ) from error
+        raise WriteFailed(cannot_write(folder / name, str(error.strerror), option)) from error

@@ -10,24 +10,24 @@ from rich.console import Console
 
 from cases import catalogue
 from harness.cli import options, prepare
-from harness.cli.documents import check_target, run_document, write_json
-from harness.cli.engine_options import engine_options
-from harness.cli.interrupted import kept
-from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.driving.adapt import NOTHING, Wanted
+from harness.cli.documents import run_document
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
+from harness.cli.programs import choose_scenarios
+from harness.contract.outputs import check_target, write_json
+from harness.driving.adapt import Wanted
 from harness.driving.runner import Interrupted, run
 from harness.engines import component
+from harness.engines.launch import CpuAttention
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
 
 @guarded
-@engine_options
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
     scenario: Annotated[
-        list[str] | None, typer.Option(help="Only this scenario or corpus case; may be repeated.")
+        list[str] | None, typer.Option(help="Run only this scenario or corpus case; may be repeated.")
     ] = None,
     family: options.Family = None,
     assume: options.Assume = None,
@@ -38,17 +38,25 @@ def command(
     target: options.Target = None,
     draft: options.Draft = None,
     cpu_attention: Annotated[
-        str, typer.Option(help="CPU attention: 'torch' (our stand-in) or 'interpreted' (SGLang's kernels, slower).")
+        CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
     gpu_share: options.GpuShare = None,
-    wanted: Wanted = NOTHING,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Drive SGLang through scenarios, compare every draft chain with the reference, print a verdict."""
+    """Drive SGLang through scenarios and judge every draft chain.
+
+    Compares what the engine fed, proposed, accepted and stored with an independent reference. Exits 0 if all of it
+    agrees, 1 if something diverges, 3 if a scenario could not be judged.
+    """
     console = Console(stderr=json == "-")
     check_target(json, inputs=scenario_file or ())
-    chosen = prepare.choose_scenarios(scenario or [], scenario_file or [], family)
+    chosen = choose_scenarios(scenario or [], scenario_file or [], family)
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(
@@ -61,7 +69,7 @@ def command(
         draft=draft,
         cpu_attention=cpu_attention,
         gpu_share=gpu_share,
-        wanted=wanted,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
         assumed=assume or (),
     )

@@ -21,9 +21,9 @@ from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from harness.contract.conditions import compiled, holds, settings_of
+from harness.contract.json_files import BadDocument, validated
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import unknown
-from harness.contract.validation import Unfit, validated
 
 #: Where the pages are, in a checkout and in an installed wheel alike.
 FOLDER = Path(__file__).parents[2] / "docs" / "findings"
@@ -178,11 +178,11 @@ class KnownIssue(_Page):
 
 
 def read(folder: Path = FOLDER) -> dict[str, KnownIssue]:
-    """Every page of a folder by its id, in order. Unfit names the page, the place in it, and what is allowed there."""
+    """Every page of a folder by its id, in order; BadDocument names the page, the place, and what is allowed there."""
     found = {path.stem: _read(path) for path in sorted(folder.glob("F-*.md"))}
     wrong = next((name for name, one in found.items() if one.id != name), None)
     if wrong:
-        raise Unfit(f"{folder / wrong}.md holds id {found[wrong].id!r}")
+        raise BadDocument(f"{folder / wrong}.md holds id {found[wrong].id!r}")
     return found
 
 
@@ -190,15 +190,15 @@ def _read(path: Path) -> KnownIssue:
     head, _ = _split(path)
     try:
         return validated(yaml.load(head, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), KnownIssue)
-    except (yaml.YAMLError, Unfit) as error:
-        raise Unfit(f"{path}: {error}") from error
+    except (yaml.YAMLError, BadDocument) as error:
+        raise BadDocument(f"{path}: {error}") from error
 
 
 def _split(path: Path) -> tuple[str, str]:
     """(front matter, body) of a page."""
     before, head, body = (*path.read_text().split("---\n", 2), "", "")[:3]
     if before or not body:
-        raise Unfit(f"{path}: it begins with no front matter between two lines of ---")
+        raise BadDocument(f"{path}: it begins with no front matter between two lines of ---")
     return head, body.lstrip("\n")
 
 

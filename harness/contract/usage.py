@@ -1,14 +1,38 @@
-"""What is said to a caller who asked for something that cannot be. It must not print or end anything."""
+"""Errors that whoever typed a command can put right, and the name they may have meant. It must not print anything."""
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
+from typing import ClassVar
 
-from harness.contract.words import meant
+#: Names less alike than this (difflib's ratio) are not suggested: 'kk' is a mistyped 'k' (0.67), and 'pr9' is no
+#: mistyped 'pr26329' (0.6).
+ALIKE = 0.65
 
 
-class UsageError(Exception):
-    """Something the caller asked for cannot be; the text names it, what is allowed and what to type."""
+class UserError(Exception):
+    """Reported as one message without a traceback; the text says what is wrong, what is allowed, what to type next.
+
+    exit_code: what the command ends with, 2 for something that was typed, 3 for something the machine lacks.
+    """
+
+    exit_code: ClassVar[int] = 2
+
+
+class UsageError(UserError):
+    """Something on the command line cannot be."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The one of `names` that `name` may be a slip for; empty if there is none."""
+    return next(iter(difflib.get_close_matches(name, list(names), n=1, cutoff=ALIKE)), "")
+
+
+def meant(name: str, names: Iterable[str]) -> str:
+    """The end of a message about an unknown name: a question that names the nearest, empty if none is near."""
+    near = nearest(name, names)
+    return f"; did you mean {near!r}?" if near else ""
 
 
 def unknown(what: str, name: str, allowed: Iterable[str]) -> str:

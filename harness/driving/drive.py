@@ -14,7 +14,7 @@ from typing import Any
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
-from harness.contract.words import meant
+from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
 from harness.engines.engine import Engine
@@ -31,7 +31,7 @@ OnTurn = Callable[[int, dict[str, Any]], None]
 Place = tuple[str, int, int]
 
 
-class ScriptError(ValueError):
+class ScriptError(UserError):
     """The script asks for something this harness cannot do."""
 
 

@@ -15,7 +15,7 @@ import safetensors
 
 from cases import checkpoints
 from harness.contract import plain_files
-from harness.contract.strict_json import NotJSON, parsed
+from harness.contract.json_files import NotJSON, parsed
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError
 from harness.engines import envs

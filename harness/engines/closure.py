@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.contract import plain_files
+from harness.contract.usage import UserError
 
 Progress = Callable[[str], None]
 
@@ -38,8 +39,10 @@ PULSE_SECONDS = 15.0
 TAIL_LINES = 12  # what a pip failure shows: the cause is at the end
 
 
-class EnvError(Exception):
+class EnvError(UserError):
     """An environment cannot be had: what happened, what would be allowed, what to type next."""
+
+    exit_code = 3
 
     def __init__(self, what: str, *, allowed: str = "", next_step: str = "") -> None:
         self.what, self.allowed, self.next_step = what, allowed, next_step
@@ -48,6 +51,8 @@ class EnvError(Exception):
 
 class HomeError(EnvError):
     """EAGLECHECK_HOME names a folder that cannot be written to: a usage error, nothing was tried."""
+
+    exit_code = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

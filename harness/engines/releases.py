@@ -21,7 +21,7 @@ from packaging.version import InvalidVersion, Version
 
 from harness.both_sides import compat
 from harness.contract import plain_files
-from harness.contract.words import nearest
+from harness.contract.usage import nearest
 from harness.engines import closure
 from harness.engines.closure import EnvError
 
@@ -38,6 +38,8 @@ LINE = "Available versions:"
 
 class UnknownReleaseError(EnvError):
     """The caller named a release that this project cannot run here: a usage error, nothing was tried."""
+
+    exit_code = 2
 
     def __init__(self, what: str, *, allowed: str) -> None:
         super().__init__(what, allowed=allowed, next_step="see what there is:  eaglecheck engines list")

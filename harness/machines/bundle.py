@@ -33,6 +33,8 @@ BLOCK = 1 << 20
 class BundleError(EnvError):
     """A bundle file cannot be read, is damaged, or does not fit this machine."""
 
+    exit_code = 2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wheel:

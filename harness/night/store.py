@@ -19,8 +19,7 @@ from harness.archive import run_folders
 from harness.archive.disk import told, write_whole
 from harness.archive.store import StoreError
 from harness.contract import plain_files
-from harness.contract.strict_json import NotJSON, parsed
-from harness.contract.validation import Unfit, validated
+from harness.contract.json_files import BadDocument, parsed, validated
 from harness.night.records import SCHEMA, Night, NightPlan
 
 PLAN, NIGHT = run_folders.PLAN, "night.json"
@@ -98,7 +97,7 @@ def _read(path: Path, model: type[Model]) -> Model:
         return validated(parsed(plain_files.content(path)), model)
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}\n  allowed: a night of `eaglecheck matrix`") from error
-    except (NotJSON, Unfit) as error:
+    except BadDocument as error:
         raise StoreError(
             f"{path} is damaged, or not of schema {SCHEMA}: {error}\n"
             "  it counts for nothing until it is repaired; move it away to go on without it"

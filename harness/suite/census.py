@@ -1,6 +1,6 @@
 """Counts planned against reported tests: neither pytest nor xdist says so when some were never run, or run twice.
 
-It must not decide which tests run; it only refuses to call an incomplete session complete.
+It must not change the outcome of a test; it only refuses to call an incomplete session complete.
 """
 
 from __future__ import annotations
@@ -8,6 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import pytest
+
+from harness.contract.words import counted
 
 #: Exit of a session that is not complete: none of pytest's own (0 to 5), so that a gate can tell it from a failure.
 INCOMPLETE = 16
@@ -31,26 +35,53 @@ class Census:
 
     def faults(self) -> list[str]:
         """What is wrong with the session, in whole sentences; empty if every planned test was reported once."""
-        missing = self.planned - self.reported
-        strange = [name for name in self.reported if name not in self.planned]
-        doubled = [name for name in self.reported - self.planned if name in self.planned]
-        found = []
-        if missing:
-            found.append(
-                f"incomplete: {_tests(list(missing.elements()))} planned and not reported, "
-                f"of {self.planned.total()}: {_some(list(missing))}"
-            )
-        if doubled:
-            found.append(f"incomplete: {_tests(doubled)} reported more than once: {_some(doubled)}")
-        if strange:
-            found.append(f"incomplete: {_tests(strange)} reported and never planned: {_some(strange)}")
-        return found
-
-
-def _tests(names: Sequence[str]) -> str:
-    return f"{len(names)} {'test was' if len(names) == 1 else 'tests were'}"
+        again = self.reported - self.planned
+        kinds = (
+            (list((self.planned - self.reported).elements()), f"planned and not reported, of {self.planned.total()}"),
+            ([name for name in again if name in self.planned], "reported more than once"),
+            ([name for name in again if name not in self.planned], "reported and never planned"),
+        )
+        return [f"incomplete: {counted(len(names), 'test')} {what}: {_some(names)}" for names, what in kinds if names]
 
 
 def _some(names: Sequence[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+    shown = list(dict.fromkeys(names))
+    more = len(shown) - SHOWN
+    return ", ".join(shown[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+CENSUS = pytest.StashKey[Census]()
+
+
+class Counting:
+    """Registered on the controller alone: a worker sees only its own reports."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._failed = 0
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._failed += report.failed
+        if report.when in ("teardown", "???"):  # xdist's word for a test whose worker died
+            self._config.stash[CENSUS].report(report.nodeid)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        complete = not self._faults() or self._stopped_early()
+        if not complete and session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            session.exitstatus = INCOMPLETE
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for fault in self._faults():
+            terminalreporter.write_line(fault, red=True, bold=True)
+        if self._faults():
+            why = "stopped early, as asked (--maxfail)" if self._stopped_early() else f"exit {INCOMPLETE}"
+            terminalreporter.write_line(f"this session says nothing about those tests; {why}", red=True, bold=True)
+
+    def _stopped_early(self) -> bool:
+        """--maxfail and -x: tests are missing on purpose, and the failure that did it is the result."""
+        most = self._config.option.maxfail
+        return bool(most) and self._failed >= most
+
+    def _faults(self) -> list[str]:
+        return [] if self._config.option.collectonly else self._config.stash[CENSUS].faults()

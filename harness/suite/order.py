@@ -30,11 +30,8 @@ def arranged(items: Sequence[pytest.Item], *, release: str) -> list[pytest.Item]
         mark = item.get_closest_marker("engine")
         if mark is None:
             return (1, order[item])
-        wanted, (last, ends) = (
-            _configuration(item, release),
-            (bool(mark.kwargs.get(how)) for how in ("last", "ends_it")),
-        )
-        return (0, last, first_seen[wanted[:2]], first_seen[wanted], ends, order[item])
+        wanted, last, ends = _configuration(item, release), mark.kwargs.get("last"), mark.kwargs.get("ends_it")
+        return (0, bool(last), first_seen[wanted[:2]], first_seen[wanted], bool(ends), order[item])
 
     return sorted(items, key=place)
 

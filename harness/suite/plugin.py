@@ -5,8 +5,6 @@ It must not judge, must not start an engine before a test asks for one, and must
 
 from __future__ import annotations
 
-import ast
-import functools
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -15,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from cases import families
 from cases.families import FAMILIES, of_family
 from harness.both_sides import gpus, leases
 from harness.contract.known_issues import UnknownIssue, checked
 from harness.contract.types import Scenario
-from harness.contract.usage import UsageError
+from harness.contract.usage import UsageError, UserError
 from harness.engines import envs
 from harness.suite import order
-from harness.suite.census import Census
-from harness.suite.counting import CENSUS, Counting
+from harness.suite.census import CENSUS, Census, Counting
 
 if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
     from harness.driving.live import LiveEngines, ScenarioOutcome
@@ -33,8 +31,9 @@ REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
 #: Memory one worker wants at most: an engine of three processes, and the reference.
 WORKER_GB = 3.0
 
-#: The argument of a test that is there once for each scenario of a family.
+#: The argument of a test that is there once for each scenario of a family, and the file of those tests.
 FAMILY_SCENARIO = "family_scenario"
+FAMILY_TESTS = Path(families.__file__).with_name("test_family_scenarios.py")
 
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey["LiveEngines"]()
@@ -46,7 +45,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--engine", metavar="VERSION", help="SGLang release to test. Default: the one installed here, else the newest."
     )
-    group.addoption("--device", default="cpu", help="Device to run engines on. Default: %(default)s.")
+    group.addoption(
+        "--device", choices=("cpu", "cuda"), default="cpu", help="Device to run engines on. Default: %(default)s."
+    )
     group.addoption(
         "--gpu-share",
         type=float,
@@ -70,31 +71,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="With --family: expect this known issue of SGLang, as in `eaglecheck run`.",
+        help="With --family: predict this known issue of SGLang, as in `eaglecheck run`.",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
     if config.getoption("--assume") and not config.getoption("--family"):
-        raise pytest.UsageError("--assume: nothing to assume it for\n  name a family too: --family NAME")
+        raise pytest.UsageError("--assume needs --family\n  name a family too: --family NAME")
     try:
         checked(config.getoption("--assume"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
-    except (UsageError, UnknownIssue, envs.EnvError) as error:
+    except (UserError, UnknownIssue) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[CENSUS] = Census()
+    if config.getoption("--family") and config.args_source is not pytest.Config.ArgsSource.ARGS:
+        config.args[:] = [str(FAMILY_TESTS)]  # no other file need be imported
 
 
 def _lease(config: pytest.Config) -> leases.Request | None:
-    """What every engine takes of a GPU; UsageError for a device that cannot be."""
+    """What every engine takes of a GPU; UsageError for a device that is not there."""
     device, share = config.getoption("--device"), config.getoption("--gpu-share")
     if device == "cpu" and share is None:
         return None
     from harness.cli import prepare
 
-    return prepare.gpu_lease(prepare.check_device(device), share)
+    prepare.check_device(device)
+    return prepare.gpu_lease(device, share)
 
 
 def _release(asked: str | None) -> str:
@@ -179,42 +183,16 @@ def _parametrized(item: pytest.Item) -> set[str]:
     return {name.strip() for group in split for name in group}
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """--family needs no file without a family's test: neither its time nor what only other tests import."""
-    if not config.getoption("--family") or collection_path in _named(config):
-        return None
-    if collection_path.is_dir():
-        inside = collection_path.rglob("test_*.py")
-        return None if any(map(_of_families, inside)) or _holds_named(collection_path, config) else True
-    return True if collection_path.suffix == ".py" and not _of_families(collection_path) else None
-
-
-def _named(config: pytest.Config) -> list[Path]:
-    """What was named on the command line, each with the folder that pytest was called in."""
-    return [(config.invocation_params.dir / arg.partition("::")[0]).resolve() for arg in config.invocation_params.args]
-
-
-def _holds_named(folder: Path, config: pytest.Config) -> bool:
-    return any(path.is_file() and path.is_relative_to(folder) for path in _named(config))
-
-
-@functools.cache
-def _of_families(file: Path) -> bool:
-    """Whether a test of the file takes a `family_scenario`, by its text alone: it is not imported."""
-    text = file.read_bytes()
-    if FAMILY_SCENARIO.encode() not in text:
-        return False
-    tests = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
-    return any(each.arg == FAMILY_SCENARIO for test in tests for each in (*test.args.args, *test.args.kwonlyargs))
-
-
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--family"):
-        others = [item for item in items if FAMILY_SCENARIO not in getattr(item, "fixturenames", ())]
-        items[:] = [item for item in items if item not in others]
-        config.hook.pytest_deselected(items=others)
+        config.hook.pytest_deselected(items=[item for item in items if not _of_family(item)])
+        items[:] = filter(_of_family, items)
     items[:] = order.arranged(items, release=config.stash[RELEASE])
+
+
+def _of_family(item: pytest.Item) -> bool:
+    return FAMILY_SCENARIO in getattr(item, "fixturenames", ())
 
 
 @pytest.fixture(scope="session")
@@ -291,7 +269,9 @@ def _look_again(outcome: ScenarioOutcome) -> str:
         lines.append(describe(outcome.first, outcome.scenario))
         lines += [f"  {known.line}" for known in outcome.known.get(outcome.first.signature, ())]
     folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
-    return "\n".join([*lines, f"look again:  eaglecheck recheck {folder}", f"run again:  eaglecheck replay {folder}"])
+    return "\n".join(
+        [*lines, f"judge it again:  eaglecheck recheck {folder}", f"run it again:  eaglecheck replay {folder}"]
+    )
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,0 +1,100 @@
+"""Files and folders that an option names for what is written, asked before anything slow.
+
+The last part of a path may be new, and nothing above it is made: a parent that is missing is more often a typo than a
+wish. It must not know what is written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from harness.contract.usage import UserError
+
+
+class OutputError(UserError):
+    """An option names a place that cannot be written to."""
+
+
+class WriteFailed(OutputError):
+    """A place took no more when it came to writing: what was found is only on the terminal."""
+
+    exit_code = 3
+
+
+def check_target(target: str | Path | None, *, option: str = "json", inputs: Iterable[Path | None] = ()) -> None:
+    """OutputError if `write_text` could not write there. inputs: files that the command reads, kept as they are."""
+    if target is None or str(target) == "-":
+        return
+    path = Path(target)
+    if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
+        raise OutputError(cannot_write(path, "the command reads it", option))
+    if path.is_dir():
+        raise OutputError(cannot_write(path, "it is a folder", option))
+    if not path.parent.is_dir():
+        raise OutputError(cannot_write(path, f"there is no folder {path.parent}", option))
+    if path.exists() and not path.is_file():
+        return  # a device or a pipe: opening it now could block or be seen
+    part = path.with_name(f"{path.name}.part")
+    try:  # asking for permission is not enough: root may always, and some file systems still refuse
+        part.touch()
+        part.unlink()
+    except OSError as error:
+        raise OutputError(cannot_write(path, error.strerror or "it may not be written", option)) from error
+
+
+def write_json(document: dict[str, Any], target: str | None) -> None:
+    """As `write_text`; nothing for None."""
+    if target is not None:
+        write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", target)
+
+
+def write_text(text: str, target: str, *, option: str = "json") -> None:
+    """To a file, whole or not at all, or to standard output for '-'; WriteFailed if that fails after all."""
+    if target == "-":
+        sys.stdout.write(text)
+        return
+    path = Path(target)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # a device or a pipe, which must not be replaced by a file
+            return
+        part.write_text(text, encoding="utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise WriteFailed(cannot_write(path, str(error.strerror), option)) from error
+
+
+def check_folder(folder: Path, *, option: str) -> None:
+    """OutputError for a folder that could not be made or used as it is; nothing is made."""
+    if folder.is_dir():
+        return
+    if os.path.lexists(folder):
+        raise OutputError(cannot_write(folder, "it is a file" if folder.is_file() else "it is not a folder", option))
+    if not folder.parent.is_dir():
+        there = folder.parent.exists() or any(part.is_file() for part in folder.parents)
+        why = "Not a directory" if there else f"there is no folder {folder.parent}"
+        raise OutputError(cannot_write(folder, why, option))
+
+
+def writable(folder: Path, *, option: str = "runs") -> Path:
+    """The folder, made if need be; OutputError if nothing can be written into it."""
+    check_folder(folder, option=option)
+    try:
+        folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OutputError(cannot_write(folder, str(error.strerror), option)) from error
+    return folder
+
+
+def cannot_write(path: Path, why: str, option: str) -> str:
+    """The text of an error: where, why, and what to type instead."""
+    return f"cannot write to {path}: {why}\n  name another place:  --{option} PATH"
