@@ -19,7 +19,8 @@ from cases.situations import ReachTable
 from cases.strategies import Greedy, programs
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome, Scenario
-from harness.driving.live import LiveEngines, ScenarioOutcome
+from harness.driving.live import LiveEngines
+from harness.driving.progress import ScenarioResult
 from harness.engines import envs
 from harness.search.shrink import Budget, Shrunk, Step, shrink
 from harness.search.tally import FindingTally, roots, tally
@@ -68,14 +69,14 @@ class Hunt:
     specimens: dict[str, Path] = field(default_factory=dict)
     _failing: list[tuple[Scenario, tuple[Finding, ...]]] = field(default_factory=list)
 
-    def drive(self, scenario: Scenario) -> ScenarioOutcome:
+    def drive(self, scenario: Scenario) -> ScenarioResult:
         """Drive and judge one scenario and note everything about it."""
         start = time.monotonic()
         outcome = self.engines(scenario, engine=self.release, revert=self.revert, fresh=True)
         self.seconds += time.monotonic() - start
         return self._noted(outcome)
 
-    def drive_all(self, scenarios: Iterable[Scenario]) -> Iterator[ScenarioOutcome]:
+    def drive_all(self, scenarios: Iterable[Scenario]) -> Iterator[ScenarioResult]:
         """The same for many, each judged while the engine is at the next one."""
         start = time.monotonic()
         for outcome in self.engines.stream(scenarios, engine=self.release, revert=self.revert):
@@ -83,7 +84,7 @@ class Hunt:
             yield self._noted(outcome)
             start = time.monotonic()
 
-    def _noted(self, outcome: ScenarioOutcome) -> ScenarioOutcome:
+    def _noted(self, outcome: ScenarioResult) -> ScenarioResult:
         scenario = outcome.scenario
         self.outcomes[str(outcome.verdict.outcome)] += 1
         self.positions += outcome.verdict.compared.get("positions", 0)

@@ -15,18 +15,17 @@ from harness.archive.records import ScenarioVerdict
 from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
-from harness.checks.findings import group
-from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.deviations import assumed_in, told_in
+from harness.contract.merge import merge
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
-from harness.driving.runner import merge
+from harness.driving.judging import judge_scenario
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 from reports.terminal import render_run
 
 
@@ -186,8 +185,6 @@ def _not_whole(verdict: Verdict, why: str) -> Verdict:
 def _rejudge(
     stored: StoredScenario, run: _Stored, *, fresh_reference: bool, assume: tuple[str, ...] = ()
 ) -> ScenarioResult:
-    from harness.contract.texts import text_identical
-
     if not fresh_reference and stored.reference is None and stored.engine.header:
         # without one only the engine's own rows are looked at, which is no agreement with anything
         raise UsageError(
@@ -195,29 +192,13 @@ def _rejudge(
             f"  compute the reference anew:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
-    verdict, divergences = judge(stored.scenario, stored.engine, reference)
-    if not stored.engine.header and stored.verdict is not None:
-        verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
-    findings, header = tuple(group(divergences)), stored.engine.header
-    return ScenarioResult(
-        scenario=stored.scenario,
-        verdict=verdict,
-        divergences=tuple(divergences),
-        findings=findings,
-        known=known_of(
-            stored.scenario,
-            verdict,
-            findings,
-            release=str(run.engine.get("release") or header.get("release", "")),
-            device=str(run.engine.get("device") or header.get("device", "")),
-        ),
-        folder=_short(stored.folder),
-        specimen=_specimen(stored),
-        text_identical=None if reference is None else text_identical(stored.engine, reference, stored.scenario),
-        rounds=len(stored.engine.rounds),
-        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in stored.engine.rounds),
-        seconds={},
-    )
+    told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
+    setup = Setup(release=str(told.get("release", "")), device=str(told.get("device", "")))
+    places: dict[str, Any] = {"folder": _short(stored.folder), "specimen": _specimen(stored)}
+    if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
+        verdict = stored.verdict.verdict()
+        return ScenarioResult.of(stored.scenario, stored.engine, reference, verdict, (), setup=setup, **places)
+    return judge_scenario(stored.scenario, stored.engine, reference, setup=setup, **places)
 
 
 def _specimen(stored: StoredScenario) -> Path | None:

@@ -16,12 +16,13 @@ from cases.cells import Cell
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
-from harness.checks.ledger import lost_by
+from harness.checks.ranks import lost_by
 from harness.contract.deviations import ASSUMED
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.live import LiveEngines, ScenarioOutcome
+from harness.driving.live import LiveEngines
+from harness.driving.progress import ScenarioResult
 from harness.engines.engine import EngineError
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
@@ -106,7 +107,7 @@ class Driver:
                 raise
             tally.unknown(f"a fault of eaglecheck's own in {scenario.name}: {type(error).__name__}: {error}")
 
-    def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioOutcome:
+    def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioResult:
         assumed = cell.assumed_for(scenario)
         if self._live is None or assumed != self._assumed:
             self.close()
@@ -150,7 +151,7 @@ class _Tally:
     choices: int = 0
     scenarios: Counter[str] = field(default_factory=Counter)
     divergences: Counter[str] = field(default_factory=Counter)
-    smallest: dict[str, ScenarioOutcome] = field(default_factory=dict)
+    smallest: dict[str, ScenarioResult] = field(default_factory=dict)
     #: signature -> (shown, tried) of the first scenario with it
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: boot keys whose engine did not start -> why
@@ -160,7 +161,7 @@ class _Tally:
         self.outcomes.append(Outcome.UNKNOWN)
         self.reasons[why] += 1
 
-    def add(self, outcome: ScenarioOutcome) -> list[str]:
+    def add(self, outcome: ScenarioResult) -> list[str]:
         """Count one outcome; returns the signatures that were not seen in this cell before."""
         verdict = outcome.verdict
         self.outcomes.append(verdict.outcome)
