@@ -9,27 +9,16 @@ so a broken trace can never break the reference. This module must not judge.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import Any
 
+from harness.contract.batches import Part as Turn
+from harness.contract.batches import parts_in
 from harness.contract.trace import RoundRecord, Trace
 from harness.contract.types import Phase, SpecConfig
 from reference.chain import Forced
 from reference.tree import Tree, with_depths
 from reference.turns import Conditions
 from reference.verify import Coins
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turn:
-    """One request's share of one round."""
-
-    record: RoundRecord
-    rid: str
-    epoch: int
-    start: int
-    length: int
-    final: bool
 
 
 class EngineView:
@@ -55,12 +44,8 @@ class EngineView:
             place = (int(ints["dp_rank"][i]), int(ints["round"][i]), str(strings["rid"][i]), str(strings["phase"][i]))
             self._index[*place, int(ints["step"][i])][int(ints["slot"][i])] = i
         self.turns: dict[str, list[Turn]] = defaultdict(list)
-        for record in self._records(trace):
-            for i, rid in enumerate(record.rids):
-                shares = zip(record.epochs, record.starts, record.lens, record.final, strict=False)
-                epoch, start, length, final = list(shares)[i]
-                turn = Turn(record=record, rid=rid, epoch=epoch, start=start, length=length, final=final)
-                self.turns[rid].append(turn)
+        for turn in parts_in(self._records(trace)):
+            self.turns[turn.rid].append(turn)
 
     @staticmethod
     def _records(trace: Trace) -> list[RoundRecord]:

@@ -108,11 +108,11 @@ class _Run:
         self.engines = EnginePool(
             logs=lambda _boot: log,
             lease=self.plan.lease,
-            preparing=lambda text, log: self.tell(Preparing(text=f"{name} {text}", log=log)),
+            preparing=lambda text, log: self.notify(Preparing(text=f"{name} {text}", log=log)),
             booted=self.booted,
         )
 
-    def tell(self, event: Any) -> None:
+    def notify(self, event: Any) -> None:
         for observer in self.observers:
             observer(event)
 
@@ -121,7 +121,7 @@ class _Run:
         self.header = self.header or dict(engine.handshakes[0])
         for handshake in engine.handshakes:
             self.writer.append_event({"event": "handshake", **handshake})
-        self.tell(Booted(header=dict(engine.handshakes[0]), seconds=engine.boots_seconds))
+        self.notify(Booted(header=dict(engine.handshakes[0]), seconds=engine.boots_seconds))
 
     def settle(self, *, leave: int = 0) -> None:
         """Take judged scenarios in their order, until at most `leave` are still with the judge."""
@@ -130,7 +130,7 @@ class _Run:
 
     def record(self, result: ScenarioResult) -> None:
         self.results.append(result)
-        self.tell(Judged(result=result))
+        self.notify(Judged(result=result))
 
 
 def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
@@ -181,7 +181,7 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     """Drive it, and leave it with the judge; the engine is booted again only after it died."""
     going.settle(leave=1)
     number = len(going.results) + len(going.queue) + 1
-    going.tell(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
+    going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     start = time.monotonic()
     try:
         going.engines.use(_launch(going, scenario))
@@ -216,7 +216,7 @@ def _drive(going: _Run, scenario: Scenario) -> Trace:
 
     def on_turn(tick: int, state: dict[str, Any]) -> None:
         going.writer.append_event({"event": "turn", "tick": tick, **state})
-        going.tell(Turned(tick=tick, state=state))
+        going.notify(Turned(tick=tick, state=state))
         going.settle(leave=1)
 
     return going.engines.drive(_launch(going, scenario), scenario, on_turn=on_turn)

@@ -16,6 +16,7 @@ from cases.cells import Cell
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
+from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
 from harness.contract.deviations import ASSUMED
 from harness.contract.trace import Trace
@@ -149,8 +150,7 @@ class _Tally:
     accepted: Counter[int] = field(default_factory=Counter)
     ties: int = 0
     choices: int = 0
-    scenarios: Counter[str] = field(default_factory=Counter)
-    divergences: Counter[str] = field(default_factory=Counter)
+    findings: list[tuple[Finding, ...]] = field(default_factory=list)
     smallest: dict[str, ScenarioResult] = field(default_factory=dict)
     #: signature -> (shown, tried) of the first scenario with it
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -170,15 +170,13 @@ class _Tally:
         self.accepted.update(accept_lengths(outcome.trace))
         self.ties += verdict.ties
         self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
+        found = tuple(finding for finding in outcome.findings if finding.is_root)
+        self.findings.append(found)
         new = []
-        for finding in outcome.findings:
-            if not finding.is_root:
-                continue
+        for finding in found:
             if finding.signature not in self.shown:
                 self.shown[finding.signature] = (1, 1)
                 new.append(finding.signature)
-            self.scenarios[finding.signature] += 1
-            self.divergences[finding.signature] += finding.count
             held = self.smallest.get(finding.signature)
             if held is None or size(outcome.scenario) < size(held.scenario):
                 self.smallest[finding.signature] = outcome
@@ -206,14 +204,15 @@ class _Tally:
         )
 
     def _seen(self, folder: Path) -> Iterator[Seen]:
-        for signature, outcome in self.smallest.items():
+        for shared in by_signature(self.findings):
+            signature, outcome = shared.signature, self.smallest[shared.signature]
             first = next(one.first for one in outcome.findings if one.signature == signature)
             shown, tried = self.shown[signature]
             known = [f"  {one.line}" for one in outcome.known.get(signature, ())]
             yield Seen(
                 signature=signature,
-                scenarios=self.scenarios[signature],
-                divergences=self.divergences[signature],
+                scenarios=len(shared.members),
+                divergences=shared.count,
                 shown=shown,
                 tried=tried,
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
