@@ -26,11 +26,12 @@ HAS_APT := { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 CAN_BROWSE := { $(HAS_BROWSER) || $(HAS_APT); }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test browser lint clean $(ENGINES)
+.PHONY: help setup run test test-no-engine browser lint clean $(ENGINES)
 
 help:
 	@echo "make run     set up, then the main job: SGLang $(ENGINE) against the reference (ENGINE=0.5.13 make run)"
-	@echo "make test    set up, then the whole CPU test suite"
+	@echo "make test    set up, then linter, types, import contract and the whole CPU test suite"
+	@echo "make test-no-engine    the tests that start no SGLang engine"
 	@echo "make setup   the control environment in $(VENV) only"
 	@echo "make lint    ruff, mypy and the import contracts"
 	@echo "make clean   remove $(VENV) and caches; engine environments stay in the user's cache directory"
@@ -42,8 +43,11 @@ run: $(BASE)
 
 # What tests need comes side by side: each part waits for the network, then keeps one core busy.
 test:
-	@$(MAKE) -s --no-print-directory -j4 $(DEV) $(ENGINES) browser
+	@$(MAKE) -s --no-print-directory -j4 lint $(ENGINES) browser
 	@EAGLECHECK_REQUIRE_ENGINES=1 EAGLECHECK_REQUIRE_BROWSER=$$($(CAN_BROWSE) && echo 1) $(VENV)/bin/pytest -n auto
+
+test-no-engine: $(DEV)
+	@$(VENV)/bin/pytest -n auto -m "not engine"
 
 # The first brings what all releases share, the others follow side by side.
 $(ENGINES): engine-%: $(BASE)

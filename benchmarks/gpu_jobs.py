@@ -23,7 +23,7 @@ from benchmarks.gpu_numbers import Numbers
 from cases.hunt import Hunt, as_json, greedy_text
 from cases.strategies import BOOTS, programs
 from harness.both_sides import leases
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.contract.trace import Trace
 from harness.driving.live import LiveEngines
 from harness.engines import envs
@@ -96,7 +96,7 @@ def in_graphs(trace: Trace) -> dict[str, int]:
 
 def mutants(options: argparse.Namespace, engines: LiveEngines) -> dict[str, Any]:
     """The mutants of --only, eagerly or in graphs; as `eaglecheck mutants`, beside engines without leases."""
-    faults = [FAULTS[name] for name in options.only.split(",")]
+    faults = [MUTANTS[name] for name in options.only.split(",")]
     knobs = {"graphs": True} if options.name == "graphs" else {}
     engines.mutants_in_graphs = bool(knobs)
     return document(Campaign(engines, options.engine, faults, print, knobs).run())

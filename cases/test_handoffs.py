@@ -7,7 +7,7 @@ from cases.boots import PD_BOOTS
 from cases.exercises import EXERCISES
 from cases.families import FAMILIES
 from cases.generated_handoffs import LEADS, generate
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
 from harness.engines import component
 from harness.search.mutants import Campaign
@@ -17,7 +17,7 @@ BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
 #: One after another on one pair of engines; the last is a finding (docs/findings.md).
 SOUND = ("together", "last-chunk-of-one", "all-end-at-once", "reordered", "failed-beside-good", "all-aborted")
-HANDOFFS = [fault for fault in FAULTS.values() if fault.needs == "handoff"]
+HANDOFFS = [fault for fault in MUTANTS.values() if fault.needs == "handoff"]
 
 
 @pytest.fixture(autouse=True)

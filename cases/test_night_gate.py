@@ -15,7 +15,7 @@ from cases.cells import Cell
 from cases.meta import nights
 from cases.programs import DEFAULT
 from harness.archive.store import read_specimen
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.cli.main import app
 from harness.contract.types import Kind, Outcome
 from harness.night import store
@@ -25,7 +25,7 @@ from harness.search.mutants import with_fault
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
-MUTANT = FAULTS["draft-position-late"]
+MUTANT = MUTANTS["draft-position-late"]
 TURN = 5  # a is decoding and b has arrived
 
 

@@ -4,7 +4,7 @@ from types import ModuleType
 
 from harness.engine_side.host.blame import watcher
 from harness.engine_side.probes.recorder import Recorder
-from harness.engine_side.stand_ins.loopback import NotServed
+from harness.engine_side.transfer_backend.files import NotServed
 
 
 def raised(act):

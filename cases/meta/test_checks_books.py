@@ -375,9 +375,7 @@ def test_full_context_window_excuses_a_short_output():
 
 
 SGLANG = '  File "/env/sglang/srt/layers/attention/triton_backend.py", line 1, in forward_decode\n    f()\n'
-OURS = (
-    '  File "/x/harness/engine_side/stand_ins/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
-)
+OURS = '  File "/x/replacement_kernels/cpu_attention.py", line 60, in decode_attention_fwd\n    assert padded\n'
 OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
 
 

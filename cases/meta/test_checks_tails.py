@@ -9,7 +9,7 @@ from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
-from harness.engine_side.probes.tail_probe import holes, wrong_copies
+from harness.engine_side.probes.verify_probe import holes, wrong_copies
 
 #: Two requests, pages of four, two branches: 6 tokens are one page and two more, 8 are two pages and nothing.
 ROWS = torch.arange(2 * 24).view(2, 24) + 100

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from harness.engine_side.stand_ins import cpu_attention
+from harness.engine_side.replacement_kernels import cpu_attention
 
 
 @pytest.mark.parametrize("pool_heads", [1, 2])

@@ -6,11 +6,11 @@ import pytest
 
 from cases.cells import Cell
 from cases.families import FAMILIES
-from harness.both_sides import compat, compat_mtp
+from harness.both_sides import compat
 from harness.contract.deviations import in_vain, notes
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
-from harness.engine_side.stand_ins.cpu_ops import CpuOps
+from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 
 LAYERS = SpecConfig(algorithm="MTP", k=3, n=4)
 ASSUMED = {"assumed": ["F-011"]}
@@ -54,7 +54,7 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
 )
 def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version, has_it):
     release = compat.lookup(version, overlap=True)
-    assert bool(compat_mtp.multi_layer(release).plan_seams) is has_it
+    assert bool(compat.multi_layer(release).plan_seams) is has_it
     assert release.plan_seams == ()
     assert bool(notes(ASSUMED, LAYERS, dp=1, release=version)) is has_it
     vain = in_vain(["F-011"], [(LAYERS, EngineConfig())], release=version)

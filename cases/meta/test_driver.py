@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from harness.engine_side.probes import driver
-from harness.engine_side.probes.dock import Dock
 from harness.engine_side.probes.driver import MOST_AT_ONCE, Driver
+from harness.engine_side.probes.staging import StagingBuffer
 
 SIDE, DEFAULT = 77, 0
 
@@ -156,19 +156,16 @@ class OnDevice:
     def is_contiguous(self):
         return True
 
-    def is_inference(self):
-        return False
-
 
 @pytest.fixture
-def docked():
-    """A dock, what it launched (origins, stream), the stream that is current, and how often it waited for all."""
+def buffered():
+    """A staging buffer, what it launched (origins, stream), the current stream, and how often it waited for all."""
     now = SimpleNamespace(stream=SIDE, launched=[], waits=0)
 
     def wait():
         now.waits += 1
 
-    now.dock = Dock(
+    now.staging = StagingBuffer(
         move=lambda moves, stream: now.launched.append(([origin for _, origin, _ in moves], stream)),
         event=lambda used, stream: used or SimpleNamespace(stream=stream, query=lambda: True, synchronize=lambda: None),
         new=lambda size: torch.empty(size, dtype=torch.uint8),
@@ -178,31 +175,31 @@ def docked():
     return now
 
 
-def test_what_waits_for_the_end_of_a_round_is_launched_in_one_go(docked):
-    docked.dock.held({"a": OnDevice(1)})
-    docked.dock.keep(OnDevice(2))
-    docked.dock.copied({"b": OnDevice(3), "c": OnDevice(4)})
-    docked.dock.held({"d": OnDevice(5), "none": None})
-    docked.dock.keep(OnDevice(6))
-    assert docked.launched == [([3, 4], SIDE)]
-    docked.dock.leave()
-    assert docked.launched == [([3, 4], SIDE), ([2, 6, 1, 5], SIDE)]
-    docked.dock.leave()
-    assert len(docked.launched) == 2
+def test_what_waits_for_the_end_of_a_round_is_launched_in_one_go(buffered):
+    buffered.staging.held({"a": OnDevice(1)})
+    buffered.staging.stage_later(OnDevice(2))
+    buffered.staging.copied({"b": OnDevice(3), "c": OnDevice(4)})
+    buffered.staging.held({"d": OnDevice(5), "none": None})
+    buffered.staging.stage_later(OnDevice(6))
+    assert buffered.launched == [([3, 4], SIDE)]
+    buffered.staging.close_round()
+    assert buffered.launched == [([3, 4], SIDE), ([2, 6, 1, 5], SIDE)]
+    buffered.staging.close_round()
+    assert len(buffered.launched) == 2
 
 
-def test_where_the_stream_changed_meanwhile_the_device_is_waited_for(docked):
-    docked.dock.held({"a": OnDevice(1)})
-    docked.stream = 5
-    docked.dock.leave()
-    assert (docked.launched, docked.waits) == ([([1], 5)], 1)
+def test_where_the_stream_changed_meanwhile_the_device_is_waited_for(buffered):
+    buffered.staging.held({"a": OnDevice(1)})
+    buffered.stream = 5
+    buffered.staging.close_round()
+    assert (buffered.launched, buffered.waits) == ([([1], 5)], 1)
 
 
-def test_a_round_has_arrived_when_every_stream_it_used_has(docked):
-    docked.dock.land(OnDevice(1))
-    docked.stream = 5
-    docked.dock.land(OnDevice(2))
-    arrival = docked.dock.leave()
+def test_a_round_has_arrived_when_every_stream_it_used_has(buffered):
+    buffered.staging.stage(OnDevice(1))
+    buffered.stream = 5
+    buffered.staging.stage(OnDevice(2))
+    arrival = buffered.staging.close_round()
     assert [event.stream for event in arrival.events] == [SIDE, 5]
     arrival.events[1].query = lambda: False
     assert not arrival.ready()
@@ -210,12 +207,12 @@ def test_a_round_has_arrived_when_every_stream_it_used_has(docked):
     assert arrival.ready()
 
 
-def test_an_event_comes_back_once_its_round_was_read(docked):
-    docked.dock.land(OnDevice(1))
-    first = docked.dock.leave()
-    docked.dock.land(OnDevice(1))
-    second = docked.dock.leave()
+def test_an_event_comes_back_once_its_round_was_read(buffered):
+    buffered.staging.stage(OnDevice(1))
+    first = buffered.staging.close_round()
+    buffered.staging.stage(OnDevice(1))
+    second = buffered.staging.close_round()
     assert second.events != first.events
     first.bytes()
-    docked.dock.land(OnDevice(1))
-    assert docked.dock.leave().events == first.events
+    buffered.staging.stage(OnDevice(1))
+    assert buffered.staging.close_round().events == first.events

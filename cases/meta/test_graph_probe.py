@@ -10,17 +10,18 @@ import torch
 
 from benchmarks.gpu import FLOAT_MUTANTS
 from harness.both_sides.compat import lookup
-from harness.both_sides.faults import FAULTS
-from harness.both_sides.packed import named, read
+from harness.both_sides.mutants import MUTANTS
+from harness.both_sides.wire import named, read
 from harness.driving.rounds import Unpacker
 from harness.driving.row_arrays import best_first, without_padding
-from harness.engine_side.mutants.fault_graphs import Captured, inside_graphs
-from harness.engine_side.probes import graph_probe
-from harness.engine_side.probes.dock import Dock
-from harness.engine_side.probes.graph_probe import Arena, Book, GraphProbe
+from harness.engine_side.mutants.graphs import GraphMutants, inside_graphs
+from harness.engine_side.probes import captured_graph
+from harness.engine_side.probes.captured_graph import Arena, CapturedGraph
+from harness.engine_side.probes.graph_probe import GraphProbe
 from harness.engine_side.probes.probe import Probe
 from harness.engine_side.probes.recorder import Recorder
 from harness.engine_side.probes.snapshot import copied, outputs_of
+from harness.engine_side.probes.staging import StagingBuffer
 
 WIDTH, VOCAB, STEPS = 3, 20, 3
 
@@ -128,7 +129,7 @@ def probed(place):
     probe = Probe(recorder, lookup("0.5.13", overlap=True), place.graphs)
     place.graphs.wanted = lambda: recorder.round is not None
     place.graphs.on_replay = probe._replayed
-    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9], lens=[0, 0], final=[True, True])
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=[7, 9])
     recorder.phase, recorder.step = "DRAFT", 0
     return probe
 
@@ -145,9 +146,9 @@ def inside_round(messages):
     return [(message, held) for message, held in messages if message["ev"] != "round"]
 
 
-def values(book):
+def values(record):
     """Every call of a graph with the arrays that its buffer holds now."""
-    return [(call, read(book.buffer.numpy(), [(0, call.fields)])) for call in book.calls]
+    return [(call, read(record.buffer.numpy(), [(0, call.fields)])) for call in record.calls]
 
 
 def test_a_graph_tells_what_the_same_round_tells_eagerly(place):
@@ -171,10 +172,10 @@ def test_a_graph_tells_what_the_same_round_tells_eagerly(place):
 
 def test_a_warm_up_leaves_nothing(place):
     draft(place, batch_of([3], [7], size=1))
-    assert place.graphs.books == []
+    assert place.graphs.captured == []
     graph = captured(place, batch_of([3], [7], size=1))
-    assert list(place.graphs._books) == [graph]
-    assert len(place.graphs.books[0].calls) == 2 * (STEPS - 1)
+    assert list(place.graphs._captured) == [graph]
+    assert len(place.graphs.captured[0].calls) == 2 * (STEPS - 1)
 
 
 def test_nothing_is_read_outside_a_round(place):
@@ -191,7 +192,7 @@ def test_nothing_is_read_outside_a_round(place):
 def test_a_replay_shows_what_is_in_the_buffer_then(place):
     graph = captured(place, batch_of([3, 4], [7, 9], size=4))
     other = captured(place, batch_of([5, 6], [17, 19], size=4))
-    first, second = place.graphs.books
+    first, second = place.graphs.captured
     first.buffer.copy_(second.buffer)  # what a real replay with other inputs does
     probe = probed(place)
     graph.replay()
@@ -203,7 +204,7 @@ def test_a_replay_shows_what_is_in_the_buffer_then(place):
 @pytest.fixture
 def mutated(place):
     """Graphs that hold mutants, each behind its flag."""
-    mutants = Captured()
+    mutants = GraphMutants()
     mutants.prepare("cpu")
     place.graphs.mutants = mutants
     return mutants
@@ -212,9 +213,9 @@ def mutated(place):
 def inside(place, *, size=2):
     """What the forwards and choices of a graph of two requests hold, captured as things stand now."""
     graph = captured(place, batch_of([3, 4], [7, 9], size=size))
-    book = place.graphs._books[graph]
-    found = values(book)
-    del place.graphs._books[graph]
+    record = place.graphs._captured[graph]
+    found = values(record)
+    del place.graphs._captured[graph]
     return {
         "hidden_in": [held["hidden_in"][:2].tolist() for call, held in found if call.what == "forward"],
         "positions": [held["positions"][:2].tolist() for call, held in found if call.what == "forward"],
@@ -253,16 +254,16 @@ def test_a_state_of_the_round_before_is_remembered_from_replay_to_replay(place, 
 
 
 def test_every_float_mutant_can_be_captured_or_acts_outside_graphs():
-    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(FAULTS[name])}
-    outside = {FAULTS[name].site for name in left} - {"inputs", "choices"}
-    prompts = {name for name in left if FAULTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
-    assert {name for name in left if FAULTS[name].site in ("inputs", "choices")} == prompts
+    left = {name for name in FLOAT_MUTANTS.split(",") if not inside_graphs(MUTANTS[name])}
+    outside = {MUTANTS[name].site for name in left} - {"inputs", "choices"}
+    prompts = {name for name in left if MUTANTS[name].phases == ("DRAFT_PREFILL",)}  # no prompt runs in a graph
+    assert {name for name in left if MUTANTS[name].site in ("inputs", "choices")} == prompts
     assert outside == {"tree"}
 
 
 def test_sizes_say_whose_graphs_there_are(place):
     graphs = [captured(place, batch_of([3], [7], size=size)) for size in (2, 1)]
-    assert len(graphs) == len(place.graphs.books)
+    assert len(graphs) == len(place.graphs.captured)
     assert place.graphs.sizes() == {f"draft x{STEPS - 1}": [1, 2]}
 
 
@@ -270,7 +271,7 @@ def test_a_graph_without_a_model_is_not_kept(place):
     graph = place.cuda.CUDAGraph()
     graph.capture_begin()
     graph.capture_end()
-    assert place.graphs.books == []
+    assert place.graphs.captured == []
 
 
 def test_a_choice_that_is_returned_is_seen_like_one_that_is_shown(place):
@@ -281,20 +282,20 @@ def test_a_choice_that_is_returned_is_seen_like_one_that_is_shown(place):
     graph.capture_begin()
     place.worker.draft_topk1_postprocess(torch.eye(2))
     graph.capture_end()
-    (book,) = graphs.books
-    ((call, arrays),) = values(book)
+    (record,) = graphs.captured
+    ((call, arrays),) = values(record)
     assert (call.what, arrays["ids"].tolist()) == ("chosen", [[0], [1]])
 
 
 def test_copies_come_back_with_their_shapes_and_kinds():
-    book = Book()
+    record = CapturedGraph()
     whole = torch.arange(6, dtype=torch.int32).reshape(2, 3)
     halves = torch.tensor([[0.5], [1.5]], dtype=torch.bfloat16)
     column = torch.arange(3).reshape(1, 3)[:, 1]  # one element with a stride of three
-    book.put("forward", is_draft=True, batch=2, copies=[copied({"a": whole, "b": halves, "c": None, "d": column})])
+    record.put("forward", is_draft=True, batch=2, copies=[copied({"a": whole, "b": halves, "c": None, "d": column})])
     whole.zero_()
-    book.close()
-    ((_call, arrays),) = values(book)
+    record.close()
+    ((_call, arrays),) = values(record)
     assert set(arrays) == {"a", "b", "d"}
     assert arrays["d"].tolist() == [1]
     assert arrays["a"].tolist() == [[0, 1, 2], [3, 4, 5]]
@@ -333,37 +334,37 @@ def test_padding_is_left_out(rows, batch, requests, packed, kept):
 
 def test_a_graph_that_runs_again_before_its_round_is_over_is_told_first(place):
     graph = captured(place, batch_of([3], [7], size=1))
-    (book,) = place.graphs.books
+    (record,) = place.graphs.captured
     seen = []
     place.graphs.before_replay = lambda again: seen.append(again)
     graph.replay()
     assert seen == []
-    book.kept = object()
+    record.kept = object()
     graph.replay()
-    assert seen == [book]
+    assert seen == [record]
 
 
 def test_what_is_kept_is_copied_before_it_is_written_to_again_and_only_then():
     launched = []
-    dock = Dock(
+    staging = StagingBuffer(
         move=lambda moves, _stream: launched.append([origin for _, origin, _ in moves]),
         event=lambda _used, _stream: None,
         new=lambda size: torch.empty(size, dtype=torch.uint8),
         wait=lambda: None,
     )
-    recorder = Recorder(dock)
-    book = Book(buffer=SimpleNamespace(nbytes=8, is_cuda=True, data_ptr=lambda: 4711), lasting=True)
+    recorder = Recorder(staging)
+    record = CapturedGraph(buffer=SimpleNamespace(nbytes=8, is_cuda=True, data_ptr=lambda: 4711), lasting=True)
     for _ in range(2):
-        recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
-        recorder.before_replay(book)  # the round before kept it, and that is over
-        recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 0})
+        recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
+        recorder.before_replay(record)  # the round before kept it, and that is over
+        recorder.replayed(record, ("VERIFY", "DRAFT"), {"step": 0})
         recorder.close_round()
     assert launched == [[4711], [4711]]
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[3], lens=[0], final=[True])
-    recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 0})
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[3])
+    recorder.replayed(record, ("VERIFY", "DRAFT"), {"step": 0})
     assert len(launched) == 2
-    recorder.before_replay(book)
-    recorder.replayed(book, ("VERIFY", "DRAFT"), {"step": 1})
+    recorder.before_replay(record)
+    recorder.replayed(record, ("VERIFY", "DRAFT"), {"step": 1})
     assert len(launched) == 3
     recorder.close_round()
     assert len(launched) == 4
@@ -371,15 +372,15 @@ def test_what_is_kept_is_copied_before_it_is_written_to_again_and_only_then():
 
 def test_buffers_last_where_there_is_room_for_them(monkeypatch):
     def closed(arena, values):
-        book = Book()
+        record = CapturedGraph()
         data = torch.tensor(values)
-        book.put("forward", is_draft=True, batch=1, copies=(copied({"x": data}),))
-        book.close(arena)
-        return book
+        record.put("forward", is_draft=True, batch=1, copies=(copied({"x": data}),))
+        record.close(arena)
+        return record
 
-    monkeypatch.setattr(graph_probe, "ARENA_BYTES", 300)
+    monkeypatch.setattr(captured_graph, "ARENA_BYTES", 300)
     arena = Arena("cpu")
-    books = [closed(arena, values) for values in ([1, 2], [3, 4], [5, 6, 7, 8, 9, 10])]
-    assert [book.lasting for book in books] == [True, True, False]
-    assert [book.buffer.view(torch.int64).tolist() for book in books] == [[1, 2], [3, 4], [5, 6, 7, 8, 9, 10]]
+    records = [closed(arena, values) for values in ([1, 2], [3, 4], [5, 6, 7, 8, 9, 10])]
+    assert [record.lasting for record in records] == [True, True, False]
+    assert [record.buffer.view(torch.int64).tolist() for record in records] == [[1, 2], [3, 4], [5, 6, 7, 8, 9, 10]]
     assert not closed(None, [1]).lasting

@@ -41,6 +41,31 @@ def engine(tmp_path):
 
 
 @pytest.fixture
+def booted(engine):
+    """booted(share=, **arguments): an engine that is up."""
+
+    def boot(*share, **arguments):
+        one = engine(*share, **arguments)
+        one.boot()
+        return one
+
+    return boot
+
+
+@pytest.fixture
+def refused(engine, patience):
+    """refused(share, seconds=0): what the next engine says, which gets no lease."""
+
+    def ask(share=HALF, *, seconds=0):
+        patience(seconds)
+        with pytest.raises(NoLease) as caught:
+            engine(share).boot()
+        return str(caught.value)
+
+    return ask
+
+
+@pytest.fixture
 def patience(monkeypatch):
     """patience(seconds): how long the next engines wait for a lease."""
     return lambda seconds: monkeypatch.setenv("EAGLECHECK_GPU_WAIT", str(seconds))
@@ -58,9 +83,8 @@ def soon(what, *, within=10.0):
     return what()
 
 
-def test_the_host_itself_holds_the_lease_and_sees_only_that_card(engine):
-    one = engine()
-    one.boot()
+def test_the_host_itself_holds_the_lease_and_sees_only_that_card(booted):
+    one = booted()
     assert held() == [(one.process.pid, 0)]
     assert one.handshakes[0]["visible"] == H100
     assert one.handshakes[0]["lease"]["share_mib"] == HALF * 1024
@@ -68,10 +92,9 @@ def test_the_host_itself_holds_the_lease_and_sees_only_that_card(engine):
     assert held() == []
 
 
-def test_an_engine_of_two_ranks_holds_a_lease_on_each_of_two_cards(engine, machine):
+def test_an_engine_of_two_ranks_holds_a_lease_on_each_of_two_cards(booted, machine):
     machine.say(cards=[IDLE, IDLE_SECOND])
-    one = engine(tp_size=2)
-    one.boot()
+    one = booted(tp_size=2)
     assert one.handshakes[0]["visible"] == f"{H100},{SECOND}"
     assert [held["uuid"] for held in (one.lease, *one.lease["others"])] == [H100, SECOND]
     folder = os.environ["EAGLECHECK_LEASES"]
@@ -87,9 +110,8 @@ def test_an_engine_of_two_ranks_is_refused_where_there_is_one_card(engine):
 
 
 @pytest.mark.parametrize("ending", ["closed", "killed", "stopped-and-killed", "terminated"])
-def test_a_lease_ends_with_its_host_however_it_ends(engine, ending):
-    one = engine()
-    one.boot()
+def test_a_lease_ends_with_its_host_however_it_ends(booted, ending):
+    one = booted()
     processes = tree(one.process.pid)
     if ending == "closed":
         one.close()
@@ -101,18 +123,15 @@ def test_a_lease_ends_with_its_host_however_it_ends(engine, ending):
     assert survivors(processes) == []
 
 
-def test_what_outlives_its_host_keeps_no_lease_but_is_seen_on_the_card(engine, machine, patience):
-    one = engine(orphan=True)
-    one.boot()
+def test_what_outlives_its_host_keeps_no_lease_but_is_seen_on_the_card(booted, refused, machine):
+    one = booted(orphan=True)
     orphan = psutil.Process(one.handshakes[0]["orphan"])
     try:
         one.process.kill()
         assert soon(lambda: held() == [])
         assert orphan.is_running()
         machine.say(cards=[used(2048)], apps=[app(orphan.pid)])
-        patience(0)
-        with pytest.raises(NoLease, match=f"taken by process {orphan.pid} "):
-            engine().boot()
+        assert f"taken by process {orphan.pid} " in refused()
     finally:
         orphan.kill()
 
@@ -142,10 +161,8 @@ def test_a_lease_ends_with_the_control_process_that_was_killed(tmp_path):
     assert survivors(processes) == []
 
 
-def test_several_engines_share_a_card_and_a_third_waits_until_one_ends(engine, patience):
-    first, second = engine(), engine()
-    first.boot()
-    second.boot()
+def test_several_engines_share_a_card_and_a_third_waits_until_one_ends(booted, engine, patience):
+    first, _ = booted(), booted()
     assert [slot for _, slot in held()] == [0, 1]
     patience(30)
     third, said = engine(), []
@@ -160,10 +177,8 @@ def test_several_engines_share_a_card_and_a_third_waits_until_one_ends(engine, p
     assert third.boots_seconds < 5, "waiting is no part of the boot"
 
 
-def test_waiting_has_a_limit_and_ends_with_who_has_the_leases(engine, patience):
-    first, second = engine(), engine()
-    first.boot()
-    second.boot()
+def test_waiting_has_a_limit_and_ends_with_who_has_the_leases(booted, engine, patience):
+    _, second = booted(), booted()
     patience(2)
     third = engine()
     processes = []
@@ -176,32 +191,20 @@ def test_waiting_has_a_limit_and_ends_with_who_has_the_leases(engine, patience):
     assert survivors(processes) == []
 
 
-def test_shares_of_other_sizes_are_counted_as_they_are(engine, patience):
-    engine(60.0).boot()
-    patience(0)
-    with pytest.raises(NoLease, match=r"19\.2 GiB of 79\.2 GiB left"):
-        engine(30.0).boot()
-    engine(15.0).boot()
+def test_shares_of_other_sizes_are_counted_as_they_are(booted, refused):
+    booted(60.0)
+    assert "19.2 GiB of 79.2 GiB left" in refused(30.0)
+    booted(15.0)
     assert [slot for _, slot in held()] == [0, 1]
 
 
-def test_the_emptiest_of_several_cards_is_taken(engine, machine):
+def test_the_emptiest_of_several_cards_is_taken_of_those_that_are_visible(booted, machine, monkeypatch):
     machine.say(cards=[IDLE, IDLE_SECOND])
-    uuids = []
-    for _ in range(4):
-        one = engine()
-        one.boot()
-        uuids.append(one.lease["uuid"])
+    uuids = [booted(20.0).lease["uuid"] for _ in range(4)]
     assert sorted(uuids) == sorted([H100, SECOND] * 2)
     assert set(uuids[:2]) == {H100, SECOND}
-
-
-def test_visible_devices_leave_only_their_cards(engine, machine, monkeypatch):
-    machine.say(cards=[IDLE, IDLE_SECOND])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    one = engine()
-    one.boot()
-    assert one.handshakes[0]["visible"] == SECOND
+    assert booted(20.0).handshakes[0]["visible"] == SECOND
 
 
 @pytest.fixture
@@ -213,37 +216,27 @@ def stranger():
     process.wait()
 
 
-def test_a_card_with_a_foreign_process_is_refused_and_the_process_named(engine, machine, patience, stranger):
-    machine.say(cards=[used(20480)], apps=[app(stranger.pid, name="train.py", mib=20480)])
-    patience(1)
-    with pytest.raises(NoLease) as caught:
-        engine(4.0).boot()
-    assert f"taken by process {stranger.pid} (train.py, 20 GiB), which is no engine of ours" in str(caught.value)
-    assert "choose another card:  export CUDA_VISIBLE_DEVICES=UUID" in str(caught.value)
+def test_a_card_with_a_foreign_process_is_refused_and_the_process_named(booted, refused, machine, stranger):
+    foreign = app(stranger.pid, name="train.py", mib=20480)
+    machine.say(cards=[used(20480)], apps=[foreign])
+    said = refused(4.0, seconds=1)
+    assert f"taken by process {stranger.pid} (train.py, 20 GiB), which is no engine of ours" in said
+    assert "choose another card:  export CUDA_VISIBLE_DEVICES=UUID" in said
     assert held() == []
+    machine.say(cards=[used(20480), IDLE_SECOND], apps=[foreign])
+    assert booted(4.0).lease["uuid"] == SECOND
 
 
-def test_a_foreign_process_is_foreign_also_beside_engines(engine, machine, patience, stranger):
-    one = engine(4.0)
-    one.boot()
-    machine.say(cards=[used(22528)], apps=[app(one.handshakes[0]["pid"]), app(stranger.pid, mib=20480)])
-    patience(0)
-    with pytest.raises(NoLease, match=f"taken by process {stranger.pid} "):
-        engine(4.0).boot()
+def test_beside_engines_a_foreign_process_is_foreign_and_theirs_are_not(booted, refused, machine, stranger):
+    own = app(booted(4.0).handshakes[0]["pid"])
+    machine.say(cards=[used(2048)], apps=[own])
+    assert booted(4.0).lease["slot"] == 1
+    machine.say(cards=[used(22528)], apps=[own, app(stranger.pid, mib=20480)])
+    assert f"taken by process {stranger.pid} " in refused(4.0)
 
 
-def test_processes_of_our_own_engines_are_not_foreign(engine, machine):
-    one = engine(4.0)
-    one.boot()
-    machine.say(cards=[used(2048)], apps=[app(one.handshakes[0]["pid"])])
-    two = engine(4.0)
-    two.boot()
-    assert two.lease["slot"] == 1
-
-
-def test_what_an_engine_really_has_is_written_beside_its_share(engine, machine, stranger):
-    one = engine()
-    one.boot()
+def test_what_an_engine_really_has_is_written_beside_its_share(booted, machine, stranger):
+    one = booted()
     assert one.lease["used_mib"] is None, "the driver names no process of it"
     lease = leases.Lease(card=leases.states(leases.request())[0].card, share=4096, slot=0, lock=-1)
     apps = [app(one.process.pid, mib=500), app(one.handshakes[0]["pid"], mib=1300), app(stranger.pid, mib=1200)]
@@ -251,13 +244,6 @@ def test_what_an_engine_really_has_is_written_beside_its_share(engine, machine, 
     assert leases.used_mib(lease, one.process.pid) == 1800
     machine.say(cards=[used(3000)], apps=[*apps, app(one.process.pid, mib="[N/A]")])
     assert leases.used_mib(lease, one.process.pid) is None
-
-
-def test_another_card_is_taken_when_one_is_foreign(engine, machine, stranger):
-    machine.say(cards=[IDLE, IDLE_SECOND], apps=[app(stranger.pid)])
-    one = engine()
-    one.boot()
-    assert one.lease["uuid"] == SECOND
 
 
 def test_a_process_that_is_only_ending_is_waited_for(engine, machine, stranger):
@@ -269,25 +255,24 @@ def test_a_process_that_is_only_ending_is_waited_for(engine, machine, stranger):
     assert "waiting for a GPU lease" in said[0]
 
 
-def test_memory_that_nobody_accounts_for_is_refused_too(engine, machine, patience):
+def test_memory_that_nobody_accounts_for_is_refused_too(refused, machine):
     machine.say(cards=[used(79000)])
-    patience(1)
-    with pytest.raises(NoLease, match=r"2 GiB of 79\.2 GiB left\n.*nvidia-smi") as caught:
-        engine(4.0).boot()
-    assert "--gpu-share" in str(caught.value)
+    said = refused(4.0, seconds=1)
+    assert "2 GiB of 79.2 GiB left\n" in said
+    assert "nvidia-smi" in said
+    assert "--gpu-share" in said
 
 
-def test_a_process_from_outside_the_container_is_foreign_on_a_card_without_leases_only(engine, machine, patience):
+def test_a_process_from_outside_the_container_is_foreign_on_a_card_without_leases_only(booted, refused, machine):
     gone = subprocess.Popen(["true"])
     gone.wait()  # a number that is no process here
-    machine.say(cards=[used(2048)], apps=[app(gone.pid, name="[Not Found]")])
-    patience(0)
-    with pytest.raises(NoLease, match=f"taken by process {gone.pid} "):
-        engine(4.0).boot()
+    outside = {"cards": [used(2048)], "apps": [app(gone.pid, name="[Not Found]")]}
+    machine.say(**outside)
+    assert f"taken by process {gone.pid} " in refused(4.0)
     machine.say()
-    engine(4.0).boot()
-    machine.say(cards=[used(2048)], apps=[app(gone.pid, name="[Not Found]")])
-    engine(4.0).boot()
+    booted(4.0)
+    machine.say(**outside)
+    booted(4.0)
     assert len(held()) == 2
 
 
@@ -304,11 +289,10 @@ def test_a_tool_that_fails_while_a_lease_is_taken_is_reported(engine, machine):
         one.boot()
 
 
-def test_a_lock_file_counts_only_while_it_is_held(engine, machine):
+def test_a_lock_file_counts_only_while_it_is_held(booted, machine):
     machine.leases.mkdir()
     (machine.leases / f"{H100}.0").write_text('{"pid": 1, "share": 80000}')
-    one = engine()
-    one.boot()
+    one = booted()
     assert held() == [(one.process.pid, 0)]
 
 
@@ -379,9 +363,8 @@ def test_what_was_typed_comes_before_the_environment_and_that_before_the_default
     assert leases.request(3).share == 3072
 
 
-def test_description_names_holders_strangers_and_what_is_left(engine, machine, stranger):
-    one = engine()
-    one.boot()
+def test_description_names_holders_strangers_and_what_is_left(booted, machine, stranger):
+    one = booted()
     machine.say(cards=[IDLE, IDLE_SECOND], apps=[app(stranger.pid, uuid=SECOND, name="train.py")])
     first, second = leases.describe()
     assert f"leased to engine process {one.process.pid} (39 GiB); 10 leases of 4 GiB to be had" in first

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.engine_side.stand_ins.loopback import RULE_BOOK, Room, RuleError, Rules, Want, read_items, write_items
-from harness.engine_side.stand_ins.loopback_classes import make_classes
+from harness.engine_side.transfer_backend.classes import make_classes
+from harness.engine_side.transfer_backend.files import RULES, Room, RuleError, Rules, Want, read_items, write_items
 
 POLL = SimpleNamespace(Failed=0, Bootstrapping=1, WaitingForInput=2, Transferring=3, Success=4)
 CONN = SimpleNamespace(
@@ -18,9 +18,9 @@ PAGE = 8
 
 @pytest.fixture(autouse=True)
 def _no_rules():
-    RULE_BOOK.clear()
+    RULES.clear()
     yield
-    RULE_BOOK.clear()
+    RULES.clear()
 
 
 def side(classes):
@@ -88,25 +88,25 @@ def test_each_side_waits_for_the_other_step_by_step(pair):
 
 
 def test_what_is_held_arrives_when_it_is_released(pair):
-    RULE_BOOK.apply("hold", [7])
+    RULES.apply("hold", [7])
     send(pair)
     assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Transferring, POLL.Transferring)
     assert pair.kv.sum() == 0
-    RULE_BOOK.apply("release", [7])
+    RULES.apply("release", [7])
     assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Success)
 
 
 def test_what_fails_fails_on_both_sides_and_other_rooms_do_not(pair):
-    RULE_BOOK.apply("fail", [8])
+    RULES.apply("fail", [8])
     send(pair)
     assert pair.sender.poll() == POLL.Success
-    RULE_BOOK.apply("fail", [7])
+    RULES.apply("fail", [7])
     assert pair.receiver.poll() == POLL.Failed
     assert pair.kv.sum() == 0
 
 
 def test_what_is_dropped_is_done_on_one_side_and_never_arrives(pair):
-    RULE_BOOK.apply("drop", [7])
+    RULES.apply("drop", [7])
     send(pair)
     assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Transferring)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import pytest
 
@@ -58,26 +59,22 @@ PLAIN = "def test_one(): pass\n"
 
 
 @pytest.mark.parametrize(
-    ("cards", "share", "workers"),
-    [([IDLE], "39", 2), ([IDLE], "79", 1), ([IDLE, IDLE_SECOND], "39", 4), ([used(45000)], "30", 1)],
-    ids=["two-shares", "one-share", "two-cards", "half-used"],
+    ("cards", "others", "share", "named", "workers"),
+    [
+        ([IDLE], 0, "39", {}, "2 workers"),
+        ([IDLE], 0, "79", {}, "1 worker"),
+        ([IDLE, IDLE_SECOND], 0, "39", {}, "4 workers"),
+        ([used(45000)], 0, "30", {}, "1 worker"),
+        ([IDLE], 79 * 1024, "39", {}, "1 worker"),  # which waits
+        ([IDLE], 0, "39", {"PYTEST_XDIST_AUTO_NUM_WORKERS": "3"}, "3 workers"),
+    ],
+    ids=["two-shares", "one-share", "two-cards", "half-used", "leased-to-others", "a-number-is-named"],
 )
-def test_n_auto_is_one_worker_a_lease(run, machine, cards, share, workers):
+def test_n_auto_is_one_worker_a_lease_that_is_to_be_had(run, machine, cards, others, share, named, workers):
     machine.say(cards=cards)
-    done = run(PLAIN, "-n", "auto", f"--gpu-share={share}")
-    assert f"{workers} worker{'s' if workers > 1 else ''} [1 item]" in done.stdout, done.stdout + done.stderr
-
-
-def test_leases_of_other_sessions_are_not_counted_and_at_least_one_worker_waits(run, machine):
-    lock = lease_files.hold(str(machine.leases), H100, 0, share=79 * 1024)
-    with open(lock):
-        done = run(PLAIN, "-n", "auto", "--gpu-share=39")
-    assert "1 worker [1 item]" in done.stdout, done.stdout + done.stderr
-
-
-def test_a_number_that_was_named_is_kept(run):
-    done = run(PLAIN, "-n", "auto", "--gpu-share=39", PYTEST_XDIST_AUTO_NUM_WORKERS="3")
-    assert "3 workers [1 item]" in done.stdout
+    with open(lease_files.hold(str(machine.leases), H100, 0, share=others)) if others else nullcontext():
+        done = run(PLAIN, "-n", "auto", f"--gpu-share={share}", **named)
+    assert f"{workers} [1 item]" in done.stdout, done.stdout + done.stderr
 
 
 def test_on_a_cpu_the_cards_do_not_count(session, machine):  # noqa: F811

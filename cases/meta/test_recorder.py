@@ -1,59 +1,53 @@
 """A round's bytes: told once they have arrived, in order, and not waited for while only a few are underway."""
 
+import json
 import marshal
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from harness.both_sides.packed import named, read
+from harness.both_sides.wire import named, read
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
+from harness.engine_side import probes
 from harness.engine_side.host.gate import _together
+from harness.engine_side.probes import recorder as recorder_module
 from harness.engine_side.probes.recorder import MOST_UNDERWAY, Recorder
-from harness.engine_side.probes.snapshot import Shipment, copied
+from harness.engine_side.probes.snapshot import copied
+
+RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 
 
 class Slow:
-    """Stands for the way off a device: bytes arrive when the test says so, or when somebody waits for them."""
+    """Rounds on their way off a device: the first `arrived` of them are there, the others whoever asks waits for."""
 
-    def __init__(self):
-        self.arrived, self.waits = 0, 0
+    def __init__(self, monkeypatch):
+        self.arrived = self.waits = self.sent = 0
+        monkeypatch.setattr(recorder_module, "HostRound", self)
 
-    def ship(self, parts):
-        number, whole = len(self.sent), torch.cat(parts)
-        self.sent.append(whole)
+    def __call__(self, parts):
+        number, self.sent = self.sent, self.sent + 1
 
-        def synchronize():
-            if number >= self.arrived:
-                self.waits += 1
+        def bytes_there():
+            self.waits += number >= self.arrived
+            return torch.cat(parts).numpy()
 
-        event = SimpleNamespace(query=lambda: number < self.arrived, synchronize=synchronize)
-        return Shipment(whole, event)
-
-    sent: list = None
+        return SimpleNamespace(ready=lambda: number < self.arrived, bytes=bytes_there)
 
 
 @pytest.fixture
-def slow():
-    made = Slow()
-    made.sent = []
-    return made
-
-
-def recorder_with(shipper):
-    made = Recorder()
-    made._shipper = shipper
-    return made
+def slow(monkeypatch):
+    return Slow(monkeypatch)
 
 
 def decode(recorder, *, start, turn):
     """One decode round of one request, committed length on the device."""
     recorder.turn = turn
-    recorder.open_round(
-        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}), lens=[0], final=[True]
-    )
+    recorder.open_round(mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}))
     recorder.close_round()
 
 
@@ -63,7 +57,7 @@ def starts_in(taken):
 
 
 def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     decode(recorder, start=7, turn=3)
     assert recorder.take() == []
     slow.arrived = 1
@@ -74,7 +68,7 @@ def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
 
 
 def test_only_when_too_many_are_underway_the_oldest_is_waited_for(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     for turn in range(MOST_UNDERWAY):
         decode(recorder, start=turn, turn=turn)
     assert recorder.take() == []
@@ -84,7 +78,7 @@ def test_only_when_too_many_are_underway_the_oldest_is_waited_for(slow):
 
 
 def test_the_end_of_a_scenario_waits_for_all_of_them_in_their_order(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
     taken = recorder.take(all_of_them=True)
@@ -93,22 +87,14 @@ def test_the_end_of_a_scenario_waits_for_all_of_them_in_their_order(slow):
 
 
 def test_a_crash_tells_only_turns_before_its_own(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
     assert [named(message)["turn"] for message, _ in recorder.take(all_of_them=True, before=2)] == [1]
 
 
-def test_a_failed_round_is_not_told(slow):
-    recorder = recorder_with(slow)
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
-    recorder.drop_round()
-    recorder.close_round()
-    assert recorder.take(all_of_them=True) == []
-
-
 def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     decode(recorder, start=1, turn=1)
     decode(recorder, start=2, turn=2)
     first, second = (named(message)["layouts"] for message, _ in recorder.take(all_of_them=True))
@@ -121,15 +107,13 @@ def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
 
 def test_a_mutant_that_asks_gets_numbers_from_the_device():
     recorder = Recorder()
-    current = recorder.open_round(
-        mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([9])}), lens=[0], final=[True]
-    )
+    current = recorder.open_round(mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([9])}))
     current.accepted = copied({"lens": torch.tensor([3], dtype=torch.int32)})
     assert (current.starts, current.accept_lens) == ([9], [3])
 
 
 def test_a_frame_holds_messages_beside_the_bytes_they_speak_of(slow):
-    recorder = recorder_with(slow)
+    recorder = Recorder()
     decode(recorder, start=5, turn=1)
     arrays = _together(recorder.take(all_of_them=True))
     (message,) = map(named, marshal.loads(arrays["messages"]))
@@ -163,10 +147,11 @@ def test_an_unknown_dtype_is_named():
 def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenario():
     recorder = Recorder()
     recorder.turn = 3
-    recorder.open_round(mode="DECODE", rids=["a"], starts=[4], lens=[0], final=[True])
+    recorder.open_round(mode="DECODE", rids=["a"], starts=[4])
     recorder.put({"ev": "state", "round": 0, "width": 64})
     recorder.note("tree", copied({"next": torch.tensor([1])}), width=1)
     recorder.drop_round()
+    recorder.close_round()
     assert recorder.last_said == [{"ev": "state", "round": 0, "width": 64, "turn": 3}]
     assert recorder.take(all_of_them=True) == []
     recorder.begin()
@@ -176,9 +161,9 @@ def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenari
 @pytest.mark.parametrize("again", [0, 1, 2])
 def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_round(slow, again):
     """Two requests in blocks of n + again rows; one row a request, such as a pruned logit, stays as it is."""
-    recorder, n = recorder_with(slow), 3
+    recorder, n = Recorder(), 3
     starts = copied({"starts": torch.tensor([7, 9])})
-    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts, lens=[0, 0], final=[True, True])
+    recorder.open_round(mode="DECODE", rids=["a", "b"], starts=starts)
     index = torch.tensor([[0, 1, -1], [3, -1, -1]])
     walk = copied({"predict": torch.arange(6), "lens": torch.tensor([2, 1]), "index": index})
     recorder.note("sampled", walk, width=n)
@@ -203,7 +188,7 @@ def prebuilt(note):
     """What the control side makes of one prebuilt batch of one request with three tokens, the last one chosen last."""
     recorder = Recorder()
     recorder.active = True
-    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2], lens=[0], final=[True])
+    recorder.open_round(mode="PREBUILT", rids=["a"], starts=[2])
     note(recorder)
     recorder.close_round()
     assembler, unpacker = Assembler(), Unpacker()
@@ -232,3 +217,12 @@ def test_of_a_draft_in_layers_each_layers_proposal_comes_with_rows_of_its_own():
     assert list(columns) == [(step, slot, 8 + slot, 4 + slot) for step in range(3) for slot in range(2)]
     assert [ids.tolist() for ids in rows.lists["chosen_ids"]] == [[], [11], [], [12], [], [13]]
     assert [probs.tolist() for probs in rows.lists["chosen_probs"]][1::2] == [[0.5], [0.25], [0.125]]
+
+
+def test_the_table_of_wrapped_calls_names_every_call_that_a_recorded_run_wrapped():
+    calls = set(re.findall(r"[\w.]+", " ".join(re.findall(r"^\| (`.*?) \|", probes.__doc__, flags=re.MULTILINE))))
+    headers = [json.loads(path.read_text()) for path in RECORDED.glob("*/*/engine.json")]
+    found = {name.partition(":")[2] for header in headers for name in header.get("header", header)["hooks_found"]}
+    of_the_gate = re.compile(r"Scheduler\.event_loop_|.*\.recv_requests$")
+    assert {name for name in found if not of_the_gate.match(name) and not {name, name.split(".")[-1]} & calls} == set()
+    assert len(found) > 10

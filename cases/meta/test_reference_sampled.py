@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness.engine_side.stand_ins.cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
+from harness.engine_side.replacement_kernels.cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
 from reference.verify import Coins, greedy_walk, ratio_walk, sampled_walk
 
 #: tokens 0..3; node 0 is the root. Two branches of two levels, a token proposed under both, a leaf that is impossible.

@@ -8,7 +8,7 @@ import pytest
 from packaging.version import Version
 from rich.console import Console
 
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
@@ -20,7 +20,7 @@ from harness.search.mutants import Campaign, judged
 from harness.search.scoreboard import EXCUSED, SINCE, Fate, Score, Scoreboard, document
 from reports.mutants import MutantLine, render_scoreboard
 
-LATE = FAULTS["draft-position-late"]
+LATE = MUTANTS["draft-position-late"]
 BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
 
 
@@ -57,9 +57,9 @@ def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
         (outcome(Outcome.UNKNOWN, kinds=()), Fate.SURVIVED, "UNKNOWN: 1 × something"),
         (outcome(Outcome.PASS, kinds=(), fired=0), Fate.SURVIVED, "it never acted in together"),
         (
-            outcome(kinds=("CRASH",), crash="FaultBroken: mutant x: KeyError"),
+            outcome(kinds=("CRASH",), crash="MutantBroken: mutant x: KeyError"),
             Fate.BROKEN,
-            "FaultBroken: mutant x: KeyError",
+            "MutantBroken: mutant x: KeyError",
         ),
     ],
 )
@@ -69,7 +69,7 @@ def test_only_an_expected_kind_kills(given, fate, why):
 
 
 def board(*fates, killed_by=BUSY, **more):
-    faults = list(FAULTS.values())
+    faults = list(MUTANTS.values())
     scores = [
         Score(fault=faults[number], fate=fate, killed_by=killed_by if fate is Fate.KILLED else (), examples=1, why="so")
         for number, fate in enumerate(fates)
@@ -126,7 +126,7 @@ def test_line_without_a_terminal_prints_one_line_a_mutant():
     stream = io.StringIO()
     with MutantLine(Console(file=stream, width=100)) as line:
         Campaign(
-            lambda *_, **__: outcome(Outcome.PASS), "0.5.12.post1", [LATE, FAULTS["tail-chunk-border"]], line
+            lambda *_, **__: outcome(Outcome.PASS), "0.5.12.post1", [LATE, MUTANTS["tail-chunk-border"]], line
         ).run()
     assert [text.split()[2:5] for text in stream.getvalue().splitlines()] == [
         ["tail-chunk-border", "NOT", "RUN"],
@@ -168,7 +168,7 @@ def test_engine_that_fails_without_a_mutant_runs_none():
 
 @pytest.mark.parametrize(("release", "fate"), [("0.5.12.post1", Fate.NOT_RUN), ("0.5.13", Fate.SURVIVED)])
 def test_tree_is_asked_only_of_releases_whose_tree_worker_is_sound(release, fate):
-    made = Campaign(drives({}), release, [FAULTS["mask-bit-lost"]]).run()
+    made = Campaign(drives({}), release, [MUTANTS["mask-bit-lost"]]).run()
     assert made.scores[0].fate is fate
     assert made.unsound == ()
 
@@ -181,7 +181,7 @@ def test_mutant_that_the_engine_refuses_is_not_run():
 
 def layered(release):
     """What is printed where one mutant of MTP layers is asked for."""
-    one = next(fault for fault in FAULTS.values() if fault.needs == "layers")
+    one = next(fault for fault in MUTANTS.values() if fault.needs == "layers")
     made = Campaign(drives({}), release, [one]).run()
     stream = io.StringIO()
     render_scoreboard(Console(file=stream, width=200), made)

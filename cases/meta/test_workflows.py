@@ -44,8 +44,8 @@ def commands():
                 yield pytest.param(words, id=f"{name}-{job}-{words[0]}-{step['name']}")
 
 
-def test_both_workflows_are_there_and_parse():
-    assert set(FILES) == {"nightly", "pull-request"}
+def test_all_workflows_are_there_and_parse():
+    assert set(FILES) == {"checks", "nightly", "pull-request"}
     for name in FILES:
         assert {"name", True, "permissions", "jobs"} <= set(load(name)), "YAML reads the key `on` as true"
         assert load(name)["permissions"] == {"contents": "read"}
@@ -69,6 +69,9 @@ def test_what_is_run_exists_with_these_options(words, pytest_options):
         options = [word.partition("=")[0] for word in arguments if word.startswith("-")]
         assert options
         assert [option for option in options if option not in pytest_options] == []
+    elif program == "make":
+        made = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+        assert set(arguments) <= set(made)
     else:
         assert program in ("python", "mkdir")
 
@@ -86,10 +89,13 @@ def test_families_that_are_named_exist(words):
     assert set(named.split(",")) <= set(FAMILIES)
 
 
-def test_every_job_ends_by_itself_and_needs_a_runner_that_was_named():
+def test_every_job_ends_by_itself_on_a_hosted_runner_or_one_that_was_named():
     for name, job, each in jobs():
         assert 0 < each["timeout-minutes"] <= 240, (name, job)
-        assert "vars.EAGLECHECK_RUNNER != ''" in each["if"], (name, job)
+        if name == "checks":
+            assert each["runs-on"] == "ubuntu-latest"
+        else:
+            assert "vars.EAGLECHECK_RUNNER != ''" in each["if"], (name, job)
 
 
 def test_a_pull_request_draws_nothing_at_random_and_a_strangers_does_not_run_here():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps.
+#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps, or one of its KERNELS.
 Seam = tuple[str, str, str]
 
 _SPEC = "sglang.srt.speculative"
@@ -34,6 +34,7 @@ class Release:
     (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the
     module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
     dp_seams: what DP attention needs on a CPU beside `seams`. idle_seams: what lets an idle rank past its crash, F-007.
+    mtp_seams: what the multi-layer worker needs on a CPU; mtp_plan_seams: what lets it plan each eager forward, F-011.
     """
 
     first: str
@@ -51,8 +52,11 @@ class Release:
     idle_seams: tuple[Seam, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
-    plan_seams: tuple[Seam, ...] = ()  # lets the multi-layer worker plan each eager forward, F-011 (see compat_mtp)
-    layered: bool = False  # proposals come from one draft forward a layer instead of draft steps (see compat_mtp)
+    mtp_seams: tuple[Seam, ...] = ()
+    mtp_plan_seams: tuple[Seam, ...] = ()
+    # of `multi_layer` alone:
+    plan_seams: tuple[Seam, ...] = ()
+    layered: bool = False  # proposals come from one draft forward a layer instead of draft steps
 
     @property
     def generation(self) -> str:
@@ -97,6 +101,12 @@ _DP_OLD = (
 _DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
+_MTP_WORKER = f"{_SPEC}.multi_layer_eagle_worker_v2"
+#: This worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
+_MTP_CUDA = ((_MTP_WORKER, "device_name", "full"),)
+#: Its eager forwards run on what an earlier forward planned.
+_MTP_PLAN = (("sglang.srt.model_executor.forward_batch_info", "unplanned", "mark_forward_metadata_ready"),)
+
 _V1 = Release(
     first="0.5.11",
     gate=_SCHEDULER_GATE,
@@ -131,6 +141,7 @@ _V2 = Release(
     idle_seams=_IDLE,
     truncates_at_finish=False,
     overlap=True,
+    mtp_seams=_MTP_CUDA,
 )
 _V2_ONLY = replace(
     _V2,
@@ -149,10 +160,21 @@ def _v2_only(
     attention: tuple[Seam, ...],
     *seams: Seam,
     sampled_in: str = "",
-    dp_seams: tuple[Seam, ...] = _V2_ONLY.dp_seams,
+    dp_seams: tuple[Seam, ...] = _DP_OLD,
+    old_mtp: bool = False,
 ) -> Release:
-    """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on."""
-    row = replace(_V2_ONLY, first=first, seams=(_LLAMA, *attention, *seams), dp_seams=dp_seams)
+    """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on.
+
+    old_mtp: the multi-layer worker before 0.5.16.
+    """
+    row = replace(
+        _V2_ONLY,
+        first=first,
+        seams=(_LLAMA, *attention, *seams),
+        dp_seams=dp_seams,
+        mtp_seams=_MTP_CUDA if old_mtp else (),
+        mtp_plan_seams=_MTP_PLAN if old_mtp else (),
+    )
     if not sampled_in:
         return row
     return replace(row, sample=(f"{_SPEC}.{sampled_in}", "eagle_sample"), greedy=f"{_SPEC}.eagle_utils")
@@ -179,9 +201,9 @@ RELEASES: tuple[Release, ...] = (
         _LOCS_NEW,
         sampled_in="eagle_worker_common",
     ),
-    _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2"),
-    _v2_only("0.5.14", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, sampled_in="eagle_worker_v2"),
-    _v2_only("0.5.13", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, (f"{_SPEC}.eagle_info_v2", "sampling", "")),
+    _v2_only("0.5.15", _ATTENTION_OLD, _NO_XPU, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),
+    _v2_only("0.5.14", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, sampled_in="eagle_worker_v2", old_mtp=True),
+    _v2_only("0.5.13", _ATTENTION_OLD, *_OWN_TREE, _LOCS_OLD, (f"{_SPEC}.eagle_info_v2", "sampling", ""), old_mtp=True),
     _V2,
     _V1,
 )
@@ -194,6 +216,25 @@ def lookup(version: str, *, overlap: bool) -> Release:
         if wanted >= parse(release.first) and release.overlap in (None, overlap):
             return release
     raise LookupError(f"SGLang {version} is older than {RELEASES[-1].first}, the oldest release with a hook table")
+
+
+def multi_layer(release: Release) -> Release:
+    """`release` with the multi-layer worker as its worker; LookupError where only the v1 scheduling was asked for."""
+    if release.generation == "v1":
+        raise LookupError("the v1 multi-layer worker has no hook table; leave overlap at the release's default")
+    sample = release.sample
+    if sample is not None and sample[0] == release.worker_module:  # each worker imports the name for itself
+        sample = (_MTP_WORKER, sample[1])
+    return replace(
+        release,
+        sample=sample,
+        worker_module=_MTP_WORKER,
+        worker="MultiLayerEagleWorkerV2",
+        draft="MultiLayerEagleDraftWorker",
+        seams=(*release.seams, *release.mtp_seams),
+        plan_seams=release.mtp_plan_seams,
+        layered=True,
+    )
 
 
 def default_overlap(version: str, *, topk: int, device: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which NVIDIA cards are here and what runs on them.
+"""Which NVIDIA cards are here and what runs on them, as `nvidia-smi` says, which every GPU machine has.
 
 Both sides: standard library only. It must not create a CUDA context, start anything or decide who may use a card.
 """
@@ -6,16 +6,41 @@ Both sides: standard library only. It must not create a CUDA context, start anyt
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-from . import smi
 
 SMI_SECONDS = 30.0
 CARD_FIELDS = ("index", "uuid", "name", "memory.used", "memory.free")
 APP_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+#: Fields whose values may hold commas themselves.
+NAMES = ("name", "process_name")
 ON_CPU = "\n  run on the CPU instead:  --device cpu"
+
+
+class SmiError(Exception):
+    """It could not be asked, or answered something else; the text says what was found."""
+
+
+class NoSmi(SmiError):
+    """There is no nvidia-smi here."""
+
+
+class SmiFailed(SmiError):
+    """It ended with an exit code; `said` is what it printed."""
+
+    def __init__(self, code: int, said: str) -> None:
+        super().__init__(f"nvidia-smi failed (exit {code}): {said or 'it printed nothing'}")
+        self.code, self.said = code, said
+
+
+class OtherAnswer(SmiError):
+    """A line without the values asked for."""
+
+    def __init__(self, line: str, count: int) -> None:
+        super().__init__(f"nvidia-smi answered {line!r}, and {count} values were asked for")
+        self.line = line
 
 
 class CardError(Exception):
@@ -72,11 +97,37 @@ def read_apps() -> list[App]:
 
 def _ask(subject: str, fields: Sequence[str]) -> list[dict[str, str]]:
     try:
-        return smi.query(subject, fields, seconds=SMI_SECONDS)
-    except smi.NoSmi as error:
+        return query(subject, fields, seconds=SMI_SECONDS)
+    except NoSmi as error:
         raise CardError(f"{error}, so no GPU{ON_CPU}") from error
-    except smi.SmiError as error:
+    except SmiError as error:
         raise CardError(f"{error}\n  see what it says:  nvidia-smi") from error
+
+
+def query(subject: str, fields: Sequence[str], *, seconds: float) -> list[dict[str, str]]:
+    """The values of each thing, as text by field; subject: 'gpu' or 'compute-apps'. Raises SmiError."""
+    command = ["nvidia-smi", f"--query-{subject}={','.join(fields)}", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds, check=False)
+    except FileNotFoundError as error:
+        raise NoSmi("there is no nvidia-smi here") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SmiError(f"nvidia-smi cannot be asked: {error}") from error
+    if done.returncode:
+        raise SmiFailed(done.returncode, (done.stdout + done.stderr).strip())
+    return [values(line, fields) for line in done.stdout.splitlines() if line.strip()]
+
+
+def values(line: str, fields: Sequence[str]) -> dict[str, str]:
+    """The values of one line; OtherAnswer where there are too few, or too many without a name among them."""
+    parts = [part.strip() for part in line.split(",")]
+    over = len(parts) - len(fields)
+    name = next((place for place, field in enumerate(fields) if field in NAMES), None)
+    if over < 0 or (over and name is None):
+        raise OtherAnswer(line, len(fields))
+    if name is not None:
+        parts[name : name + over + 1] = [", ".join(parts[name : name + over + 1])]
+    return dict(zip(fields, parts, strict=True))
 
 
 def visible(cards: Sequence[Card], chosen: str | None = None) -> list[Card]:

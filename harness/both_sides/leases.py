@@ -1,7 +1,7 @@
 """Leases: who may use how much of which card. A lease is a lock that the engine host itself holds, so it ends with it.
 
 Both sides: standard library only. The host takes a lease (`take`) before it imports anything of SGLang; the control
-side asks for one (`request`) and tells what there is (`describe`, `open_count`). It must not end any process.
+side asks for one (`request`) and says what there is (`describe`, `open_count`). It must not end any process.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Frames between the control side and the engine side: a JSON header and raw arrays, over a local stream socket.
+"""What travels between the control side and the engine side: frames over a local stream socket, and a round's bytes.
 
-Engine side: standard library and NumPy only (this file is loaded by path inside SGLang's environment).
+Both sides: standard library and NumPy only (this file is loaded by path inside SGLang's environment).
 It must not know what the messages mean.
 
 A frame is `>I header length | header | arrays back to back`; the header's `_arrays` lists name, dtype and shape, and
 `_size` says how many bytes of arrays follow, so that a frame is three reads whatever it holds. The header is JSON, or,
 where the first bit of its length says so, marshalled: that takes a quarter of the time, and is for what is sent while a
-scheduler waits.
+scheduler waits. A round of the engine is one array of bytes with all its tensors, and the fields that find each again.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import marshal
 import math
 import socket
 import struct
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,63 @@ def _read(sock: socket.socket, count: int) -> bytearray:
             raise WireClosed("the peer closed the connection")
         done += got
     return parts
+
+
+# -- a round's bytes --
+
+Arrays = dict[str, np.ndarray]
+#: name, dtype (torch's short name), first byte, shape
+Field = Sequence[Any]
+
+#: What a rank says of a round besides its bytes, in the order in which it travels: names once here, values each time.
+ROUND = (
+    "turn",
+    "index",
+    "mode",
+    "rids",
+    "starts",
+    "pieces",
+    "layouts",
+    "tables",
+    "lens",
+    "final",
+    "epochs",
+    "forwards",
+    "graphs",
+    "events",
+)
+
+
+def named(message: Any) -> dict[str, Any]:
+    """A round as it travels, with its names; a message that has them stays as it is."""
+    return message if isinstance(message, dict) else {"ev": "packed", **dict(zip(ROUND, message, strict=True))}
+
+
+#: dtype -> the one its bytes have, the one they are read as.
+_PLAIN: dict[str, tuple[np.dtype[Any], np.dtype[Any]]] = {
+    name: (np.dtype(name), np.dtype(np.float32 if name.startswith("float") else np.int64))
+    for name in ("int64", "int32", "int16", "int8", "uint8", "bool", "float32", "float16", "float64")
+}
+
+
+def read(buffer: np.ndarray, pieces: Iterable[tuple[int, Sequence[Field]]]) -> Arrays:
+    """uint8 [n] -> arrays by name: int64 for whole numbers and truth values, float32 for everything else.
+
+    pieces: where fields begin in the buffer, and the fields, whose first bytes count from there. ValueError for a dtype
+    that is not known.
+    """
+    return {
+        name: _one(buffer, base + start, kind, shape) for base, fields in pieces for name, kind, start, shape in fields
+    }
+
+
+def _one(buffer: np.ndarray, start: int, kind: str, shape: Sequence[int]) -> np.ndarray:
+    known = _PLAIN.get(kind)
+    count = math.prod(shape)
+    if known is not None:
+        found = np.frombuffer(buffer, known[0], count, start).astype(known[1])
+        return found if len(shape) == 1 else found.reshape(shape)
+    if kind == "bfloat16":  # the upper half of a float32
+        wide = np.frombuffer(buffer, np.uint16, count, start).astype(np.uint32) << 16
+        return wide.view(np.float32).reshape(shape)
+    raise ValueError(f"a tensor of dtype {kind} cannot be read back; allowed: {', '.join(_PLAIN)}, bfloat16")

@@ -16,8 +16,8 @@ from harness.checks.registry import CheckResult, register
 from harness.contract.trace import ENDS, Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
-#: How the files are called that do SGLang's work on a CPU.
-STAND_INS = ("cpu_", "loopback")
+#: Folders of what runs in the place of SGLang's own code (`stand_ins`: in older traces).
+REPLACEMENTS = ("replacement_kernels", "transfer_backend", "stand_ins")
 #: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
 LOST = "ended-from-outside"
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
@@ -63,10 +63,10 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
 def _stand_in(trace: str) -> str:
     """What to add to an error that something of ours raised in the place of SGLang's own code, by its traceback."""
     frames = re.findall(r'^  File "([^"]+)", line \d+, in (\S+)', trace, flags=re.MULTILINE)
-    ours = [(Path(file).stem, name) for file, name in frames if "/sglang/" not in file]
-    if not frames or (Path(frames[-1][0]).stem, frames[-1][1]) not in ours or not ours[-1][0].startswith(STAND_INS):
+    file, function = frames[-1] if frames else ("", "")
+    if Path(file).parent.name not in REPLACEMENTS:
         return ""
-    module, function = ours[-1]
+    module = Path(file).stem
     return f" (refused by our stand-in {module}.{function}, which SGLang called there in place of its own kernel)"
 
 

@@ -6,7 +6,7 @@ within their own phase of one batch. With the prefix cache on, rows whose text a
 back early (the cache keeps one copy), so those claim nothing afterwards.
 
 Branches of a paged tree that are read page by page begin with a copy of the prefix's unfinished last page; of these the
-probe compared the engine's own cache with itself (event 'tails', `harness.engine_side.probes.tail_probe`).
+probe compared the engine's own cache with itself (event 'tails', `harness.engine_side.probes.verify_probe`).
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.both_sides.faults import FAULTS, Fault
+from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, write_json
 from harness.cli.interrupted import kept, typed_again
@@ -76,12 +76,12 @@ def _left() -> str:
     return f"nothing of a campaign is kept\n  ask again, or fewer of them with --only:  {typed_again()}"
 
 
-def _chosen(only: str | None) -> list[Fault]:
+def _chosen(only: str | None) -> list[Mutant]:
     if only is None:
-        return list(FAULTS.values())
+        return list(MUTANTS.values())
     chosen = []
     for name in prepare.split_list(only, what="only"):
-        if name not in FAULTS:
-            raise UsageError(f"--only: {unknown('mutant', name, FAULTS)}")
-        chosen.append(FAULTS[name])
+        if name not in MUTANTS:
+            raise UsageError(f"--only: {unknown('mutant', name, MUTANTS)}")
+        chosen.append(MUTANTS[name])
     return chosen

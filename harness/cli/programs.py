@@ -15,7 +15,7 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
 from cases.situations import SITUATIONS
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import RequestSpec, Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.pairs import OwnPair
@@ -71,8 +71,8 @@ def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair 
         if own is None and scenario.checkpoint not in RECIPES:
             raise _refusal(scenario, unknown("checkpoint", scenario.checkpoint, sorted(RECIPES)))
         for op in scenario.script:
-            if op.kind == "fault" and op.name not in FAULTS:
-                raise _refusal(scenario, unknown("fault", str(op.name), FAULTS))
+            if op.kind == "fault" and op.name not in MUTANTS:
+                raise _refusal(scenario, unknown("fault", str(op.name), MUTANTS))
         vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
         for request in scenario.requests:
             _check_request(scenario, request, vocab)

@@ -197,7 +197,7 @@ class Op(_Strict):
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
              side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
              which moves nothing)
-    fault    arm the mutant `name` (see harness.both_sides.faults), from the `count`-th batch of the scenario on
+    fault    arm the mutant `name` (see harness.both_sides.mutants), from the `count`-th batch of the scenario on
     drain    turns until nothing is left; how many at most follows from the tokens asked for
 
     Where prefill and decode are two engines, `name` "prefill" or "decode" lets only that side know of an abort or a

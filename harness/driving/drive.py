@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from harness.both_sides.faults import FAULTS
+from harness.both_sides.mutants import MUTANTS
 from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
 from harness.contract.words import meant
@@ -130,8 +130,8 @@ class _Run:
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
 
     def _do_fault(self, op: Op) -> None:
-        if op.name not in FAULTS:
-            hint = meant(str(op.name), FAULTS) or f"; allowed: {', '.join(FAULTS)}"
+        if op.name not in MUTANTS:
+            hint = meant(str(op.name), MUTANTS) or f"; allowed: {', '.join(MUTANTS)}"
             raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
         self.engine.fault(op.name, first=op.count)
         self.faults.append(op.name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.both_sides.packed import Arrays, Field, read
+from harness.both_sides.wire import Arrays, Field, read
 from harness.driving.row_arrays import (
     kept_rows,
     of_rows,

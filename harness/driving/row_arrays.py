@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.both_sides.packed import Arrays
+from harness.both_sides.wire import Arrays
 from harness.contract.trace import TOP_LOGITS
 
 

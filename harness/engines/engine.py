@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 
 from harness.both_sides import wire
-from harness.both_sides.packed import named
+from harness.both_sides.wire import named
 from harness.engines import endings, ranks, scratch
 from harness.engines.endings import Endings
 from harness.engines.group import end_group
@@ -331,7 +331,7 @@ class Engine:
             self._ask(peer, {"op": "fault", "name": name, "first": first})
 
     def transfer(self, what: str, rooms: list[int]) -> None:
-        """Tell every rank what is to become of these hand-overs (see harness.engine_side.stand_ins.loopback)."""
+        """Tell every rank what is to become of these hand-overs (see harness.engine_side.transfer_backend.files)."""
         for peer in self.ranks:
             self._ask(peer, {"op": "transfer", "what": what, "rooms": rooms})
 

@@ -103,7 +103,7 @@ class PairedEngine:
             side.fault(name, first=first)
 
     def transfer(self, what: str, rids: Iterable[str]) -> None:
-        """What is to become of the hand-overs of these requests (see harness.engine_side.stand_ins.loopback)."""
+        """What is to become of the hand-overs of these requests (see harness.engine_side.transfer_backend.files)."""
         rooms = [self._room(rid) for rid in rids]
         for side in self.sides:
             side.transfer(what, rooms)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.both_sides import smi
+from harness.both_sides import gpus
 
 FIELDS = ("name", "uuid", "memory.total", "memory.free", "compute_cap", "driver_version")
 SECONDS = 20
@@ -40,14 +40,14 @@ def cards() -> tuple[Card, ...]:
 def ask() -> tuple[Card, ...]:
     """Every card; empty where there is no nvidia-smi. NoAnswer where it fails or says something unexpected."""
     try:
-        return tuple(_card(one) for one in smi.query("gpu", FIELDS, seconds=SECONDS))
-    except smi.NoSmi:
+        return tuple(_card(one) for one in gpus.query("gpu", FIELDS, seconds=SECONDS))
+    except gpus.NoSmi:
         return ()
-    except smi.SmiFailed as error:
+    except gpus.SmiFailed as error:
         raise NoAnswer(error.said.splitlines()[0] if error.said else f"exit {error.code}") from error
-    except smi.OtherAnswer as error:
+    except gpus.OtherAnswer as error:
         raise NoAnswer(error.line) from error
-    except smi.SmiError as error:
+    except gpus.SmiError as error:
         raise NoAnswer(str(error)) from error
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cases.exercises import EXERCISES
-from harness.both_sides.faults import FAULTS, Fault
+from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
 from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Tell = Callable[[Step], None]
 
 
-def with_fault(scenario: Scenario, fault: Fault, *, first: int = 1) -> Scenario:
+def with_fault(scenario: Scenario, fault: Mutant, *, first: int = 1) -> Scenario:
     """The same program with the mutant armed from its first-th batch on."""
     arm = Op(kind="fault", name=fault.id, count=first)
     name = f"{scenario.name}-{fault.id}"[:60]
@@ -40,16 +40,16 @@ def killers(outcome: ScenarioResult) -> tuple[str, ...]:
     return tuple(name for name, check in CHECKS.items() if run_check(check, evidence).divergences)
 
 
-def by_engine(faults: Iterable[Fault]) -> list[list[Fault]]:
+def by_engine(faults: Iterable[Mutant]) -> list[list[Mutant]]:
     """Mutants that one booted engine can serve, in order of the catalogue."""
-    boots: dict[str, list[Fault]] = {}
+    boots: dict[str, list[Mutant]] = {}
     for fault in faults:
         exercises = EXERCISES.get(fault.needs, ())
         boots.setdefault(exercises[0].boot_key() if exercises else "", []).append(fault)
     return list(boots.values())
 
 
-def may_end_it(fault: Fault) -> bool:
+def may_end_it(fault: Mutant) -> bool:
     """Whether the engine may have to be booted again after this mutant."""
     return bool({"CRASH", "HANG"} & set(fault.kinds))
 
@@ -60,7 +60,7 @@ class Campaign:
 
     engines: LiveEngines
     engine: str
-    faults: Sequence[Fault]
+    faults: Sequence[Mutant]
     tell: Tell = lambda _step: None
     #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
     knobs: dict[str, Any] = field(default_factory=dict)
@@ -81,15 +81,15 @@ class Campaign:
         return self._board()
 
     def _board(self) -> Scoreboard:
-        order, asked = list(FAULTS), {score.fault.id for score in self.scores}
+        order, asked = list(MUTANTS), {score.fault.id for score in self.scores}
         return Scoreboard(
             engine=self.engine,
             scores=tuple(sorted(self.scores, key=lambda score: order.index(score.fault.id))),
             unsound=tuple(self.unsound),
-            whole=asked == set(FAULTS),
+            whole=asked == set(MUTANTS),
         )
 
-    def _can_run(self, fault: Fault) -> bool:
+    def _can_run(self, fault: Mutant) -> bool:
         """Whether there is a sound exercise for it; noted as not run otherwise."""
         why = undrivable(fault.needs, self.engine) or self._wrong_without(fault.needs)
         if why:
@@ -103,7 +103,7 @@ class Campaign:
             self.unsound += [self._wrong[need]] if self._wrong[need] else []
         return self._wrong[need]
 
-    def _on_one_engine(self, faults: list[Fault]) -> None:
+    def _on_one_engine(self, faults: list[Mutant]) -> None:
         """Mutants that end the engine last, after it has been shown that the others left nothing behind."""
         for fault in faults:
             if not may_end_it(fault):
@@ -128,7 +128,7 @@ class Campaign:
         reasons = "; ".join(outcome.verdict.reasons[:2])
         return "" if outcome.passed else f"{scenario.name} is {outcome.verdict.outcome} without a mutant: {reasons}"
 
-    def _ask(self, fault: Fault, exercises: Sequence[Scenario]) -> Score:
+    def _ask(self, fault: Mutant, exercises: Sequence[Scenario]) -> Score:
         """Drive exercises until one shows the mutant."""
         score = Score(fault=fault, fate=Fate.NOT_RUN, why="no exercise")
         for number, scenario in enumerate(exercises, 1):
@@ -153,14 +153,14 @@ class Campaign:
         self.tell(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
 
 
-def judged(fault: Fault, outcome: ScenarioResult, *, examples: int) -> Score:
+def judged(fault: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
     lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
     if lost:
         return Score(fault=fault, fate=Fate.NOT_RUN, why=lost)
     kinds = outcome.verdict.root_kinds
     killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(fault.kinds))
-    broken = next((event for event in outcome.trace.events if "FaultBroken" in str(event.data.get("error", ""))), None)
+    broken = next((event for event in outcome.trace.events if "MutantBroken" in str(event.data.get("error", ""))), None)
     fate = Fate.BROKEN if broken is not None else Fate.KILLED if killed else Fate.SURVIVED
     why = "" if fate is Fate.KILLED else _why(fault, outcome)
     return Score(
@@ -174,7 +174,7 @@ def judged(fault: Fault, outcome: ScenarioResult, *, examples: int) -> Score:
     )
 
 
-def _why(fault: Fault, outcome: ScenarioResult) -> str:
+def _why(fault: Mutant, outcome: ScenarioResult) -> str:
     fired = {event.data["mutant"]: event.data["fired"] for event in outcome.trace.events if event.name == "fault"}
     if fired.get(fault.id) == 0:
         return f"it never acted in {outcome.scenario.name}"

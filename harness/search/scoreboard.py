@@ -11,7 +11,7 @@ from typing import Any
 
 from packaging.version import Version
 
-from harness.both_sides.faults import Fault
+from harness.both_sides.mutants import Mutant
 from harness.checks import CHECKS
 from harness.contract.types import Outcome
 
@@ -69,7 +69,7 @@ class Fate(StrEnum):
 class Score:
     """One mutant. killed_by: checks that show it, each by itself. examples: scenarios driven. why: if not killed."""
 
-    fault: Fault
+    fault: Mutant
     fate: Fate
     killed_by: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()

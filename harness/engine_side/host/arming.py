@@ -19,7 +19,7 @@ from .processes import ENV_BOOT, ENV_SOCKET, connect
 from .seams import release_of
 
 if TYPE_CHECKING:
-    from ..mutants.fault_wraps import Faults
+    from ..mutants.armed import ArmedMutants
     from ..probes.graph_probe import GraphProbe
     from ..probes.probe import Probe
 
@@ -73,9 +73,9 @@ def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
     importlib.import_module("sglang.srt.model_executor.model_runner")
     probe = GraphProbe(device=boot["device"])
     if boot.get("mutants_in_graphs"):
-        from ..mutants.fault_graphs import Captured
+        from ..mutants.graphs import GraphMutants
 
-        probe.mutants = Captured()
+        probe.mutants = GraphMutants()
     probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
     return probe
 
@@ -92,16 +92,15 @@ def _install_in(
     import sglang
     import torch
 
-    from ..probes.dock import Dock
-    from ..probes.dp_probe import DpProbe
-    from ..probes.handoff_probe import HandoffProbe, widths
+    from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
     from ..probes.probe import Probe
     from ..probes.recorder import Recorder
+    from ..probes.staging import StagingBuffer
     from .gate import Gate, pool_level
     from .lookout import Lookout
 
     release = release_of(boot)
-    recorder = Recorder(Dock() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder)
@@ -120,7 +119,7 @@ def _install_in(
             DpProbe(probe).install()
         if boot.get("handoff"):
             HandoffProbe(probe, scheduler).install()
-        gate.make_faults = lambda: _make_faults(probe, scheduler)
+        gate.make_mutants = lambda: _make_mutants(probe, scheduler)
     wire.send(
         sock,
         {
@@ -139,7 +138,7 @@ def _install_in(
             "card": torch.cuda.get_device_name() if boot["device"] == "cuda" else "",
             "probe": boot["probe"],
             "graphs": {} if graphs is None else graphs.sizes(),
-            **({} if recorder.dock is None else {"copies": recorder.dock.batches}),
+            **({} if recorder.staging is None else {"copies": recorder.staging.batches}),
             "backend": boot["arguments"]["attention_backend"],
             "dtype": boot["arguments"]["dtype"],
             "revert": boot["revert"],
@@ -160,7 +159,7 @@ def _tree(package: types.ModuleType) -> dict[str, str]:
     return {} if boot.get("tree") is None else {"tree": str(Path(str(package.__file__)).resolve().parents[1])}
 
 
-def _make_faults(probe: Probe, scheduler: Any) -> Faults:
-    from ..mutants.fault_wraps import Faults
+def _make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+    from ..mutants.sites import make_mutants
 
-    return Faults(probe, scheduler)
+    return make_mutants(probe, scheduler)

@@ -11,7 +11,7 @@ from pathlib import Path
 HARNESS = Path(__file__).resolve().parents[2]
 #: Our folders and files that do SGLang's work or change it: what fails in a stand-in, a mutant or a transfer may be its
 #: doing. All others only look on.
-AT_WORK = ("stand_ins", "mutants", "faults", "component_handoff", "plugin_algorithm")
+AT_WORK = ("replacement_kernels", "transfer_backend", "mutants", "component_handoff", "plugin_algorithm")
 
 
 def watcher(error: BaseException) -> str | None:

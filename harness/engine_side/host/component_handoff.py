@@ -143,7 +143,7 @@ def _ask_custom(torch: Any, name: str, answer: Any) -> dict[str, Any]:
 def main() -> None:
     _own_package()
     from eaglecheck_engine.engine_side.hooks import ImportHooks
-    from eaglecheck_engine.engine_side.stand_ins.cpu_ops import CpuOps
+    from eaglecheck_engine.engine_side.replacement_kernels.cpu_ops import CpuOps
 
     hooks = ImportHooks()
     hooks.install()

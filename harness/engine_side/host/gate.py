@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...both_sides import wire
-from ...both_sides.packed import Arrays
+from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
-from ..stand_ins.loopback import RULE_BOOK
+from ..transfer_backend.files import RULES
 from .blame import watcher
 
 if TYPE_CHECKING:
-    from ..mutants.fault_wraps import Faults
+    from ..mutants.armed import ArmedMutants
 
 #: How long a request announced by the control side may take to arrive over SGLang's own sockets.
 ARRIVAL_SECONDS = 30.0
@@ -36,8 +36,8 @@ class Gate:
     def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
         self.scheduler: Any = None
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
-        self.make_faults: Callable[[], Faults] | None = None
-        self._faults: Faults | None = None
+        self.make_mutants: Callable[[], ArmedMutants] | None = None
+        self._mutants: ArmedMutants | None = None
         self._sock = sock
         self._recorder = recorder
         self._turn: int | None = None
@@ -145,7 +145,7 @@ class Gate:
             if op == "fault":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "transfer":
-                RULE_BOOK.apply(command["what"], command["rooms"])
+                RULES.apply(command["what"], command["rooms"])
                 return {"op": "ruled"}, {}
             if op == "end":
                 return self._end()
@@ -156,16 +156,16 @@ class Gate:
     def _end(self) -> tuple[dict[str, Any], wire.Held]:
         """The scenario is over: pool levels, what mutants did, and the rounds that are still underway."""
         self._recorder.active = False
-        fired = {} if self._faults is None else self._faults.fired()
+        fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
         return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
         scheduler = self.scheduler
-        if self._faults is not None:
-            self._faults.disarm()
-        RULE_BOOK.clear()
+        if self._mutants is not None:
+            self._mutants.disarm()
+        RULES.clear()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
@@ -183,11 +183,11 @@ class Gate:
         self._running_limit = limit
 
     def _arm(self, command: dict[str, Any]) -> dict[str, Any]:
-        if self._faults is None:
-            if self.make_faults is None:
+        if self._mutants is None:
+            if self.make_mutants is None:
                 raise LookupError("mutants need the probe, and this engine was booted without it")
-            self._faults = self.make_faults()
-        self._faults.arm(command["name"], first=command["first"])
+            self._mutants = self.make_mutants()
+        self._mutants.arm(command["name"], first=command["first"])
         return {"name": command["name"]}
 
     def _report_crash(self, error: BaseException) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...both_sides import compat, compat_mtp, plugin_algorithm
+from ...both_sides import compat, plugin_algorithm
 from ..hooks import ImportHooks
 
 
@@ -24,14 +24,14 @@ def install_seams(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
 def release_of(boot: dict[str, Any]) -> compat.Release:
     """The hook table for what is about to boot."""
     release = compat.lookup(boot["release"], overlap=boot["overlap"])
-    return compat_mtp.multi_layer(release) if boot["layered"] else release
+    return compat.multi_layer(release) if boot["layered"] else release
 
 
 def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
     """Install the CPU seams of the release; returns the CpuOps (None on a GPU)."""
     if boot["device"] != "cpu":
         return None
-    from ..stand_ins.cpu_ops import CpuOps
+    from ..replacement_kernels.cpu_ops import CpuOps
 
     ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
     release = release_of(boot)
@@ -48,7 +48,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
 def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
     """Our transfer backend, where this engine is one side of a disaggregated pair."""
     if boot.get("handoff"):
-        from ..stand_ins.loopback_classes import register
+        from ..transfer_backend.classes import register
 
         folder = boot["handoff"]["folder"]
         hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))

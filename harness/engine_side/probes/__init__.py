@@ -1,1 +1,26 @@
-"""What watches the engine. It must not change what the engine computes."""
+"""What watches the engine. It must not change what the engine computes.
+
+Every call of SGLang's that is wrapped, where, and what the trace has from it. The worker's calls are named as in v2;
+the table of a release (`both_sides/compat.py`) has its own names. A trace's header says what was wrapped.
+
+| call | module | what it gives |
+| --- | --- | --- |
+| `forward_batch_generation` | `probe` | a round: mode, requests, committed lengths |
+| `ModelRunner.forward` | `probe` | a row a slot: inputs, hidden rows, logits |
+| `draft` | `probe` | phase DRAFT; links of the tree |
+| `_draft_extend_for_prefill` | `probe` | phase DRAFT_PREFILL; what the target chose after a prompt; proposals |
+| `_draft_extend_for_decode` | `probe` | phase EXTEND; proposals |
+| `select_top_k_tokens` | `probe` | choices of each DRAFT step |
+| `draft_topk1_postprocess` | `probe` | the same, for chains on a GPU |
+| `sample`, `eagle_sample`, `verify` (v1) | `verify_probe` | ACCEPT rows |
+| `tree_speculative_sampling_target_only` | `verify_probe` | uniforms and thresholds of a sampled verify |
+| `chain_speculative_sampling_triton` | `verify_probe` | the same, of rejection sampling |
+| `duplicate_prefix_tail_to_draft_branches` | `verify_probe` | copies of a prefix's last page that differ from it |
+| `process_prebuilt` | `distributed_probe` | PREBUILT rows: what a decode engine is handed |
+| `ModelRunner.forward` under DP attention | `distributed_probe` | draft state and token counts of every rank |
+| `load_model` | `graph_probe` | the model's own `forward`, which the captures below need |
+| `capture_begin`, `capture_end`, `replay` | `graph_probe` | rows of the forwards and choices inside a graph |
+
+`snapshot` copies tensors, `staging` brings them to the host through `driver`, `recorder` and `round` keep a round
+together, `captured_graph` what a graph does, `names` what releases call things.
+"""

@@ -89,15 +89,15 @@ class Driver:
         pointer = ctypes.c_void_p
         before = (pointer, pointer, pointer, ctypes.c_size_t, pointer, pointer, ctypes.c_size_t)
         places = [ctypes.addressof(each) for each in (self._to, self._from, self._sizes)]
-        told = [ctypes.addressof(each) for each in (attributes, first)]
+        fixed = [ctypes.addressof(each) for each in (attributes, first)]
         self._kept = attributes, first  # the driver reads them at every call
         if hasattr(self._library, "cuMemcpyBatchAsync_v2"):
             call = self._function("cuMemcpyBatchAsync_v2", *before, pointer)
-            return lambda count, stream: int(call(*places, count, *told, 1, stream))
+            return lambda count, stream: int(call(*places, count, *fixed, 1, stream))
         if hasattr(self._library, "cuMemcpyBatchAsync"):  # 12.8 and 12.9 also say which copy failed
             failed = ctypes.c_size_t(0)
             older = self._function("cuMemcpyBatchAsync", *before, pointer, pointer)
-            return lambda count, stream: int(older(*places, count, *told, 1, ctypes.addressof(failed), stream))
+            return lambda count, stream: int(older(*places, count, *fixed, 1, ctypes.addressof(failed), stream))
         return None
 
     # -- events ------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ def pinned(size: int) -> torch.Tensor:
 
 
 def _stream_asker() -> Callable[[], int]:
-    """What tells the current stream's handle; PyTorch's own way costs eight microseconds."""
+    """A function for the current stream's handle; PyTorch's own way costs eight microseconds."""
     quick = getattr(torch._C, "_cuda_getCurrentRawStream", None)
     device = torch.cuda.current_device()
     return lambda: int(torch.cuda.current_stream().cuda_stream if quick is None else quick(device))

@@ -17,127 +17,42 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from ...both_sides.packed import Field
 from ..hooks import Ledger
-from .snapshot import Copy, copied, inputs_of, outputs_of
-
-if TYPE_CHECKING:
-    from ..mutants.fault_graphs import Captured
-    from .open_round import Round
+from .captured_graph import Arena, CapturedGraph
+from .snapshot import copied, inputs_of, outputs_of
 
 Original = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One thing that happens inside a graph: a 'forward' of a model, or what was 'chosen' from the one before.
-
-    is_draft: whose model; batch: requests the graph was captured for, padding included; fields: where its tensors lie
-    in the graph's buffer.
-    """
-
-    what: str
-    is_draft: bool
-    batch: int
-    fields: tuple[Field, ...]
-
-
-@dataclass
-class Book:
-    """What one graph does, in order, and the buffer its copies are in: uint8 [n], filled again by every replay.
-
-    lasting: nothing but this graph writes to the buffer. Else it holds until the next replay of any graph, since graphs
-    share a pool of memory, which is given to nothing but captures.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    buffer: torch.Tensor | None = None
-    lasting: bool = False
-    #: the round that keeps the buffer as it is until its end
-    kept: Round | None = None
-    #: forwards that follow each other: (whether the draft's, batch, how many)
-    runs: list[tuple[bool, int, int]] = field(default_factory=list)
-    _parts: list[torch.Tensor] = field(default_factory=list)
-    _size: int = 0
-
-    @property
-    def forwards(self) -> int:
-        """How many forwards it has so far."""
-        return sum(call.what == "forward" for call in self.calls)
-
-    def put(self, what: str, *, is_draft: bool, batch: int, copies: Sequence[Copy | None]) -> None:
-        """Keep copies that were made at this place of the graph, in the order of the calls."""
-        fields = []
-        for copy in copies:
-            if copy is not None:
-                fields += [(name, kind, self._size + start, shape) for name, kind, start, shape in copy.fields]
-                self._parts.append(copy.data)
-                self._size += copy.data.numel()
-        self.calls.append(Call(what, is_draft, batch, tuple(fields)))
-
-    def close(self, arena: Arena | None = None) -> None:
-        """Pack everything into one buffer; still inside the capture, so the packing is replayed too."""
-        forwards = [(call.is_draft, call.batch) for call in self.calls if call.what == "forward"]
-        self.runs = [(*kind, len(list(same))) for kind, same in groupby(forwards)]
-        if self._parts:
-            place = None if arena is None else arena.give(self._size)
-            self.buffer, self.lasting = torch.cat(self._parts, out=place), place is not None
-        self._parts = []
-
-
-class Arena:
-    """Memory of a device that no pool of graphs gives to anybody else, so that what is put there may wait."""
-
-    def __init__(self, device: str) -> None:
-        """Call outside of any capture."""
-        self._whole = torch.empty(ARENA_BYTES, dtype=torch.uint8, device=device)
-        self._used = 0
-
-    def give(self, size: int) -> torch.Tensor | None:
-        """uint8 [size]; None if there is not so much left."""
-        start, end = self._used, self._used + size
-        if end > ARENA_BYTES:
-            return None
-        self._used = -(-end // ALIGNED) * ALIGNED
-        return self._whole[start:end]
-
-
-#: What all graphs of a tiny pair fill a twentieth of.
-ARENA_BYTES = 1 << 25
-#: Of where each buffer begins: what a copy likes.
-ALIGNED = 256
-
-#: Told which graph has just been replayed, if it has calls.
-OnReplay = Callable[[Book], None]
+#: Gets the graph that has just been replayed, if it has calls.
+OnReplay = Callable[[CapturedGraph], None]
 
 
 class GraphProbe:
     """Hooks on torch's graphs and on SGLang's models, in place before the first capture.
 
-    mutants: those that the graphs shall hold, where an engine is booted for them. device: where buffers are to last
-    until the end of a round; None: they hold until the next replay.
+    mutants: the `GraphMutants` that the graphs shall hold, where an engine is booted for them. device: where buffers
+    are to last until the end of a round; None: they hold until the next replay.
     """
 
-    def __init__(self, mutants: Captured | None = None, device: str | None = None) -> None:
+    def __init__(self, mutants: Any = None, device: str | None = None) -> None:
         self.mutants = mutants
         self._device = device
         self.ledger = Ledger()
         self.on_replay: OnReplay | None = None
-        #: whether a replay is worth telling
+        #: whether a replay is to be reported
         self.wanted: Callable[[], bool] = lambda: False
-        #: told that a graph is about to write to its buffer again
-        self.before_replay: Callable[[Book], None] = lambda _book: None
-        #: told that a model is about to run outside any capture
+        #: called when a graph is about to write to its buffer again
+        self.before_replay: Callable[[CapturedGraph], None] = lambda _captured: None
+        #: called when a model is about to run outside any capture
         self.on_eager: Callable[[], None] = lambda: None
-        self._open: Book | None = None
+        self._open: CapturedGraph | None = None
         self._arena: Arena | None = None
-        self._books: weakref.WeakKeyDictionary[Any, Book] = weakref.WeakKeyDictionary()
+        self._captured: weakref.WeakKeyDictionary[Any, CapturedGraph] = weakref.WeakKeyDictionary()
 
     def install(self, *, chooser_module: types.ModuleType, choosers: Sequence[str]) -> None:
         """Call before any graph is captured and after SGLang edited its own sources (its revert switch).
@@ -156,52 +71,52 @@ class GraphProbe:
                 self.ledger.wrap(chooser_module, name, make)
 
     @property
-    def books(self) -> list[Book]:
+    def captured(self) -> list[CapturedGraph]:
         """Every captured graph that something of a model runs in."""
-        return [book for book in self._books.values() if book.calls]
+        return [one for one in self._captured.values() if one.calls]
 
     def sizes(self) -> dict[str, list[int]]:
         """Captured batch sizes by whose model and how many of its forwards are inside: 'draft x2' -> [1, 2, 4]."""
         found: dict[str, set[int]] = {}
-        for book in self.books:
-            forwards = [call for call in book.calls if call.what == "forward"]
+        for one in self.captured:
+            forwards = [call for call in one.calls if call.what == "forward"]
             owner = "draft" if forwards[0].is_draft else "target"
             found.setdefault(f"{owner} x{len(forwards)}", set()).add(forwards[0].batch)
         return {name: sorted(sizes) for name, sizes in sorted(found.items())}
 
-    # -- torch's graphs ----------------------------------------------------------------------------------------
+    # -- torch's graphs --
 
     def _capture_begin(self, original: Original) -> Original:
         def capture_begin(graph: Any, *args: Any, **kwargs: Any) -> Any:
             result = original(graph, *args, **kwargs)
-            self._open = Book()
+            self._open = CapturedGraph()
             return result
 
         return capture_begin
 
     def _capture_end(self, original: Original) -> Original:
         def capture_end(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            book, self._open = self._open, None
-            if book is not None and book.calls:
-                book.close(self._arena)
-                self._books[graph] = book
+            captured, self._open = self._open, None
+            if captured is not None and captured.calls:
+                captured.close(self._arena)
+                self._captured[graph] = captured
             return original(graph, *args, **kwargs)
 
         return capture_end
 
     def _replay(self, original: Original) -> Original:
         def replay(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            book = self._books.get(graph)
-            if book is not None and book.kept is not None:
-                self.before_replay(book)
+            captured = self._captured.get(graph)
+            if captured is not None and captured.kept is not None:
+                self.before_replay(captured)
             result = original(graph, *args, **kwargs)
-            if book is not None and self.on_replay is not None and self.wanted():
-                self.on_replay(book)
+            if captured is not None and self.on_replay is not None and self.wanted():
+                self.on_replay(captured)
             return result
 
         return replay
 
-    # -- SGLang's models and choices ---------------------------------------------------------------------------
+    # -- SGLang's models and choices --
 
     def _load_model(self, original: Original) -> Original:
         def load_model(runner: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,18 +135,18 @@ class GraphProbe:
 
         @functools.wraps(original)
         def forward(input_ids: Any, positions: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
-            book = self._open
-            if book is None:
+            captured = self._open
+            if captured is None:
                 self.on_eager()
                 if self.mutants is not None:
                     self.mutants.warm(forward_batch)
                 return original(input_ids, positions, forward_batch, *args, **kwargs)
             is_draft = bool(runner.is_draft_worker)
-            with self._mutated(book, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
+            with self._mutated(captured, input_ids, positions, forward_batch, is_draft=is_draft) as (ids, places):
                 before = copied(inputs_of(ids, places, forward_batch, is_draft=is_draft))
                 output = original(ids, places, forward_batch, *args, **kwargs)
             batch = int(forward_batch.batch_size)
-            book.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
+            captured.put("forward", is_draft=is_draft, batch=batch, copies=(before, copied(outputs_of(output))))
             if self.mutants is not None:
                 self.mutants.logits = output.next_token_logits
             return output
@@ -239,12 +154,12 @@ class GraphProbe:
         return forward
 
     def _mutated(
-        self, book: Book, input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool
+        self, captured: CapturedGraph, input_ids: Any, positions: Any, forward_batch: Any, *, is_draft: bool
     ) -> AbstractContextManager[tuple[Any, Any]]:
         """What a captured forward runs with."""
         if self.mutants is None:
             return nullcontext((input_ids, positions))
-        return self.mutants.inputs(input_ids, positions, forward_batch, is_draft=is_draft, step=book.forwards)
+        return self.mutants.inputs(input_ids, positions, forward_batch, is_draft=is_draft, step=captured.forwards)
 
     def _shown(self, original: Original) -> Original:
         """A function that is given what the forward before it led to: (step, probabilities, ids, ...)."""
@@ -271,9 +186,9 @@ class GraphProbe:
         return choose
 
     def _chosen(self, probs: torch.Tensor, ids: torch.Tensor) -> None:
-        book = self._open
-        assert book is not None
-        batch = book.calls[-1].batch if book.calls else 0
+        captured = self._open
+        assert captured is not None
+        batch = captured.calls[-1].batch if captured.calls else 0
         width = ids.shape[-1]
         found = copied({"ids": ids.reshape(-1, width), "probs": probs.reshape(-1, width)})
-        book.put("chosen", is_draft=True, batch=batch, copies=(found,))
+        captured.put("chosen", is_draft=True, batch=batch, copies=(found,))

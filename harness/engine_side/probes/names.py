@@ -20,14 +20,14 @@ from .snapshot import Copy, Tensors
 
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
 CHAIN_CHOOSER = "draft_topk1_postprocess"
-#: What walks a tree, or a chain, by coins; only a batch with a sampled request asks for one.
+#: What walks a tree, or a chain, by uniforms; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
 #: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
 WALKS_AT_CALL = ("sgl_kernel", "sglang.kernels.ops.speculative.reject_sampling")
 
 
 def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
-    """(module, name) of every place from which a verify may take what walks by coins."""
+    """(module, name) of every place from which a verify may take what walks by uniforms."""
     places = [sys.modules[release.greedy]]
     for name in WALKS_AT_CALL:
         with suppress(ImportError):  # not in this release, or only a stub on a CPU
@@ -60,15 +60,15 @@ def as_tensor(values: Any) -> torch.Tensor:
 
 
 def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str, Any]:
-    """mode, rids, starts, lens and final of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
+    """What `Recorder.open_round` takes of a ScheduleBatch or ModelWorkerBatch (see trace.RoundRecord)."""
     mode = batch.forward_mode
     reqs = list(batch.reqs or [])
     if mode.is_idle() or not reqs:
-        return {"mode": "IDLE", "rids": [], "starts": [], "lens": [], "final": []}
+        return {"mode": "IDLE", "rids": [], "starts": []}
     rids = [plain_rid(req.rid) for req in reqs]
     if not mode.is_extend():
         before = copied({"starts": batch.seq_lens})  # under overlap scheduling the device is still working on them
-        return {"mode": "DECODE", "rids": rids, "starts": before, "lens": [0] * len(rids), "final": [True] * len(rids)}
+        return {"mode": "DECODE", "rids": rids, "starts": before}
     starts = list(first_of(batch, PREFIX_LENS))
     lens = list(first_of(batch, EXTEND_LENS))
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]

@@ -14,7 +14,8 @@ import numpy as np
 
 from ...both_sides.compat import Release
 from ..hooks import Ledger
-from .graph_probe import Book, GraphProbe
+from .captured_graph import CapturedGraph
+from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, read_batch
 from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
@@ -69,7 +70,7 @@ class Probe:
             self.graphs.before_replay = self.recorder.before_replay
 
     def install_rounds(self) -> None:
-        """Only what tells which batches ran and what they committed: the token level."""
+        """Only which batches ran and what they committed: the token level."""
         release = self.release
         module = sys.modules[release.worker_module]
         self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
@@ -211,7 +212,7 @@ class Probe:
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
             output = original(runner, forward_batch, *args, **kwargs)
-            if self._replays == replays:  # else a graph ran, and what happened inside it has been told
+            if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 self._entered(phase)
                 if live:
                     facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
@@ -237,7 +238,7 @@ class Probe:
 
     def _comes_out(self, output: Any) -> Copy | None:
         """All logits of a small vocabulary: that is one copy where working out what is kept of them is many."""
-        whole_below = WHOLE_BELOW if self.recorder.dock is not None else 0
+        whole_below = WHOLE_BELOW if self.recorder.staging is not None else 0
         return self.recorder.copied(outputs_of(output, whole_below=whole_below))
 
     def _entered(self, phase: str, *, graph: int = 0, count: int = 1) -> None:
@@ -250,8 +251,8 @@ class Probe:
         if phase in DRAFTING:
             self.recorder.step += count
 
-    def _replayed(self, book: Book) -> None:
-        """What one graph did, told as if each of its forwards and choices had just happened."""
+    def _replayed(self, captured: CapturedGraph) -> None:
+        """What one graph did, recorded as if each of its forwards and choices had just happened."""
         recorder = self.recorder
         current = recorder.round
         assert current is not None
@@ -259,11 +260,11 @@ class Probe:
         draft, target = recorder.phase or "DRAFT", self._phase(is_draft=False)
         if current.rids:  # an idle rank has no rows
             facts = {"step": recorder.step, "mapped": self._mapped, "packs": self._packs}
-            recorder.replayed(book, (target, draft), facts)
-        for is_draft, batch, count in book.runs:
+            recorder.replayed(captured, (target, draft), facts)
+        for is_draft, batch, count in captured.runs:
             phase = draft if is_draft else target
             self._entered(phase, graph=batch, count=count)
-        if book.runs:
+        if captured.runs:
             recorder.last = {"phase": phase, "step": recorder.step - 1 if is_draft else 0, "round": current.index}
 
     def phase_of(self, runner: Any, forward_batch: Any) -> str:

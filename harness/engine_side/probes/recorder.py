@@ -1,8 +1,8 @@
 """Collects what one scheduler rank did, round by round; knows rounds and requests, not SGLang's classes.
 
 A round's tensors leave the device in one transfer that nobody waits for: `take` gives the rounds whose bytes have
-arrived, usually one turn late, so that the scheduler runs ahead of the device as it does without us. What the bytes
-mean is worked out on the control side (`harness.driving.rounds`).
+arrived, usually one scheduler step late, so that the scheduler runs ahead of the device as it does without us. What
+the bytes mean is worked out on the control side (`harness.driving.rounds`).
 
 Engine side: standard library, NumPy and torch only. It must copy and never modify a tensor it is shown.
 """
@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
-from ...both_sides.packed import Arrays
-from .dock import Arrival, Dock
-from .open_round import Layouts, Round
-from .snapshot import Copy, Shipment, Shipper, Tensors, copied
-
-if TYPE_CHECKING:
-    from .graph_probe import Book
+from ...both_sides.wire import Arrays
+from .captured_graph import CapturedGraph
+from .round import Layouts, Round
+from .snapshot import Copy, HostRound, Tensors, copied
+from .staging import StagedRound, StagingBuffer
 
 #: Rounds that may be on their way to the host before `take` waits for the oldest.
 MOST_UNDERWAY = 2
@@ -41,7 +39,7 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
 
 @dataclass(slots=True)
 class _Life:
-    """How far one request has come, to tell a restart (retraction) from a next chunk."""
+    """How far one request has come, to separate a restart (retraction) from a next chunk."""
 
     epoch: int = 0
     reached: int = -1
@@ -49,10 +47,10 @@ class _Life:
 
 
 class Recorder:
-    """Rounds of the scenario in progress; `take` empties it. dock: of the GPU that the engine runs on."""
+    """Rounds of the scenario in progress; `take` empties it. staging: of the GPU that the engine runs on."""
 
-    def __init__(self, dock: Dock | None = None) -> None:
-        self.dock = dock
+    def __init__(self, staging: StagingBuffer | None = None) -> None:
+        self.staging = staging
         self.active = False
         self.phase: str | None = None
         self.step = 0
@@ -61,16 +59,15 @@ class Recorder:
         self.last: dict[str, Any] = {}
         #: messages without tensors of a round that failed
         self.last_said: list[dict[str, Any]] = []
-        #: target id of each draft id, int64 [V'], where they differ; told once a scenario
+        #: target id of each draft id, int64 [V'], where they differ; reported once a scenario
         self._target_ids: np.ndarray | None = None
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
-        self._shipper = Shipper()
         #: the requests of the last round and their epochs, while it was a decode
         self._decoding: tuple[list[str], list[int]] | None = None
-        #: (turn, round as `packed.ROUND` orders it, its bytes)
-        self._underway: deque[tuple[int, tuple[Any, ...], Shipment | Arrival]] = deque()
+        #: (scheduler step, round as `wire.ROUND` orders it, its bytes)
+        self._underway: deque[tuple[int, tuple[Any, ...], HostRound | StagedRound]] = deque()
 
     def begin(self) -> None:
         """Forget the previous scenario."""
@@ -79,18 +76,18 @@ class Recorder:
         self._lives = {}
         self._decoding = None
         self._layouts = Layouts()
-        if self.dock is not None:
-            self.dock.forget()
+        if self.staging is not None:
+            self.staging.forget_layouts()
         self._target_ids = None
         self.round = None
         self.last = {}
         self.last_said = []
 
     def take(self, *, all_of_them: bool = False, before: int | None = None) -> list[tuple[Any, Arrays]]:
-        """Finished rounds (`packed.named` tells their parts), oldest first: those that have arrived.
+        """Finished rounds (`wire.named` names their parts), oldest first: those that have arrived.
 
-        all_of_them waits for the rest. before: only rounds of turns before this one. Send what was taken before
-        anything else is recorded: the bytes are not copied once more.
+        all_of_them waits for the rest. before: only rounds of scheduler steps before this one. Send what was taken
+        before anything else is recorded: the bytes are not copied once more.
         """
         found: list[tuple[Any, Arrays]] = []
         while self._underway:
@@ -109,10 +106,13 @@ class Recorder:
         mode: str,
         rids: Sequence[str],
         starts: Sequence[int] | Copy,
-        lens: Sequence[int],
-        final: Sequence[bool],
+        lens: Sequence[int] | None = None,
+        final: Sequence[bool] | None = None,
     ) -> Round:
-        """starts: one a request, or a copy with a field of that name while they are on the device."""
+        """starts: one a request, or a copy with a field of that name while they are on the device.
+
+        lens, final: of what is read of each prompt; None where none is read.
+        """
         names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
         epochs = self._epochs(mode, names, given)
         current = self.round = Round(
@@ -121,11 +121,11 @@ class Recorder:
             mode,
             names,
             given,
-            list(lens),
-            list(final),
+            [0] * len(names) if lens is None else list(lens),
+            [True] * len(names) if final is None else list(final),
             epochs,
             layouts=self._layouts,
-            dock=self.dock,
+            staging=self.staging,
         )
         self._rounds += 1
         return current
@@ -156,9 +156,9 @@ class Recorder:
         if current is None:
             return
         starts = current.given_starts
-        if self.dock is not None:
-            self.dock.land_held()
-            current.landed()
+        if self.staging is not None:
+            self.staging.stage_held()
+            current.staged()
         if isinstance(starts, Copy):
             pieces, said = current.hold((starts,)), None
         else:
@@ -167,7 +167,7 @@ class Recorder:
                 for rid, start, length in zip(current.rids, starts, current.lens, strict=True):
                     self._lives[rid].reached = start + length
         layouts, tables = self._layouts.news()
-        message = (  # as `packed.ROUND` names them
+        message = (  # as `wire.ROUND` names them
             current.turn,
             current.index,
             current.mode,
@@ -183,14 +183,14 @@ class Recorder:
             current.graphs,
             current.events,
         )
-        shipped = self._shipper.ship(current.parts) if self.dock is None else self.dock.leave()
+        shipped = HostRound(current.parts) if self.staging is None else self.staging.close_round()
         self._underway.append((current.turn, message, shipped))
 
     def drop_round(self) -> None:
         """The round failed: what it left on the device may be no longer readable, what was said of it is."""
         current, self.round = self.round, None
-        if self.dock is not None:
-            self.dock.abandon()
+        if self.staging is not None:
+            self.staging.drop_round()
         if current is not None:
             said = [event["message"] for event in current.events if event["what"] == "message"]
             self.last_said = [{**message, "turn": current.turn} for message in said]
@@ -201,29 +201,29 @@ class Recorder:
         facts["what"], facts["pieces"] = what, current.hold(copies)
         current.events.append(facts)
 
-    def replayed(self, book: Book, phases: tuple[str, str], facts: dict[str, Any]) -> None:
-        """A graph ran: its number and where its bytes begin, for `rounds` to tell each of its calls.
+    def replayed(self, captured: CapturedGraph, phases: tuple[str, str], facts: dict[str, Any]) -> None:
+        """A graph ran: its number and where its bytes begin, for `rounds` to report each of its calls.
 
         phases: of what the target and what the draft did in it.
         """
         current = self.round or self._current()
-        assert book.buffer is not None
-        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(book), phases
-        facts["base"] = current.keep(book)
+        assert captured.buffer is not None
+        facts["what"], facts["table"], facts["phases"] = "replay", current.layouts.table(captured), phases
+        facts["base"] = current.keep(captured)
         current.events.append(facts)
 
     def copied(self, tensors: Tensors) -> Copy | None:
         """A copy of tensors as they are now, for `note`."""
-        return copied(tensors) if self.dock is None else self.dock.copied(tensors)
+        return copied(tensors) if self.staging is None else self.staging.copied(tensors)
 
     def held(self, tensors: Tensors) -> Copy | None:
-        """As `copied`, of tensors that nobody writes to before the round is over (see `Dock.held`)."""
-        return copied(tensors) if self.dock is None else self.dock.held(tensors)
+        """As `copied`, of tensors that nobody writes to before the round is over (see `StagingBuffer.held`)."""
+        return copied(tensors) if self.staging is None else self.staging.held(tensors)
 
-    def before_replay(self, book: Book) -> None:
+    def before_replay(self, captured: CapturedGraph) -> None:
         """A graph is about to write to its buffer again: if the round in progress keeps that, it is copied first."""
-        if book.kept is self.round and self.dock is not None:
-            self.dock.land_held()
+        if captured.kept is self.round and self.staging is not None:
+            self.staging.stage_held()
 
     def put(self, message: dict[str, Any]) -> None:
         """A message of its own, in its place among what happened in the current round."""
@@ -234,22 +234,6 @@ class Recorder:
         if self._target_ids is not target_ids:
             self._target_ids = target_ids
             self._current().events.append({"what": "ids", "ids": target_ids.tolist()})
-
-    def tails(self, *, holes: list[int], wrong: list[int]) -> None:
-        """The batch row of each slot copied for branches about to be drafted, and of each that holds something else."""
-        current = self._current()
-        requests = range(len(current.rids))
-        self.put(
-            {
-                "ev": "tails",
-                "round": current.index,
-                "rids": current.rids,
-                "epochs": current.epochs,
-                "committed": current.starts,
-                "holes": [holes.count(i) for i in requests],
-                "wrong": [wrong.count(i) for i in requests],
-            }
-        )
 
     def _current(self) -> Round:
         if self.round is None:

@@ -1,7 +1,7 @@
-"""Copies of tensors as they are now, which of them tell of a forward, and a round's bytes where there is no GPU.
+"""Copies of tensors as they are now, which of them show a forward, and a round's bytes where there is no GPU.
 
-Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Shipment.bytes` and
-`Copy.read`; everything else may run while a CUDA graph is captured, except `Shipper`.
+Engine side: standard library, NumPy and torch only. Nothing here may wait for the device but `Copy.read`; everything
+else may run while a CUDA graph is captured, except `HostRound`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...both_sides import packed
-from ...both_sides.packed import Arrays, Field
+from ...both_sides import wire
+from ...both_sides.wire import Arrays, Field
 
 TOP_LOGITS = 16  # same number as harness.contract.trace.TOP_LOGITS; this side must not import it
 
@@ -28,8 +28,8 @@ _NAMES: dict[torch.dtype, str] = {}
 class Copy:
     """Some tensors' values at one moment; fields say which is where.
 
-    data: uint8 [n] on the tensors' own device; or, of what lands, the dock, and where it holds them as soon as it does.
-    base: where they begin in the round's bytes then, else -1. fields: empty as long as it waits to land.
+    data: uint8 [n] on the tensors' own device; or, of what is staged, the buffer, and where it holds them once it does.
+    base: where they begin in the round's bytes then, else -1. fields: empty as long as it waits to be staged.
     """
 
     data: Any
@@ -39,9 +39,9 @@ class Copy:
     def read(self) -> Arrays:
         """The values; waits for the device."""
         if isinstance(self.data, torch.Tensor):
-            return packed.read(self.data.cpu().numpy(), [(0, self.fields)])
+            return wire.read(self.data.cpu().numpy(), [(0, self.fields)])
         found = self.data[0].bytes(self)
-        return packed.read(found, [(0, self.fields)])
+        return wire.read(found, [(0, self.fields)])
 
 
 def copied(tensors: Tensors) -> Copy | None:
@@ -122,27 +122,16 @@ def _normalizer(logits: torch.Tensor, ids: torch.Tensor) -> dict[str, torch.Tens
     return {"lse": torch.logsumexp(logits.float(), dim=-1)}
 
 
-class Shipper:
-    """The bytes of a round where the engine runs on the host (see `dock` for a GPU)."""
-
-    def ship(self, parts: list[torch.Tensor]) -> Shipment:
-        """parts: uint8 tensors."""
-        return Shipment(_together(parts) if parts else torch.empty(0, dtype=torch.uint8))
-
-
 @dataclass(frozen=True, slots=True)
-class Shipment:
-    """Bytes that are there; or, with an event, as soon as that has happened."""
+class HostRound:
+    """The bytes of a round where the engine runs on the host (see `staging` for a GPU): they are there."""
 
-    host: torch.Tensor
-    event: Any = None
+    parts: list[torch.Tensor]
 
     def ready(self) -> bool:
-        return self.event is None or bool(self.event.query())
+        return True
 
     def bytes(self) -> np.ndarray:
-        """uint8 [n]; waits if they are not there yet."""
-        if self.event is not None:
-            self.event.synchronize()
-        found: np.ndarray = self.host.numpy()
+        """uint8 [n]."""
+        found: np.ndarray = (_together(self.parts) if self.parts else torch.empty(0, dtype=torch.uint8)).numpy()
         return found

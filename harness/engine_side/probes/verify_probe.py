@@ -1,4 +1,4 @@
-"""Hooks on the verify: what was accepted, the coins it was decided by, and what branches of a paged tree begin with.
+"""Hooks on the verify: what was accepted, the uniforms that decided it, and what branches of a paged tree begin with.
 
 Engine side: standard library, torch and SGLang only. It must not change any value SGLang computes.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from ...both_sides.compat import Release
 from ..hooks import Ledger
@@ -21,7 +23,6 @@ from .names import (
     sampled_walks,
 )
 from .recorder import Recorder
-from .tail_probe import holes, wrong_copies
 
 Original = Callable[..., Any]
 
@@ -36,13 +37,13 @@ class VerifyProbe:
         """What only the full level looks at; call after the worker modules were imported."""
         release = self._release
         for owner, name in sampled_walks(release):
-            self._ledger.wrap(owner, name, self._coins)
+            self._ledger.wrap(owner, name, self._uniforms)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if pages is not None and hasattr(pages, TAIL_COPIER):
             self._ledger.wrap(pages, TAIL_COPIER, self._tails)
 
     def install_accepts(self) -> None:
-        """What tells which tokens were committed."""
+        """Which tokens were committed."""
         release = self._release
         if release.sample is None:
             self._ledger.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
@@ -72,14 +73,27 @@ class VerifyProbe:
             pool: Any, rows: Any, base: Any, tail: Any, pages: Any, topk: int, page_size: int, *args: Any, **kwargs: Any
         ) -> Any:
             result = original(pool, rows, base, tail, pages, topk, page_size, *args, **kwargs)
-            if recorder.round is not None and recorder.round.rids:
+            current = recorder.round
+            if current is not None and current.rids:
                 found = holes(rows, base, tail, pages, topk=topk, page=page_size)
-                recorder.tails(holes=[owner for owner, _, _ in found], wrong=wrong_copies(pool, found))
+                owners, wrong = [owner for owner, _, _ in found], wrong_copies(pool, found)
+                requests = range(len(current.rids))
+                recorder.put(
+                    {
+                        "ev": "tails",
+                        "round": current.index,
+                        "rids": current.rids,
+                        "epochs": current.epochs,
+                        "committed": current.starts,
+                        "holes": [owners.count(i) for i in requests],
+                        "wrong": [wrong.count(i) for i in requests],
+                    }
+                )
             return result
 
         return duplicate
 
-    def _coins(self, original: Original) -> Original:
+    def _uniforms(self, original: Original) -> Original:
         """The random numbers of a sampled verify, before the kernel gets them."""
         recorder = self._recorder
 
@@ -114,3 +128,36 @@ class VerifyProbe:
             return result
 
         return verify
+
+
+def holes(
+    rows: torch.Tensor, base: torch.Tensor, tail: torch.Tensor, pages: torch.Tensor, *, topk: int, page: int
+) -> list[tuple[int, int, int]]:
+    """(request, slot of the tail, slot of its copy) of every hole.
+
+    A branch draws whole pages. Where the committed length is not a multiple of the page, the first page of every branch
+    but the first begins with holes, and backends that read by page find the prefix's tail there only if it was copied.
+
+    rows [b, width]: slots by position. base, tail, pages [b]: where the prefix's last page begins, how much of it is
+    the prefix's, and how many pages a branch has.
+    """
+    found = []
+    for b, (start, length, each) in enumerate(zip(base.tolist(), tail.tolist(), pages.tolist(), strict=True)):
+        for branch in range(1, topk):
+            for offset in range(length):
+                copy = start + branch * each * page + offset
+                found.append((b, int(rows[b, start + offset]), int(rows[b, copy])))
+    return found
+
+
+def wrong_copies(pool: Any, found: list[tuple[int, int, int]]) -> list[int]:
+    """The request of every hole whose keys or values in the pool's first layer are not the tail's."""
+    if not found:
+        return []
+    layer = getattr(pool, "start_layer", None) or 0
+    owners, sources, copies = zip(*found, strict=True)
+    differ = torch.zeros(len(found), dtype=torch.bool)
+    for buffer in (pool.get_key_buffer(layer), pool.get_value_buffer(layer)):
+        pair = (buffer[list(slots)].flatten(1).cpu() for slots in (sources, copies))
+        differ |= (next(pair) != next(pair)).any(dim=1)
+    return [owner for owner, wrong in zip(owners, differ.tolist(), strict=True) if wrong]

@@ -1,0 +1,187 @@
+"""The registry of mutants holds together, every check has something to notice, and mutants act where they say."""
+
+import tomllib
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from cases.exercises import EXERCISES
+from harness.both_sides import mutants
+from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
+from harness.checks import CHECKS
+from harness.contract.types import Kind, Phase
+from harness.engine_side.hooks import Ledger
+from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
+from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
+from harness.engine_side.mutants.sites import Sites
+from harness.search.mutants import by_engine, with_fault
+from harness.search.scoreboard import EXCUSED, UNDRIVABLE
+
+FAMILIES = {
+    "eagle3",
+    *("positions", "tail", "hidden", "proposals", "tree", "accept", "cache", "requests", "forwards", "idle", "layers"),
+    "handoff",
+    "sampled",
+}
+DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
+
+
+def test_there_are_forty_and_every_family_has_some():
+    assert len(DRIVABLE) >= 40
+    assert {mutant.family for mutant in MUTANTS.values()} == FAMILIES
+
+
+def test_no_id_is_used_in_two_families():
+    text = Path(mutants.__file__).with_suffix(".toml").read_text()
+    assert len(MUTANTS) == sum(len(entries) for entries in tomllib.loads(text).values())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.id)
+def test_every_word_of_an_entry_means_something(mutant):
+    assert mutant.kinds, "a mutant must say what shows it"
+    assert set(mutant.kinds) <= set(Kind)
+    assert set(mutant.phases) <= set(Phase)
+    assert mutant.needs in NEEDS
+    assert mutant.site in SITES
+    assert mutant.text in TEXTS
+    assert mutant.args.get("at", "all") in ("all", "inner", "last", "border", "retracted", "last-request")
+    assert len(mutant.what.split()) >= 4
+
+
+@pytest.mark.parametrize("mutant", DRIVABLE, ids=lambda mutant: mutant.id)
+def test_every_mutant_that_can_run_has_an_act_and_an_exercise(mutant):
+    assert mutant.act in (*ACTS, *FORWARD_ACTS)
+    assert EXERCISES[mutant.needs]
+
+
+def test_no_act_is_without_a_mutant():
+    assert {*ACTS, *FORWARD_ACTS} == {mutant.act for mutant in DRIVABLE}
+
+
+@pytest.mark.parametrize("check", CHECKS.values(), ids=lambda check: check.id)
+def test_every_check_has_a_mutant_that_could_show_it(check):
+    asked = {kind for mutant in DRIVABLE for kind in mutant.kinds}
+    assert check.id in EXCUSED or check.kinds & asked
+
+
+def test_excuses_name_checks_that_exist():
+    assert set(EXCUSED) <= set(CHECKS)
+
+
+def test_exercises_of_one_need_share_an_engine():
+    assert all(len({one.boot_key() for one in listed}) == 1 for listed in EXERCISES.values())
+
+
+def test_mutants_are_grouped_so_that_nine_boots_serve_all():
+    drivable = by_engine(DRIVABLE)
+    assert len(drivable) == 9
+    assert sorted(mutant.id for group in drivable for mutant in group) == sorted(mutant.id for mutant in DRIVABLE)
+
+
+def test_mutated_scenario_differs_from_the_sound_one_in_one_op_and_its_name():
+    sound, mutant = EXERCISES["chunk"][0], MUTANTS["tail-chunk-border"]
+    mutated = with_fault(sound, mutant, first=3)
+    assert mutated.script[1:] == sound.script
+    assert (mutated.script[0].kind, mutated.script[0].name, mutated.script[0].count) == ("fault", mutant.id, 3)
+    assert mutated.boot_key() == sound.boot_key()
+    assert mutated.id != sound.id
+    assert mutated.model_copy(update={"script": sound.script, "name": sound.name}) == sound
+
+
+def module():
+    made = types.ModuleType("pretended")
+    made.run = lambda: ["bare"]
+    return made
+
+
+def tagged(name):
+    return lambda original: lambda: [*original(), name]
+
+
+def test_later_wrappers_lie_outside_unless_asked_to_lie_inside():
+    place, ledger = module(), Ledger()
+    ledger.wrap(place, "run", tagged("probe"))
+    ledger.wrap(place, "run", tagged("outside"))
+    ledger.wrap(place, "run", tagged("inside"), innermost=True)
+    assert place.run() == ["bare", "inside", "probe", "outside"]
+
+
+def test_what_is_not_there_is_noted_and_nothing_is_wrapped():
+    place, ledger = module(), Ledger()
+    assert not ledger.wrap(place, "Worker.draft", tagged("x"), innermost=True)
+    assert ledger.missing == ["pretended:Worker.draft"]
+    assert place.run() == ["bare"]
+
+
+def armed(name, *, first=1, batches=1, active=True):
+    """Mutants of a process in which nothing was wrapped, in the middle of a round."""
+    recorder = SimpleNamespace(active=active, round=object())
+    made = ArmedMutants(SimpleNamespace(recorder=recorder, release=None, graphs=None), page=1)
+    made.arm(name, first=first)
+    made.batches = batches
+    return made
+
+
+POSITIONS = {"positions": torch.tensor([4, 5])}
+
+
+def late(made, *, phase="DRAFT", site="inputs"):
+    shares = [Share("a", 0, 2, 4)]
+    return made.apply(site, POSITIONS, phase=phase, shares=shares)
+
+
+def test_armed_mutant_acts_and_is_counted():
+    made = armed("draft-position-late")
+    assert late(made)["positions"].tolist() == [5, 6]
+    assert made.fired() == {"draft-position-late": 1}
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({}, {"phase": "EXTEND"}),
+        ({}, {"site": "choices"}),
+        ({"first": 3, "batches": 2}, {}),
+        ({"active": False}, {}),
+    ],
+)
+def test_mutant_does_not_act_elsewhere_or_too_early(options, place):
+    made = armed("draft-position-late", **options)
+    assert late(made, **place) == {}
+    assert made.fired() == {"draft-position-late": 0}
+
+
+def test_change_that_changes_nothing_is_not_counted():
+    made = armed("draft-position-neighbour")
+    assert late(made) == {}
+    assert made.fired() == {"draft-position-neighbour": 0}
+
+
+def test_failure_of_a_mutant_is_our_own():
+    with pytest.raises(MutantBroken, match="mutant hidden-zeroed: KeyError"):
+        late(armed("hidden-zeroed"))
+
+
+def test_disarmed_engine_is_sound_again():
+    made = armed("draft-position-late")
+    made.disarm()
+    assert late(made) == {}
+    assert made.fired() == {}
+
+
+def test_refused_where_the_release_lacks_a_place():
+    made = armed("draft-position-late")
+    made.missing = ["pretended:Worker.draft"]
+    with pytest.raises(LookupError, match=r"nothing to wrap at pretended:Worker\.draft"):
+        made.arm("draft-position-late", first=1)
+
+
+def test_a_site_hands_on_what_the_mutants_leave():
+    made = armed("slot-not-freed")
+    pool = type("Pool", (), {"free": around(Sites(made)._free)(lambda _pool, slots: slots.tolist())})()
+    assert pool.free(torch.tensor([3, 4, 5])) == [3, 4]
+    made.disarm()
+    assert pool.free(torch.tensor([3, 4, 5])) == [3, 4, 5]

@@ -1,0 +1,103 @@
+"""The registry of mutants: defects that can be put into a running engine, and what the checks must then report.
+
+Both sides: standard library only. The entries are in mutants.toml; the sites and acts behind their words are in
+`engine_side/mutants`, which runs inside the engine. It must not change anything by itself.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+#: Where a mutant can act, and the values it finds there: the engine computes on with what the mutant leaves.
+SITES = {
+    "inputs": "what goes into a forward: input_ids, positions, slots, hidden",
+    "choices": "what a draft step chose, before beams are picked: ids, probs, scores",
+    "proposals": "what a draft over a prompt or over committed tokens hands to the next round: ids, probs, hidden",
+    "vocabulary": "the map from draft ids to target ids that a round's draft steps use: map",
+    "candidates": "the nodes kept for the tree: parents, selected, tokens",
+    "tails": "copies of a prefix's last page at the beginning of branches: last_page",
+    "tree": "the tree as the target sees it: mask, next_token, next_sibling",
+    "accept": "the walk: predict, accept_index, drafts",
+    "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "forward": "whether a forward runs, and how often",
+    "alloc": "slots the pool hands out",
+    "free": "slots given back to the pool",
+    "batch": "who stays in the running batch",
+    "requests": "the limits of the requests in a batch",
+    "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
+    "sent": "what a prefill side hands over beside KV: ids",
+    "rows": "which metadata row a decode side reads: row",
+    "arrived": "what a prebuilt batch is made of: hidden",
+    "bonus": "the token a prebuilt batch begins with: bonus",
+    "pages": "pages of KV that travel, by buffer",
+}
+
+#: What a scenario must have for a mutant to show.
+NEEDS = {
+    "chain": "a chain draft (t = 1)",
+    "tree": "a tree draft (t > 1)",
+    "eagle3": "an EAGLE-3 head with three features and a vocabulary of its own",
+    "layers": "an MTP draft with three layers",
+    "chained": "an MTP draft with three layers that read each other's output",
+    "chunk": "prompts longer than a chunk",
+    "retraction": "a retraction while requests run",
+    "stop": "stop ids that occur in the text",
+    "pages": "pages of more than one slot",
+    "paged-tree": "a tree draft over pages of more than one slot",
+    "dp": "DP attention with an idle rank",
+    "handoff": "prefill and decode on two engines, several requests at once",
+    "sampled": "requests with a temperature, several at once",
+}
+
+#: What a mutant may do to the output.
+TEXTS = ("same", "differs")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One mutant.
+
+    site: one of SITES. phases: where it acts, () if none are meant. act: a function of `engine_side/mutants`; args are
+    for it. kinds: what may show it (words of harness.contract.types.Kind): killed means that one of these is reported.
+    needs: one of NEEDS. text: what usually happens to the output; said, not judged.
+    """
+
+    id: str
+    family: str
+    what: str
+    act: str
+    kinds: tuple[str, ...]
+    site: str = "inputs"
+    phases: tuple[str, ...] = ()
+    needs: str = "chain"
+    text: str = "same"
+    args: Mapping[str, Any]
+
+
+_KNOWN = {one.name for one in fields(Mutant)}
+
+
+def _mutant(family: str, name: str, entry: dict[str, Any]) -> Mutant:
+    own: dict[str, Any] = {}
+    args: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key in ("kinds", "phases"):
+            own[key] = tuple(value.split())
+        else:
+            (own if key in _KNOWN else args)[key] = value
+    return Mutant(id=name, family=family, args=args, **own)
+
+
+def _read() -> dict[str, Mutant]:
+    with Path(__file__).with_name("mutants.toml").open("rb") as file:
+        families = tomllib.load(file)
+    found = [_mutant(family, name, entry) for family, entries in families.items() for name, entry in entries.items()]
+    return {mutant.id: mutant for mutant in found}
+
+
+#: Every mutant by id, in the order of the file.
+MUTANTS: dict[str, Mutant] = _read()

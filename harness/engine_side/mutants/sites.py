@@ -1,0 +1,250 @@
+"""Where mutants act: wraps calls of SGLang's, reads what is there, and puts back what the mutants make of it.
+
+Engine side: standard library, torch and SGLang only. Changes of what goes in sit outside the probe, changes of what
+comes out inside it. It must leave everything as it is where no mutant acts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..probes.names import TAIL_COPIER, sampled_walks
+from ..probes.probe import Probe
+from .armed import ArmedMutants, one_each
+from .registry import COUNTS, Share, Values, around, inputs_of, replaced
+from .sites_handoff import HandoffSites
+
+Original = Callable[..., Any]
+
+#: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
+UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
+TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
+PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
+
+
+def make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+    """The mutants of a scheduler process, with every site wrapped."""
+    mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size))
+    mutants.missing = Sites(mutants).install(scheduler)
+    if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
+        mutants.missing += HandoffSites(mutants).install()
+    return mutants
+
+
+class Sites:
+    """The wrappers of one scheduler process: each is given what it wraps first, then the arguments of the call."""
+
+    def __init__(self, mutants: ArmedMutants) -> None:
+        self._mutants = mutants
+        self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
+
+    def install(self, scheduler: Any) -> list[str]:
+        """Wrap every site; returns those this release does not have."""
+        release, ledger = self._release, self._probe.ledger
+        worker = sys.modules[release.worker_module]
+        runner = sys.modules["sglang.srt.model_executor.model_runner"]
+        batch = sys.modules["sglang.srt.managers.schedule_batch"]
+        pool = type(scheduler.token_to_kv_pool_allocator)
+        pools = sys.modules[pool.__module__]
+        known = len(ledger.missing)
+        ledger.wrap(runner, "ModelRunner.forward", around(self._forward))
+        ledger.wrap(worker, "select_top_k_tokens", around(self._choices))
+        inside: list[tuple[Any, str, Callable[..., Any]]] = [
+            (worker, f"{release.worker}.forward_batch_generation", self._batch_starts),
+            (worker, f"{release.draft}.{release.draft_prefill}", self._prompt_proposals),
+            (worker, f"{release.draft}.{release.draft_extend}", self._extend_proposals),
+            (worker, f"{release.draft}.draft_forward", self._candidates),
+            (worker, f"{release.draft}.draft", self._tree),
+            (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
+            (batch, "ScheduleBatch.filter_batch", self._filter),
+            (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
+            (pools, f"{pool.__name__}.alloc", self._alloc),
+            (pools, f"{pool.__name__}.free", self._free),
+        ]
+        pages = sys.modules.get(release.sample[0]) if release.sample else None
+        if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
+            inside.append((pages, TAIL_COPIER, self._tails))
+        inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
+        for module, dotted, site in inside:
+            ledger.wrap(module, dotted, around(site), innermost=True)
+        return ledger.missing[known:]
+
+    # -- batches and requests ----------------------------------------------------------------------------------
+
+    def _batch_starts(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._recorder.round is not None:
+            self._mutants.batch_begins(self._recorder.round.index + 1)
+            self._requests(list(batch.reqs or []))
+        return original(worker, batch, *args, **kwargs)
+
+    def _requests(self, reqs: list[Any]) -> None:
+        limits = torch.tensor([req.sampling_params.max_new_tokens for req in reqs], dtype=torch.int64)
+        values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool)}
+        changed = self._mutants.apply("requests", values, shares=one_each(reqs))
+        for req, limit, stops in zip(reqs, (values | changed)["limits"], (values | changed)["stops"], strict=True):
+            if "limits" in changed:
+                req.sampling_params.max_new_tokens = int(limit)
+            if not stops:
+                req.sampling_params.stop_token_ids = set()
+
+    def _filter(
+        self, original: Original, batch: Any, exclude: Any = None, keep_indices: Any = None, **kwargs: Any
+    ) -> Any:
+        exclude = kwargs.pop("chunked_req_to_exclude", kwargs.pop("reqs_to_exclude", exclude))
+        if keep_indices is None and self._mutants.at("batch"):
+            left_out = exclude if isinstance(exclude, list) else [exclude]
+            finished = torch.tensor([req.finished() for req in batch.reqs], dtype=torch.bool)
+            keep = [i for i, req in enumerate(batch.reqs) if not finished[i] and req not in left_out]
+            values = {"keep": torch.tensor(keep, dtype=torch.int64), "finished": finished}
+            changed = self._mutants.apply("batch", values, shares=one_each(batch.reqs))
+            keep_indices = changed["keep"].tolist() if "keep" in changed else None
+        return original(batch, exclude, keep_indices, **kwargs)
+
+    # -- forwards ----------------------------------------------------------------------------------------------
+
+    def _forward(self, original: Original, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        mutants, current = self._mutants, self._recorder.round
+        if not mutants.armed or current is None:
+            return original(runner, forward_batch, *args, **kwargs)
+        phase = self._probe.phase_of(runner, forward_batch)
+        step = self._recorder.step if runner.is_draft_worker else 0
+        busy = bool(current.rids)
+        acts = {armed.mutant.act: armed for armed in mutants.at("forward" if busy else "idle", phase, step=step)}
+        if "skip" in acts and phase in mutants.outputs:  # else there is nothing to give in its place yet
+            acts["skip"].fired += 1
+            return mutants.outputs[phase]
+        with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)):
+            output = original(runner, forward_batch, *args, **kwargs)
+            if "twice" in acts:
+                acts["twice"].fired += 1
+                output = original(runner, forward_batch, *args, **kwargs)
+        mutants.outputs[phase] = output
+        return output
+
+    def _inputs(self, forward_batch: Any, phase: str, step: int, *, busy: bool) -> Values:
+        """What goes in instead."""
+        values = inputs_of(forward_batch)
+        if busy:
+            if "hidden" in values and len(values["hidden"]):
+                self._mutants.states[phase] = values["hidden"].clone()
+            shares = self._mutants.shares(phase, len(values["input_ids"]))
+            return self._mutants.apply("inputs", values, phase=phase, step=step, shares=shares)
+        counts = getattr(forward_batch, COUNTS, None)
+        values |= {} if counts is None else {"counts": torch.tensor(counts)}
+        return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- drafting ----------------------------------------------------------------------------------------------
+
+    def _choices(
+        self,
+        original: Original,
+        i: int,
+        probs: Any,
+        ids: Any,
+        hidden: Any,
+        scores: Any,
+        topk: int,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        # At i = 0 these are the proposals handed over from the round before.
+        if i and self._recorder.phase == "DRAFT" and self._recorder.round is not None and ids.numel():
+            values = {"probs": probs, "ids": ids} | ({} if scores is None else {"scores": scores})
+            shares = self._mutants.shares("DRAFT", len(ids))
+            made = values | self._mutants.apply("choices", values, phase="DRAFT", step=i, shares=shares)
+            probs, ids, scores = made["probs"], made["ids"], made.get("scores")
+        return original(i, probs, ids, hidden, scores, topk, *args, **kwargs)
+
+    def _candidates(self, original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._vocabulary(worker):
+            result = original(worker, *args, **kwargs)
+        if not self._mutants.at("candidates", "DRAFT"):
+            return result
+        names = ("parents", "selected", "tokens")
+        values = dict(zip(names, result[:3], strict=True))
+        made = values | self._mutants.apply("candidates", values, phase="DRAFT")
+        return (*(made[name] for name in names), *result[3:])
+
+    @contextmanager
+    def _vocabulary(self, worker: Any) -> Iterator[None]:
+        """The map of draft ids for one round's steps; the probe reads the worker's own beside it."""
+        own = getattr(worker, "hot_token_id", None)
+        changed = {} if own is None else self._mutants.apply("vocabulary", {"map": own}, phase="DRAFT")
+        if "map" in changed:
+            worker.hot_token_id = changed["map"]
+        try:
+            yield
+        finally:
+            if "map" in changed:
+                worker.hot_token_id = own
+
+    def _prompt_proposals(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(worker, batch, *args, **kwargs)
+        self._proposals("DRAFT_PREFILL", result if result is not None else batch.spec_info)
+        return result
+
+    def _extend_proposals(self, original: Original, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(worker, batch, *args, **kwargs)
+        owner = result if result is not None else batch.spec_info
+        self._proposals("EXTEND", args[0].next_draft_input if self._release.generation == "v2" else owner)
+        return result
+
+    def _proposals(self, phase: str, draft_input: Any) -> None:
+        if self._mutants.at("proposals", phase):
+            shares = self._mutants.shares(phase, 0)
+            each = [Share(one.rid, i, 1, one.start, one.final, one.epoch) for i, one in enumerate(shares)]
+            self._change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)
+
+    def _change(self, site: str, owner: Any, names: dict[str, str], *, phase: str, shares: list[Share]) -> None:
+        """Let mutants change attributes of an object of SGLang's. names: value of the site -> attribute."""
+        values = {name: getattr(owner, attribute) for name, attribute in names.items()}
+        for name, value in self._mutants.apply(site, values, phase=phase, shares=shares).items():
+            setattr(owner, names[name], value)
+
+    # -- verify ------------------------------------------------------------------------------------------------
+
+    def _tree(self, original: Original, worker: Any, *args: Any, **kwargs: Any) -> Any:
+        verify_input = original(worker, *args, **kwargs)
+        if self._mutants.at("tree", "VERIFY") and verify_input.retrieve_next_token is not None:
+            shares = self._mutants.shares("VERIFY", verify_input.retrieve_next_token.numel())
+            self._change("tree", verify_input, TREE, phase="VERIFY", shares=shares)
+        return verify_input
+
+    def _tails(self, original: Original, pool: Any, rows: Any, base: Any, tail: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("tails", {"last_page": tail}, phase="DRAFT")
+        return original(pool, rows, base, changed.get("last_page", tail), *args, **kwargs)
+
+    def _accept(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        predict, accept_index, drafts = original(*args, **kwargs)
+        values = {"predict": predict, "accept_index": accept_index, "drafts": drafts}
+        links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
+        made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
+        return made["predict"], made["accept_index"], made["drafts"]
+
+    def _uniforms(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        values = {name: kwargs[own] for name, own in UNIFORMS.items()}
+        changed = self._mutants.apply("uniforms", values, phase="VERIFY")
+        return original(*args, **{**kwargs, **{UNIFORMS[name]: value for name, value in changed.items()}})
+
+    # -- the pool ----------------------------------------------------------------------------------------------
+
+    def _alloc(self, original: Original, pool: Any, *args: Any, **kwargs: Any) -> Any:
+        slots = original(pool, *args, **kwargs)
+        if slots is None or not len(slots):
+            return slots
+        return self._mutants.apply("alloc", {"slots": slots}).get("slots", slots)
+
+    def _free(self, original: Original, pool: Any, slots: Any, *args: Any, **kwargs: Any) -> Any:
+        if len(slots):
+            slots = self._mutants.apply("free", {"slots": slots}).get("slots", slots)
+        return original(pool, slots, *args, **kwargs)
+
+    def _alarm(self, original: Original, obj: Any, strict: bool, *args: Any, **kwargs: Any) -> Any:
+        """SGLang's own check of an idle pool only warns where a mutant asks for it: ours has to find the defect."""
+        warned = any(armed.mutant.args.get("alarm") == "off" for armed in self._mutants.armed)
+        return original(obj, strict and not warned, *args, **kwargs)

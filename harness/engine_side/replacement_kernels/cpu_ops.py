@@ -1,0 +1,286 @@
+"""What SGLang needs to run on a CPU: replacement kernels for those without a CPU build, and the flags that reach its
+own Triton kernels.
+
+Engine side: standard library, torch and SGLang only. Every entry is named in the trace header; a check whose
+subject is replaced by our code is "not exercised" there. Nothing here may decide *what* is computed: metadata,
+indices, positions and masks stay SGLang's.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import inspect
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..hooks import ImportHooks
+from .cpu_attention import decode_attention, extend_attention
+from .cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
+from .cpu_tree import build_tree, verify_greedy
+
+#: Importable but never used on this path; SGLang imports them at module level.
+STUB_PACKAGES = ("torchvision", "vllm", "sgl_kernel")
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One operation that is not the release's own on this device.
+
+    subject: what a check would have to be about to be affected ('tree', 'verify', 'sampled', 'attention', 'cache_locs',
+    'none').
+    by: 'stand-in' (a replacement kernel of ours), 'stand-in when sampling' (the same, and greedy batches never ask),
+    'flag' (SGLang's own Triton kernel, reached by a module flag, interpreted),
+    'no-op', 'remap' (same operation, on the device it runs on), 'import stub'.
+    """
+
+    operation: str
+    by: str
+    subject: str
+    reason: str
+
+
+class _Torch:
+    """`torch` as one module sees it: some functions are ours, everything else is torch's."""
+
+    def __init__(self, **ours: Callable[..., Any]) -> None:
+        self.__dict__ |= ours
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+#: Seam -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
+KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
+    "tree": (("sgl_build_tree_kernel_efficient", build_tree, "stand-in", "tree"),),
+    "verify": (("verify_tree_greedy_func", verify_greedy, "stand-in", "verify"),),
+    "sampling": (
+        ("tree_speculative_sampling_target_only", verify_sampled, "stand-in when sampling", "sampled"),
+        ("top_k_renorm_prob", renorm_top_k, "stand-in when sampling", "sampled"),
+        ("top_p_renorm_prob", renorm_top_p, "stand-in when sampling", "sampled"),
+    ),
+}
+
+#: Seams of every release, whatever its table says.
+EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
+
+
+class _AnyMeta(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return cls
+
+
+class _Anything(metaclass=_AnyMeta):
+    """A name that can be imported, subclassed and constructed (SGLang does so at import time) and does nothing."""
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+
+class _StubLoader(importlib.abc.Loader):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__version__ = "99.0"  # type: ignore[attr-defined]
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _Anything
+
+        module.__getattr__ = missing  # type: ignore[method-assign]
+
+
+class _StubFinder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name.split(".")[0] in STUB_PACKAGES:
+            return importlib.machinery.ModuleSpec(name, _StubLoader(), is_package=True)
+        return None
+
+
+def _on_cpu(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A factory of torch that takes device "cuda" for the CPU."""
+
+    def call(*args: Any, **kwargs: Any) -> torch.Tensor:
+        return make(*args, **{**kwargs, "device": "cpu"} if kwargs.get("device") == "cuda" else kwargs)
+
+    return call
+
+
+class CpuOps:
+    """Registers every replacement and remembers which of them took effect in this process."""
+
+    def __init__(self, hooks: ImportHooks, *, padded: bool = False) -> None:
+        self._hooks = hooks
+        self._padded = padded
+        self.applied: list[Replacement] = []
+
+    def install(self, *, seams: Sequence[tuple[str, str, str]], attention: str) -> None:
+        """`seams`: (module, what, argument) rows of the release's compatibility table."""
+        sys.meta_path.append(_StubFinder())  # last: a real package always wins
+        for package in STUB_PACKAGES:
+            if importlib.machinery.PathFinder.find_spec(package) is None:
+                self._note(package, "import stub", "none", "imported at module level, never used on this path")
+        for module, what, argument in (*EVERYWHERE, *seams):
+            self._hooks.after(module, self._apply(what, argument, attention))
+
+    def describe(self) -> list[dict[str, str]]:
+        return [asdict(item) for item in self.applied]
+
+    def _note(self, operation: str, by: str, subject: str, reason: str) -> None:
+        self.applied.append(Replacement(operation, by, subject, reason))
+
+    def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
+        def act(module: types.ModuleType) -> None:
+            if what in KERNELS:
+                self._replace(module, what)
+            elif what != "attention" or attention != "interpreted":
+                getattr(self, f"_seam_{what}")(module, argument)
+
+        return act
+
+    def _replace(self, module: types.ModuleType, what: str) -> None:
+        for name, kernel, by, subject in KERNELS[what]:
+            setattr(module, name, kernel)
+            self._note(f"{module.__name__}.{name}", by, subject, "no CPU build")
+
+    def _seam_flag(self, module: types.ModuleType, argument: str) -> None:
+        name, subject = argument.split("=")
+        setattr(module, name, True)
+        self._note(f"{module.__name__}.{name}", "flag", subject, "selects SGLang's own Triton kernel, interpreted")
+
+    def _seam_cuda_noop(self, module: types.ModuleType, argument: str) -> None:
+        for name in argument.split(","):
+            setattr(torch.cuda, name, lambda *_a, **_k: None)
+            self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
+
+    def _seam_unpinned(self, module: types.ModuleType, argument: str) -> None:
+        def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+            return torch.tensor(*args, **kwargs)
+
+        module.torch = _Torch(tensor=tensor)  # type: ignore[attr-defined]
+        self._note(
+            f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for"
+        )
+
+    def _seam_cpu_device(self, module: types.ModuleType, argument: str) -> None:
+        module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
+        what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
+        self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
+
+    def _seam_empty_rope(self, module: types.ModuleType, argument: str) -> None:
+        original = module.RotaryEmbedding.forward_native
+
+        def forward_native(self: Any, positions: torch.Tensor, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
+            if positions.numel() == 0:
+                return query, key
+            return original(self, positions, query, key, *args, **kwargs)
+
+        module.RotaryEmbedding.forward_native = forward_native
+        what = f"{module.__name__}.RotaryEmbedding.forward_native (no rows)"
+        self._note(what, "no-op", "none", "the CPU version cannot view an empty batch")
+
+    def _seam_unregistered(self, module: types.ModuleType, argument: str) -> None:
+        def call(output: torch.Tensor, input: torch.Tensor, group_name: str) -> None:
+            getattr(module._groups[group_name](), f"_{argument}")(output, input)
+
+        setattr(module, f"reg_{argument}", call)
+        self._note(
+            f"{module.__name__}.reg_{argument}", "flag", "none", "calls SGLang's own method; only CUDA is registered"
+        )
+
+    def _seam_idle_metadata(self, module: types.ModuleType, argument: str) -> None:
+        """Not a matter of the CPU: SGLang's own code fails on an idle batch. Only where a run assumes that it does."""
+        original = module.TritonAttnBackend.init_forward_metadata
+
+        def init_forward_metadata(self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            spec_info = forward_batch.spec_info
+            if not forward_batch.forward_mode.is_idle() or getattr(spec_info, "kv_indptr", None) is not None:
+                return original(self, forward_batch, *args, **kwargs)
+            forward_batch.spec_info = None
+            try:
+                return original(self, forward_batch, *args, **kwargs)
+            finally:
+                forward_batch.spec_info = spec_info
+
+        module.TritonAttnBackend.init_forward_metadata = init_forward_metadata
+        what = f"{module.__name__}.TritonAttnBackend.init_forward_metadata (idle batch)"
+        self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
+
+    def _seam_unplanned(self, module: types.ModuleType, argument: str) -> None:
+        """Not a matter of the CPU: a batch is marked as planned for, and nobody has. Only where a run assumes that."""
+        setattr(module.ForwardBatch, argument, lambda *_a, **_k: None)  # so that each forward asks SGLang to plan
+        what = f"{module.__name__}.ForwardBatch.{argument}"
+        self._note(what, "stand-in", "plan", "assumed F-011: eager MTP forwards run with an earlier one's metadata")
+
+    def _seam_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
+        setattr(module, argument, lambda: None)
+        what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
+        self._note(what, "no-op", "none", why)
+
+    def _seam_sampled_path(self, module: types.ModuleType, argument: str) -> None:
+        """The flag that selects Triton kernels also sends a sampled batch down the greedy path; not while it is one."""
+        original = module.eagle_sample
+
+        def eagle_sample(verify_input: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if batch.sampling_info.is_all_greedy:
+                return original(verify_input, batch, *args, **kwargs)
+            setattr(module, argument, False)
+            try:
+                return original(verify_input, batch, *args, **kwargs)
+            finally:
+                setattr(module, argument, True)
+
+        module.eagle_sample = eagle_sample  # type: ignore[attr-defined]
+
+    def _seam_murmur(self, module: types.ModuleType, argument: str) -> None:
+        def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+            shape = (len(seed), len(columns))
+            hashed = torch.empty(shape, dtype=torch.uint32)
+            blocks = -(-len(columns) // 1024)
+            module.murmur_hash32_kernel[(len(seed), blocks)](seed, positions, columns, hashed, *shape, BLOCK_SIZE=1024)
+            return hashed
+
+        module.murmur_hash32 = murmur_hash32  # type: ignore[attr-defined]
+        what = f"{module.__name__}.murmur_hash32"
+        self._note(what, "flag", "none", "selects SGLang's own Triton kernel, interpreted; no CPU build")
+
+    def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
+        torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
+        self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
+
+    def _seam_device_name(self, module: types.ModuleType, argument: str) -> None:
+        module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
+        self._note(
+            f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
+        )
+
+    def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
+        kernels: dict[str, Callable[..., None]] = {
+            "decode_attention_fwd": partial(decode_attention, padded=self._padded),
+            "extend_attention_fwd": extend_attention,
+        }
+        ours = kernels[argument]
+        signature = inspect.signature(getattr(module, argument))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            return ours(bound.arguments)
+
+        setattr(module, argument, call)
+        self._note(f"{module.__name__}.{argument}", "stand-in", "attention", "the interpreted kernel takes 100 ms")
+        if self._padded and argument == "decode_attention_fwd":
+            what = f"{module.__name__}.{argument} (padded rows)"
+            self._note(what, "stand-in", "idle", "assumed F-008: the kernel refuses them")
