@@ -47,10 +47,11 @@ class _Forward:
 
     block: Block
     ends: np.ndarray
+    lens: np.ndarray
 
     def last_rows(self) -> np.ndarray:
         """Of each request that has rows."""
-        return np.unique(self.ends[self.ends > 0]) - 1
+        return self.ends[self.lens > 0] - 1
 
 
 @dataclass(slots=True)
@@ -134,7 +135,7 @@ class Assembler:
             if phase == "VERIFY":
                 block.lists["chosen_ids"] = (rows, arrays["top_ids"][:, :1])
         self._blocks.append(block)
-        self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends)
+        self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 
     def _keep(self, name: str, array: np.ndarray | None) -> int:
         """Append rows to a side tensor; returns the number of its first row, -1 if there is none."""

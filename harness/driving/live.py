@@ -10,16 +10,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.both_sides.leases import Request
 from harness.contract.trace import Trace
 from harness.contract.types import Scenario
 from harness.driving.drive import OnTurn
 from harness.driving.judging import JudgeQueue, judge_with, load_oracle
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.pool import AnyEngine, BorrowedPool, EnginePool, unwatched
+from harness.driving.pool import BorrowedPool, EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines.engine import Launch
 from harness.engines.envs import EngineEnv
@@ -33,33 +31,22 @@ REMEMBERED = 64
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
-class LiveEngines:
+class LiveEngines(EnginePool):
     """Drives and judges scenarios, one engine at a time. environment: release -> a ready EngineEnv, or it raises.
 
-    copies, lease: see EnginePool. assumed: ids of known defects that references take for granted.
+    assumed: ids of known defects that references take for granted.
     """
 
     environment: Callable[[str], EngineEnv]
     default: str
     device: str
-    logs: Path
-    copies: bool = False
-    lease: Request | None = None
     assumed: tuple[str, ...] = ()
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False
     #: the last result of the test that runs now, for its failure report
     latest: ScenarioResult | None = None
-    pool: EnginePool = field(init=False)
     _oracles: dict[str, Oracle] = field(default_factory=dict)
     _results: OrderedDict[tuple[Any, ...], ScenarioResult] = field(default_factory=OrderedDict)
-
-    def __post_init__(self) -> None:
-        self.pool = EnginePool(logs=lambda boot: self.logs / f"engine-{boot}.log", lease=self.lease, copies=self.copies)
-
-    @property
-    def boots(self) -> int:
-        return self.pool.boots
 
     def launch(
         self,
@@ -84,29 +71,13 @@ class LiveEngines:
             revert=revert,
             cpu_attention=cpu_attention,
             assumed=self.assumed,
-            lease=self.pool.lease,
+            lease=self.lease,
             mutants_in_graphs=self.mutants_in_graphs,
         )
 
-    def use(self, launch: Launch) -> AnyEngine:
-        """See EnginePool."""
-        return self.pool.use(launch)
-
-    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = unwatched) -> Trace:
-        """See EnginePool."""
-        return self.pool.drive(launch, scenario, record=record, on_turn=on_turn)
-
     def lent(self, **options: Any) -> EnginePool:
         """For a command that would make an EnginePool of its own."""
-        return BorrowedPool(owner=self.pool, **options)
-
-    def close(self) -> None:
-        """End the live engine, if there is one."""
-        self.pool.close()
-
-    def end(self) -> None:
-        """End everything that was started."""
-        self.pool.end()
+        return BorrowedPool(owner=self, **options)
 
     def judge(
         self,

@@ -31,14 +31,15 @@ def unwatched(_tick: int, _state: dict[str, Any]) -> None:
 
 @dataclass(slots=True, kw_only=True, repr=False)
 class EnginePool:
-    """Boots, reuses and ends engines, one at a time. logs: number of a boot -> where that engine's output goes.
+    """Boots, reuses and ends engines, one at a time. logs: where the output of each goes, named by `log_name`.
 
     copies: start SGLang's processes as copies of the host (see harness.engine_side.host.copies), on a CPU and without
     ranks. lease: the share of a GPU that every engine takes first; no waiting any more once that had no effect.
     preparing, booted: whom to tell that an engine is being started (in words, with its log), and that it answered.
     """
 
-    logs: Callable[[int], Path]
+    logs: Path
+    log_name: str = "engine-{boot}.log"
     lease: Request | None = None
     copies: bool = False
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
@@ -56,7 +57,7 @@ class EnginePool:
         if self._engine is None or self._key != key or not self._alive():
             self.close()
             self.boots += 1
-            log = self.logs(self.boots)
+            log = self.logs / self.log_name.format(boot=self.boots)
             engine = self._copied(launch, log) if can_copy(launch) else engine_of(launch, log)
             try:
                 engine.boot(progress=lambda text: self.preparing(text, log))
@@ -80,7 +81,7 @@ class EnginePool:
     def _copied(self, launch: Launch, log: Path) -> Engine:
         """An engine that costs no import of SGLang, where the last one was of its kind."""
         if self._templates is None:
-            self._templates = Templates(log.parent)
+            self._templates = Templates(self.logs)
         return self._templates.engine(launch, log)
 
     def _alive(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a run says: one record a judged scenario, one for all of it, and the events that whoever watches is sent.
+"""What a run is asked and says: its plan, one record a judged scenario, one for all of it, and events for observers.
 
 Every writer (console, store) is an observer and cannot affect the run. Records only. It must not print.
 """
@@ -12,11 +12,13 @@ from typing import Any
 
 from harness.archive.store import SPECIMENS
 from harness.archive.writer import write_specimen
+from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
 from harness.contract.written_up import Known, known_as
+from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
 
 
@@ -36,6 +38,39 @@ class Setup:
         known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
         known["cpu_attention"] = self.cpu_attention
         return known | ({"pair": list(self.pair)} if self.pair else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+
+    lease: the share of a GPU that every engine takes first.
+    """
+
+    env: EngineEnv
+    scenarios: tuple[Scenario, ...]
+    pairs: dict[str, tuple[Path, Path]]
+    root: Path
+    device: str = "cpu"
+    revert: int | None = None
+    cpu_attention: CpuAttention = "torch"
+    own_pair: bool = False
+    lease: Request | None = None
+    assumed: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+
+    @property
+    def setup(self) -> Setup:
+        """How its engines and references are started."""
+        target, draft = next(iter(self.pairs.values())) if self.own_pair else (None, None)
+        return Setup(
+            release=self.env.version,
+            device=self.device,
+            revert=self.revert,
+            cpu_attention=self.cpu_attention,
+            assumed=self.assumed,
+            pair=(str(target), str(draft)) if self.own_pair else None,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -170,6 +205,14 @@ class RunResult:
     results: tuple[ScenarioResult, ...]
     verdict: Verdict
     cost: Cost
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
+
+    def __init__(self, why: str, result: RunResult) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
-from harness.both_sides.leases import Request
 from harness.contract.merge import merge
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Scenario, Verdict
@@ -30,8 +28,10 @@ from harness.driving.pool import AnyEngine, EnginePool
 from harness.driving.progress import (
     Booted,
     Cost,
+    Interrupted,
     Judged,
     Observer,
+    Plan,
     Preparing,
     RunResult,
     ScenarioResult,
@@ -40,52 +40,10 @@ from harness.driving.progress import (
     Turned,
 )
 from harness.engines.engine import EngineError, Launch
-from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention, build_launch
+from harness.engines.launch import build_launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
-
-    lease: the share of a GPU that every engine takes first.
-    """
-
-    env: EngineEnv
-    scenarios: tuple[Scenario, ...]
-    pairs: dict[str, tuple[Path, Path]]
-    root: Path
-    device: str = "cpu"
-    revert: int | None = None
-    cpu_attention: CpuAttention = "torch"
-    own_pair: bool = False
-    lease: Request | None = None
-    assumed: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
-
-    @property
-    def setup(self) -> Setup:
-        """How its engines and references are started."""
-        target, draft = next(iter(self.pairs.values())) if self.own_pair else (None, None)
-        return Setup(
-            release=self.env.version,
-            device=self.device,
-            revert=self.revert,
-            cpu_attention=self.cpu_attention,
-            assumed=self.assumed,
-            pair=(str(target), str(draft)) if self.own_pair else None,
-        )
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
-
-    def __init__(self, why: str, result: RunResult) -> None:
-        super().__init__(why)
-        self.result = result
 
 
 @dataclass(slots=True)
@@ -103,10 +61,10 @@ class _Run:
     boot_seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        log = self.writer.folder / "engine.log"
         name = f"SGLang {self.plan.env.version}"
         self.engines = EnginePool(
-            logs=lambda _boot: log,
+            logs=self.writer.folder,
+            log_name="engine.log",
             lease=self.plan.lease,
             preparing=lambda text, log: self.notify(Preparing(text=f"{name} {text}", log=log)),
             booted=self.booted,
