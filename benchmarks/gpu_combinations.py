@@ -29,13 +29,13 @@ class Combination:
         return scenario.model_copy(update={"engine": scenario.engine.model_copy(update=options)})
 
 
-#: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings.md F-003).
+#: Two steps: with three, every release drafts trees in a way that is a finding of its own (docs/findings/F-003.md).
 TREES = {
     boot.name: boot
     for boot in (
         Boot(name="short-tree", why="two candidates a step, five nodes", spec=SpecConfig(k=2, t=2, n=5)),
         Boot(name="short-four-tree", why="four candidates a step", spec=SpecConfig(k=2, t=4, n=8)),
-        Boot(name="four-tree", why="with three steps", spec=SpecConfig(k=3, t=4, n=8), assumes=("F-003",)),
+        Boot(name="four-tree", why="with three steps", spec=SpecConfig(k=3, t=4, n=8)),
         Boot(name="short-wide-tree", why="eight candidates a step", spec=SpecConfig(k=2, t=8, n=16)),
     )
 }

@@ -19,7 +19,7 @@ from benchmarks.gpu import Done, Job, card, perform_all
 from cases.fixed_handoff import handoffs
 
 #: Job -> release and options of `eaglecheck run`. SGLang overlaps scheduling and forwards unless told otherwise, and
-#: up to 0.5.13 hands over no draft state then (docs/findings.md, F-014).
+#: up to 0.5.13 hands over no draft state then (docs/findings/F-014.md).
 MODES: dict[str, tuple[str, ...]] = {
     "0.5.13-eager-normal": ("--engine", "0.5.13", "--no-graphs", "--no-overlap"),
     "0.5.13-graphs-normal": ("--engine", "0.5.13", "--graphs", "--no-overlap"),

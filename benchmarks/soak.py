@@ -23,7 +23,7 @@ from cases.families import FAMILIES
 from cases.hunt import Hunt, as_json, drawn
 from cases.known import known_as
 from cases.situations import ELSEWHERE
-from harness.contract.deviations import checked
+from harness.contract.known_issues import checked
 from harness.contract.types import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines import envs
@@ -102,7 +102,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="the same seed gives the same scenarios")
     parser.add_argument("--family", choices=sorted(FAMILIES), default="eagle")
     parser.add_argument("--boots", help="only these boot configurations of the family, comma-separated")
-    parser.add_argument("--assume", action="append", default=[], help="a deviation to predict beside what boots name")
+    parser.add_argument(
+        "--assume", action="append", default=[], help="a known issue to expect beside those of the boots"
+    )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: in float16")
     parser.add_argument("--graphs", action="store_true", help="inside CUDA graphs; needs --device cuda")
     parser.add_argument("--no-overlap", action="store_true", help="in the normal loop, where a GPU would overlap")

@@ -4,7 +4,7 @@
 
 FOLDER: a scenario or a specimen (cases/recorded/mtp/graphs-outgrown-0.5.13), greedy and without a prefix cache. A line
 a round: how far the verified rows that the plan covers are from what it says of them, and from what each request's own
-text says; then the same of the proposing rows of the layers behind the first (docs/findings.md, F-011). No engine runs.
+text says; then the same of the proposing rows of the layers behind the first (docs/findings/F-011.md). No engine runs.
 """
 
 from __future__ import annotations

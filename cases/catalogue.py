@@ -6,14 +6,16 @@ It must not run anything; it says what is expected, and a run that disagrees is 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
 from harness.contract import plain_files
+from harness.contract.known_issues import issues
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.types import SCENARIO_SCHEMA, Scenario
+from harness.contract.usage import unknown
 from harness.contract.validation import Unfit, shown, validated
 from harness.contract.words import meant
 
@@ -28,11 +30,13 @@ class CaseError(ValueError):
 class Case(BaseModel):
     """One corpus entry.
 
-    bad_from: oldest release it was seen on, None where all older ones have it too; bad_up_to: newest release with the
-    bug; good_from: oldest release without it, None if there is none yet; revert: the number SGLang's own switch takes
-    to put the bug back (0.5.13 and later), if it knows this one. kinds: what the bug shows first. assumes: deviations
-    (harness.contract.deviations) that hide the bug, or the absence of it, unless they are taken for granted. devices:
-    where this very scenario was seen to show it; another one may accept other tokens, or act on an abort a turn later.
+    finding: the page of docs/findings whose releases these are; only a case without one says them itself.
+    bad_from: oldest release it was seen on, None where all older ones have it too; beside a finding: where another
+    one hides it before. bad_up_to: newest release with the bug; good_from: oldest release without it, None if there is
+    none yet. revert: the number SGLang's own switch takes to put the bug back (0.5.13 and later), if it knows this one.
+    kinds: what the bug shows first. assumes: known issues that hide the bug, or the absence of it, unless they are
+    assumed. devices: where this very scenario was seen to show it; another one may accept other tokens, or act on an
+    abort one scheduler step later.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -40,6 +44,7 @@ class Case(BaseModel):
     case_schema: Literal[1]
     id: Annotated[str, Field(pattern=r"^[a-z0-9-]{1,40}$")]
     title: str
+    finding: str | None = None
     source: str
     bad_from: str | None = None
     bad_up_to: str
@@ -76,12 +81,27 @@ def load(name: str) -> Case:
     if not path.is_file():
         raise CaseError(f"unknown case {name!r}{meant(name, names())}\n  allowed: {', '.join(names())}")
     try:
-        case = validated(parsed(plain_files.content(path)), Case)
+        case = validated(_with_releases(parsed(plain_files.content(path))), Case)
     except (NotJSON, Unfit) as error:
         raise CaseError(f"case file {path} is not valid: {error}") from error
     if case.id != name:
         raise CaseError(f"case file {path} is called {name!r} but holds id {case.id!r}")
     return case
+
+
+def _with_releases(content: Any) -> Any:
+    """An entry that names a finding, with the releases that the finding's page says; Unfit if it says them too."""
+    name = content.get("finding") if isinstance(content, dict) else None
+    if name is None:
+        return content
+    if name not in issues():
+        raise Unfit(unknown("finding", str(name), issues()))
+    said = sorted({"source", "bad_up_to", "good_from"} & set(content))
+    if said:
+        raise Unfit(f"finding {name} says it already: leave out {', '.join(said)}")
+    one = issues()[name]
+    window = {"bad_from": one.releases.first, "bad_up_to": one.newest_bad, "good_from": one.fixed_in}
+    return {"source": f"docs/findings/{name}.md", **window, **content}
 
 
 def read_scenario(path: Path) -> Scenario:

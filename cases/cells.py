@@ -14,7 +14,7 @@ from packaging.version import Version
 from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
-from harness.contract.deviations import DEVIATIONS
+from harness.contract.known_issues import issues
 from harness.contract.types import Scenario
 from harness.driving.adapt import Wanted, adapted, refusal
 
@@ -42,7 +42,7 @@ class Cell:
     draw: Draw | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
     foretold: tuple[str, ...] = ()
-    #: ids of deviations (harness.contract.deviations) of the case or of the family's boots, each used where it can show
+    #: ids of known issues that the case or the family's boots assume, each used where it can show
     assumes: tuple[str, ...] = ()
     #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
     refused: int = 0
@@ -53,12 +53,9 @@ class Cell:
 
     def assumed_for(self, scenario: Scenario) -> tuple[str, ...]:
         """What the reference takes for granted in one scenario."""
-        spec, engine = scenario.spec, scenario.engine
-        dp, graphs, cache = engine.dp, engine.graphs, engine.prefix_cache
+        known = issues()
         return tuple(
-            name
-            for name in self.assumes
-            if DEVIATIONS[name].shows_in(spec, dp=dp, graphs=graphs, cache=cache, release=self.engine)
+            name for name in self.assumes if known[name].shows_in(scenario.spec, scenario.engine, release=self.engine)
         )
 
 

@@ -13,7 +13,7 @@ from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, Spec
 
 CHAIN = SpecConfig(k=3, t=1, n=4)
 EAGLE3 = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
-#: Without a prefix cache, whose last rows were written for another text (docs/findings.md).
+#: Without a prefix cache, whose last rows were written for another text (F-012).
 MTP = SpecConfig(algorithm="MTP", k=3, n=4)
 #: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
 #: is a finding of its own in every release.

@@ -1,12 +1,11 @@
-"""Findings that are written up, by signature, release and cell: what need not be reported anew. Read from known.toml.
+"""Findings that a night need not report anew, by signature, release and cell: those of docs/findings, or of a file.
 
-An entry is made only for what was seen on that release, with a specimen; everything else is new. It must not judge.
+An entry is made only for what was seen on that release; everything else is new. This module must not judge.
 """
 
 from __future__ import annotations
 
 import datetime
-import re
 import tomllib
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
@@ -17,25 +16,25 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from cases.catalogue import CaseError
 from harness.contract import plain_files
+from harness.contract.known_issues import CellPattern, Rate, Release, Signature, issues
 from harness.contract.validation import Unfit, validated
 
-FILE = Path(__file__).with_name("known.toml")
+#: Where it is said what a file is made of.
+DESCRIBED = "what it holds:  docs/nightly.md"
 
 
 class Entry(BaseModel):
-    """One [[known]] table; the file says what its keys mean."""
+    """One [[known]] table of a file, or the `nights` of a known issue; docs/nightly.md says what its keys mean."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     issue: Annotated[str, Field(min_length=1)]
     what: Annotated[str, Field(min_length=1)]
-    signatures: Annotated[tuple[Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")], ...], Field(min_length=1)]
-    engines: Annotated[
-        tuple[Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")], ...], Field(min_length=1)
-    ]
-    cells: Annotated[tuple[Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")], ...], Field(min_length=1)]
+    signatures: Annotated[tuple[Signature, ...], Field(min_length=1)]
+    engines: Annotated[tuple[Release, ...], Field(min_length=1)]
+    cells: Annotated[tuple[CellPattern, ...], Field(min_length=1)]
     expires: datetime.date
-    rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    rate: Rate = 1.0
 
     def covers(self, signature: str, *, engine: str, place: str) -> bool:
         """Whether a finding is this one. place: the cell as kind/name."""
@@ -67,43 +66,36 @@ class _File(BaseModel):
         return self
 
 
-def read(path: Path = FILE) -> tuple[Entry, ...]:
-    """Every entry of a file; CaseError names the place and what is allowed there."""
+def read(path: Path | None = None) -> tuple[Entry, ...]:
+    """Every entry of a file, of docs/findings without one; CaseError names the place and what is allowed there."""
+    if path is None:
+        return _ours()
     try:
         return validated(tomllib.loads(plain_files.named(path).decode()), _File).known
     except OSError as error:
         raise CaseError(
             f"cannot read known findings from {path}: {error.strerror}\n  name a file:  --known FILE"
         ) from error
-    except UnicodeDecodeError as error:
-        raise CaseError(
-            f"{path} is not TOML: byte {error.start} is not UTF-8 text\n  a working one:  {FILE}"
-        ) from error
-    except tomllib.TOMLDecodeError as error:
-        raise CaseError(f"{path} is not TOML: {_fault(str(error))}\n  a working one:  {FILE}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise CaseError(f"{path} is not TOML: {error}\n  {DESCRIBED}") from error
     except Unfit as error:
-        raise CaseError(f"{path}: {error}\n  a working one:  {FILE}") from error
+        raise CaseError(f"{path}: {error}\n  {DESCRIBED}") from error
 
 
-#: What Python's reader of TOML calls a fault (a part of it), and what it is called here.
-FAULTS = {
-    "Cannot overwrite": "a key is there twice",
-    "Cannot declare": "a table is there twice",
-    "Cannot mutate": "a key is there twice",
-    "Expected '='": "behind a key an equals sign is missing",
-    "Invalid value": "a value is missing, or is none that TOML has: texts stand in double quotes",
-    "Unclosed array": "a list is not closed",
-    "Unterminated string": "a text in double quotes is not closed",
-    "Invalid statement": "neither a key nor a [[known]] table begins there",
-}
-PLACE = re.compile(r"\(at (line \d+, column \d+|end of document)\)")
-
-
-def _fault(said: str) -> str:
-    """What tomllib said, in our words and with its place."""
-    what = next((ours for theirs, ours in FAULTS.items() if theirs in said), "it cannot be read on from there")
-    place = PLACE.search(said)
-    return f"{place[1]}: {what}" if place else what
+def _ours() -> tuple[Entry, ...]:
+    return tuple(
+        Entry(
+            issue=one.id,
+            what=one.title,
+            signatures=one.signatures,
+            engines=one.releases.seen,
+            cells=night.cells,
+            expires=night.expires,
+            rate=night.rate,
+        )
+        for one in issues().values()
+        for night in one.nights
+    )
 
 
 def known_as(signature: str, release: str, *, place: str) -> Entry | None:
@@ -112,6 +104,6 @@ def known_as(signature: str, release: str, *, place: str) -> Entry | None:
 
 
 def all_known(signatures: Iterable[str], release: str, *, place: str) -> frozenset[str]:
-    """The numbers of the findings that explain all signatures there; empty if any of them is new."""
+    """The ids of the known issues that explain all signatures there; empty if any of them is new."""
     found = [known_as(signature, release, place=place) for signature in signatures]
     return frozenset() if None in found else frozenset(one.issue for one in found if one is not None)

@@ -38,7 +38,7 @@ def test_generated_scenarios_equal_the_reference(engines, release, block, record
     place = f"generated/eagle/{block.boot}"
     explained = all_known(roots_of(hunt), hunt.release, place=place) if "UNKNOWN" not in hunt.outcomes else frozenset()
     if explained:
-        pytest.xfail(f"docs/findings.md {', '.join(sorted(explained))}: {report(hunt)}")
+        pytest.xfail(f"known: {', '.join(sorted(explained))}: {report(hunt)}")
     pytest.fail(report(hunt), pytrace=False)
 
 

@@ -15,7 +15,7 @@ from harness.search.scoreboard import Fate
 
 BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
-#: One after another on one pair of engines; the last is a finding (docs/findings.md).
+#: One after another on one pair of engines; the last is F-013.
 SOUND = ("together", "last-chunk-of-one", "all-end-at-once", "reordered", "failed-beside-good", "all-aborted")
 HANDOFFS = [fault for fault in MUTANTS.values() if fault.needs == "handoff"]
 

@@ -128,7 +128,7 @@ class Window:
     """Rows start..stop-1, which ran together. known: tokens of the text that existed then.
 
     proposals: what somebody else's layers proposed from the last row, None where the reference's own counts.
-    guess: what stood for token `stop` although the text had it (docs/findings.md F-010), None where nothing did.
+    guess: what stood for token `stop` although the text had it (docs/findings/F-010.md), None where nothing did.
     again: how many rows before `start` each layer ran once more, now that more of the text was known; () is none.
     stale: states [m,h] that those rows read, the last one at start-1, None where they read the target's own.
     held: what the k layers had read at rows 0..start-1 when they last ran, where a cache may have exchanged them; an

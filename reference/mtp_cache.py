@@ -1,7 +1,7 @@
 """What a prefix cache holds of MTP layers: rows that were written for another text behind them.
 
 Layer i reads the token i + 1 places behind a row, so what it leaves there fits only requests that agree that far. A
-cache that hands a row to every request that agrees in the row and the next token (docs/findings.md F-012) hands deep
+cache that hands a row to every request that agrees in the row and the next token (docs/findings/F-012.md) hands deep
 layers rows of another text. Here the rows' owners are followed through time, by tokens alone. This module must not run
 a model.
 """

@@ -1,7 +1,7 @@
 """Attention that takes the rows of a batch for those of narrower requests: which rows each row then attends.
 
 Inside CUDA graphs layer i of a multi-layer draft runs `width + i` rows a request, where an engine may hand its
-attention blocks of `width` rows, one after the other from the batch's first row on (docs/findings.md F-027). A row
+attention blocks of `width` rows, one after the other from the batch's first row on (docs/findings/F-027.md). A row
 then attends the cache of whose block it fell into, and the rows before it in that block, whoever they belong to; the
 rows behind the last block are attended by nobody, and what an attention says of them is whatever its memory held. A
 row's own key and value do not change, so nothing of it outlives the round but what it proposes.

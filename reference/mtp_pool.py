@@ -1,7 +1,7 @@
 """States that an engine keeps of a request from one turn to the next, for rows that its layers run once more.
 
 A pool of m states a request, filled with the last m rows of every turn's draft forward: of a verify with those of its
-last nodes, accepted or not (docs/findings.md F-020). This module must see an engine's trace only through `EngineView`.
+last nodes, accepted or not (docs/findings/F-020.md). This module must see an engine's trace only through `EngineView`.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class MtpSession(ReferenceSession):
         shared: bool = False,
         narrow: bool = False,
     ) -> None:
-        """Deviations of an engine to predict, see docs/findings.md.
+        """Known issues of an engine to predict, see docs/findings.
 
         guesses: it reads guesses where a chunk ends inside a prompt (F-010). refused: rows that it runs once more read
         the states of the last verified nodes, accepted or not (F-020). shared: rows out of its prefix cache hold what

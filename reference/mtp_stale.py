@@ -3,7 +3,7 @@
 A plan cuts the rows of a batch into blocks, one after the other. Each was made for one request of the forward that was
 planned, and is as long as what that request ran then. Rows that fall into a block attend what that request had in its
 cache at the time, and the rows before them in the block, whoever they belong to; rows behind the last block are
-attended for by nobody, and what an attention says of them is whatever its memory held (docs/findings.md F-011).
+attended for by nobody, and what an attention says of them is whatever its memory held (docs/findings/F-011.md).
 
 Written from the definition of attention alone. This module must not look at a trace.
 """

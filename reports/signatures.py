@@ -16,7 +16,7 @@ class Defect:
     """One signature. at: the place of its first scenario among the results; first: its finding there.
 
     count: divergences in all scenarios; cause: the signature that explains it, empty where one of them is a root.
-    known: ids of docs/findings.md that it may be in any of them.
+    known: ids of the known issues that it may be in any of them.
     """
 
     signature: str

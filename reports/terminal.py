@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from cases.situations import reach_of
-from harness.contract.deviations import ASSUMED, told_in
+from harness.contract.known_issues import ASSUMED, told_in
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import RunResult

@@ -11,7 +11,7 @@ from packaging.version import Version
 from cases import catalogue
 from cases.catalogue import CaseError
 from harness.cli import prepare, programs
-from harness.contract import deviations
+from harness.contract import known_issues
 from harness.contract.types import Kind, Scenario
 from harness.engines.envs import SUPPORTED
 
@@ -25,8 +25,8 @@ def test_every_case_can_be_read_run_and_told_apart(name):
     assert set(case.kinds) <= set(Kind)
     assert case.revert is None or case.revert in prepare.REVERTS
     programs.check_scenarios([case.scenario], device="cpu")
-    assert case.assumes == deviations.checked(case.assumes)
-    assert deviations.in_vain(case.assumes, [(case.scenario.spec, case.scenario.engine)]) == []
+    assert case.assumes == known_issues.checked(case.assumes)
+    assert known_issues.without_effect(case.assumes, [(case.scenario.spec, case.scenario.engine)]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -35,7 +35,7 @@ def test_windows_are_ordered_and_say_pass_fail_or_unknown(name):
     told = [case.expected(release=release, revert=None) for release in SUPPORTED]
     if case.bad_from is not None:
         before = [release for release in SUPPORTED if Version(release) < Version(case.bad_from)]
-        assert before, "leave bad_from out where the oldest release has the bug"
+        assert before or case.finding, "leave bad_from out where the oldest release has the bug"
         assert told[: len(before)] == ["unknown"] * len(before)
         told = told[len(before) :]
     order = ["FAIL", "unknown", "PASS"]
@@ -91,6 +91,8 @@ def corpus(tmp_path, monkeypatch):
     [
         ({"case_schema": 2}, "case_schema"),
         ({"revet": 1}, "unknown key 'revet'; did you mean 'revert'?"),
+        ({"finding": "F-012"}, "finding F-012 says it already: leave out bad_up_to, good_from, source"),
+        ({"finding": "F-12"}, "unknown finding 'F-12'; did you mean 'F-012'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
         ({"scenario": {"name": "x"}}, "scenario.requests: is missing"),
     ],

@@ -7,7 +7,7 @@ import pytest
 from cases.cells import Cell
 from cases.families import FAMILIES
 from harness.both_sides import compat
-from harness.contract.deviations import in_vain, notes
+from harness.contract.known_issues import notes, without_effect
 from harness.contract.types import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
@@ -56,15 +56,15 @@ def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version
     release = compat.lookup(version, overlap=True)
     assert bool(compat.multi_layer(release).plan_seams) is has_it
     assert release.plan_seams == ()
-    assert bool(notes(ASSUMED, LAYERS, dp=1, release=version)) is has_it
-    vain = in_vain(["F-011"], [(LAYERS, EngineConfig())], release=version)
+    assert bool(notes(ASSUMED, LAYERS, release=version)) is has_it
+    vain = without_effect(["F-011"], [(LAYERS, EngineConfig())], release=version)
     assert bool(vain) is not has_it
     assert all(line.endswith("SGLang 0.5.13 to 0.5.15.post1)") for line in vain)
 
 
 def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():
-    assert notes(ASSUMED, LAYERS, dp=1, graphs=True, release="0.5.13") == []
-    assert notes(ASSUMED, SpecConfig(k=3, n=4), dp=1, release="0.5.13") == []
+    assert notes(ASSUMED, LAYERS, EngineConfig(graphs=True), release="0.5.13") == []
+    assert notes(ASSUMED, SpecConfig(k=3, n=4), release="0.5.13") == []
 
 
 @pytest.mark.parametrize(("engine", "assumed"), [("0.5.13", ("F-010", "F-011")), ("0.5.23", ("F-010",))])

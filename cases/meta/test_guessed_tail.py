@@ -5,7 +5,6 @@ import torch
 
 from cases.checkpoints import make
 from harness.checks.judge import judge
-from harness.contract.deviations import GUESSED_TAIL, notes
 from harness.contract.types import EngineConfig, Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
 from harness.driving.oracle import Oracle
 from reference.pair import load_pair, session_of
@@ -65,9 +64,3 @@ def test_another_wrong_token_beside_it_is_still_found(pair):
     rows.ints["input_id"][at] += 1
     (found,) = judged(pair, trace, "F-010")[1]
     assert (found.kind, found.key.step) == (Kind.EXTEND_INPUT, 1)
-
-
-def test_it_is_said_only_where_layers_draft():
-    assert notes({"assumed": ["F-010"]}, SPEC, dp=1)
-    assert notes({"assumed": ["F-010"]}, SpecConfig(k=3, n=4), dp=1) == []
-    assert not GUESSED_TAIL.shows_in(SpecConfig(algorithm="EAGLE3", k=3, n=4))

@@ -38,7 +38,7 @@ UNFIT = {
     "a revert in quotes": ({"revert": "25015"}, 'engine.revert: "25015" cannot stand there'),
     "an attention that there is none of": ({"cpu_attention": "fa3"}, 'allowed: "torch", "interpreted"'),
     "half a pair": ({"pair": ["target"]}, "a list of 2 to 2 entries"),
-    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+    "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
     "a key that is none": ({"relaese": "0.5.23"}, "unknown key 'relaese'; did you mean 'release'?"),
 }
 
@@ -61,7 +61,7 @@ HEADERS = {
     "a stand-in without a name": ({"replaced": [{"by": "stand-in"}]}, "is missing"),
     "a length in quotes": ({"context_length": "512"}, 'header: context_length: "512" cannot stand there'),
     "a truth in quotes": ({"truncates_at_finish": "no"}, 'header: truncates_at_finish: "no" cannot stand there'),
-    "a deviation that nobody wrote down": ({"assumed": ["F-999"]}, "unknown deviation 'F-999'"),
+    "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
 }
 
 

@@ -9,7 +9,6 @@ import contextlib
 import datetime
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +32,7 @@ from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
 from harness.archive.store import StoreError
 from harness.cli import nightly
+from harness.contract.known_issues import issues
 from harness.engines import envs
 from harness.night import store
 from harness.night.rates import interval
@@ -391,12 +391,11 @@ def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
 
 def test_our_own_rates_are_the_lower_ends_of_what_was_counted():
     """Beside each rate stands what it was counted from; nothing there is a guess."""
-    lines = [line for line in known.FILE.read_text().splitlines() if line.startswith("rate = ")]
-    assert len(lines) == len([one for one in known.read() if one.rate < 1])
-    for line in lines:
-        rate, shown, tried = re.fullmatch(r"rate = (\S+)  # (\d+) of (\d+)", line).groups()
-        low, _ = interval(int(shown), int(tried))
-        assert low * 0.9 < float(rate) < low * 1.15, line
+    ours = [night for one in issues().values() for night in one.nights]
+    assert len(ours) == len(known.read())
+    for night in ours:
+        low = 1.0 if night.counted is None else interval(*night.counted)[0]
+        assert low * 0.9 < night.rate < low * 1.15, night
 
 
 def test_what_a_family_assumes_has_no_entry_for_its_cells():

@@ -318,7 +318,7 @@ def test_without_a_family_a_few_of_some_are_driven_beside_everything_else(sessio
     [
         (("--family", "trees"), "invalid choice: 'trees'"),
         (("--assume", "F-010"), "name a family too: --family NAME"),
-        (("--family", "mtp", "--assume", "F-10"), "unknown deviation 'F-10'; did you mean 'F-010'"),
+        (("--family", "mtp", "--assume", "F-10"), "unknown finding 'F-10'; did you mean 'F-010'"),
     ],
 )
 def test_a_family_or_an_assumption_that_nobody_knows_is_refused(session, options, words):

@@ -21,7 +21,7 @@ FIRST_SHOWN = {
     "pr25015": "POSITION:positions:DRAFT:one-ahead",
     "pr26329": "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail-target-guess",
 }
-#: Up to this release a replayed draft extend attends its rows twice on the triton backend (docs/findings.md, F-001).
+#: Up to this release a replayed draft extend attends its rows twice on the triton backend (docs/findings/F-001.md).
 ATTENDED_TWICE, LAST_TWICE = "NUMERIC:extend:EXTEND:hidden_out-off", Version("0.5.12.post1")
 
 CELLS = [

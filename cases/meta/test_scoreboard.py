@@ -10,9 +10,9 @@ from rich.console import Console
 
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
+from harness.contract.known_issues import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.contract.written_up import WRITTEN_UP
 from harness.engines import envs
 from harness.engines.engine import EngineError
 from harness.search import mutants
@@ -218,6 +218,6 @@ def test_every_finding_named_in_a_reason_is_in_that_release():
     """The newest release that a reason still keeps out has the finding it names."""
     for reasons in SINCE.values():
         for first, why in reasons:
-            named = [one for one in WRITTEN_UP if f"({one.id})" in why]
+            named = [one for one in issues().values() if f"({one.id})" in why]
             before = max((one for one in envs.SUPPORTED if Version(one) < Version(first)), key=Version)
-            assert all(one.on(before) for one in named), (first, why)
+            assert all(one.releases.has(before) for one in named), (first, why)

@@ -10,7 +10,7 @@ import torch
 from cases.checkpoints import make
 from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.contract.deviations import told_in
+from harness.contract.known_issues import told_in
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from reference.mtp import Window

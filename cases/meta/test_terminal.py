@@ -11,8 +11,8 @@ from rich.console import Console
 from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
+from harness.contract.known_issues import Known
 from harness.contract.types import Kind, SpecConfig
-from harness.contract.written_up import Known
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor import Finding
@@ -336,12 +336,12 @@ def known_run():
 
 
 def test_what_is_written_up_is_pointed_at_beside_it_and_the_verdict_stays():
-    known = "(A `title` of #26329; 0.5.13 and later), see docs/findings.md"
     lines = printed(render_run, known_run(), width=150).splitlines()
     signature = next(at for at, line in enumerate(lines) if line.startswith("  signature"))
     assert lines[signature + 1 : signature + 3] == [
-        f"  known: F-012 {known}; --assume F-012 expects it, and tells only what is left",
-        f"  known: F-017 {known}",
+        "  known: F-012 (A `title` of #26329; 0.5.13 and later), see  eaglecheck findings F-012; "
+        "--assume F-012 expects it and reports only other differences",
+        "  known: F-017 (A `title` of #26329; 0.5.13 and later), see  eaglecheck findings F-017",
     ]
     assert sum("known: " in line for line in lines) == 3
     reason = next(at for at, line in enumerate(lines) if line.startswith("no verdict on pd-plugin-bare"))

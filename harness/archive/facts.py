@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from harness.contract.deviations import UnknownDeviation, checked
+from harness.contract.known_issues import UnknownIssue, checked
 from harness.contract.validation import Unfit, validated
 
 #: What a manifest and the engine's own header must agree on.
@@ -27,10 +27,10 @@ def _version(text: str) -> str:
     return text
 
 
-def _deviations(ids: tuple[str, ...]) -> tuple[str, ...]:
+def _known(ids: tuple[str, ...]) -> tuple[str, ...]:
     try:
         checked(ids)
-    except UnknownDeviation as error:
+    except UnknownIssue as error:
         raise ValueError(str(error)) from error
     return ids
 
@@ -39,7 +39,7 @@ Release = Annotated[str, AfterValidator(_version)]
 Device = Literal["cpu", "cuda"]
 Revert = Annotated[int, Field(ge=1)]
 Pair = Annotated[tuple[str, ...], Field(min_length=2, max_length=2)]
-Assumed = Annotated[tuple[str, ...], AfterValidator(_deviations)]
+Assumed = Annotated[tuple[str, ...], AfterValidator(_known)]
 Attention = Literal["torch", "interpreted"]
 
 

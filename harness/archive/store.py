@@ -40,7 +40,7 @@ from harness.archive.run_folders import (
 )
 from harness.archive.trace_io import read_trace, trace_files
 from harness.contract import plain_files
-from harness.contract.deviations import assumed_in
+from harness.contract.known_issues import assumed_in
 from harness.contract.strict_json import NotJSON, parsed
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Scenario
@@ -196,7 +196,7 @@ def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
 
 
 def started_with(manifest: SpecimenManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
-    """(deviations that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
+    """(known issues that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
 
     A specimen of before either was kept says what its reference took for granted, and `torch`.
     """

@@ -14,8 +14,11 @@ from dataclasses import dataclass
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Part, Share
-from harness.contract.deviations import GUESSED_TAIL, assumed_in
+from harness.contract.known_issues import assumed_in, issues
 from harness.contract.types import Kind, Phase
+
+#: The known issue in which guesses stand for the next tokens of a prompt.
+GUESSES = "F-010"
 
 
 @register(
@@ -137,7 +140,7 @@ class _Window:
     """Rows that ran together. stop: index behind the last one. known: tokens of the text that existed then.
 
     proposals: what each layer chose from the last row. guess: what the target chose from it. guesses: whether that is
-    taken to stand for token `stop` of a prompt that goes on (F-010).
+    taken to stand for token `stop` of a prompt that goes on.
     """
 
     share: Share
@@ -234,9 +237,9 @@ def _window(
 
 
 def _guesses(evidence: Evidence) -> bool:
-    """Whether the reference took F-010 for granted, and it can show."""
+    """Whether the reference took guesses at a chunk's end for granted, and they can show."""
     header = {} if evidence.reference is None else evidence.reference.header
-    return GUESSED_TAIL.id in assumed_in(header) and GUESSED_TAIL.shows_in(evidence.scenario.spec)
+    return GUESSES in assumed_in(header) and issues()[GUESSES].shows_in(evidence.scenario.spec)
 
 
 def _hint(window: _Window, at: int, observed: int, *, layer: int) -> str:

@@ -22,7 +22,7 @@ from harness.checks.coverage import check_handshake, compared_enough, not_exerci
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
-from harness.contract import deviations
+from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.contract.trace import Trace
@@ -93,14 +93,11 @@ def _assumed(evidence: Evidence) -> list[str]:
     scenario, reference = evidence.scenario, evidence.reference
     if reference is None:
         return []
-    engine, release = scenario.engine, evidence.engine.header.get("release") or deviations.NEWEST
-    return deviations.notes(
+    return known_issues.notes(
         reference.header,
         scenario.spec,
-        dp=engine.dp,
-        graphs=engine.graphs,
-        cache=engine.prefix_cache,
-        release=str(release),
+        scenario.engine,
+        release=str(evidence.engine.header.get("release") or known_issues.NEWEST),
         device=str(evidence.engine.header.get("device") or "cpu"),
     )
 

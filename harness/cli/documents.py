@@ -16,9 +16,8 @@ from cases.situations import reach_of
 from harness.archive.store import WriteError
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
-from harness.contract.deviations import told_in
+from harness.contract.known_issues import Known, told_in
 from harness.contract.types import Divergence
-from harness.contract.written_up import Known
 from harness.driving.progress import RunResult, ScenarioResult
 
 RUN_SCHEMA = 1
@@ -51,7 +50,7 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
 
 
 def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
-    """What of docs/findings.md something may be."""
+    """The known issues that something may be."""
     return [{"id": one.id, "title": one.title, "releases": one.window, "assume": one.assume} for one in known]
 
 
@@ -70,7 +69,7 @@ def finding_document(finding: Finding, *, scenario: str, known: Sequence[Known] 
 
 
 def known_ids(one: ScenarioResult) -> list[str]:
-    """The findings of docs/findings.md that a scenario's own findings and reasons may be."""
+    """The known issues that a scenario's findings and reasons may be."""
     return sorted({known.id for found in one.known.values() for known in found})
 
 

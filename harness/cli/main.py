@@ -11,7 +11,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli import bisect, diff, environments, matrix, mutants, night, recheck, replay, report, run
+from harness.cli import bisect, diff, environments, findings, matrix, mutants, night, recheck, replay, report, run
 from harness.cli.misread import is_misread, told
 from harness.cli.outcome import TYPED, Exit, full_output_told, guarded, say
 from harness.contract.usage import UsageError
@@ -74,6 +74,7 @@ app.command("bisect")(bisect.command)
 app.command("report")(report.command)
 app.command("diff")(diff.command)
 app.command("night")(night.command)
+app.command("findings")(findings.command)
 app.command("doctor")(environments.doctor)
 app.add_typer(environments.engines, name="engines")
 

@@ -13,7 +13,6 @@ from harness.cli import options, prepare
 from harness.cli.documents import check_target, write_json
 from harness.cli.interrupted import kept, typed_again
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.deviations import IDLE_CRASH
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
 from harness.search.scoreboard import document
@@ -56,7 +55,7 @@ def command(
         logs=logs,
         lease=lease,
         mutants_in_graphs=bool(graphs),
-        assumed=(IDLE_CRASH.id,),  # an engine that dies of its own idle rank shows no mutant of one
+        assumed=("F-007",),  # an engine that dies of its own idle rank shows no mutant of one
     )
     try:
         with MutantLine(console) as line:

@@ -53,7 +53,7 @@ def command(
     check_store(nights)
     for option, target in (("junit", junit_file), ("summary", summary_file)):
         check_target(None if target is None else str(target), what=option)
-    entries = known.read(known_file or known.FILE)
+    entries = known.read(known_file)
     if shards:
         writable(nights, option="nights", what="nights")
         folder, night = merge(_found(shards), root=nights, now=datetime.now(UTC).isoformat())

@@ -79,7 +79,7 @@ def check_store(root: Path) -> None:
 
 def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     """The whole of it. Exits 0 for a green night, 1 or 3 for a red one; a shard is not judged and exits 0."""
-    entries = known.read(asked.known or known.FILE)
+    entries = known.read(asked.known)
     shard = _shard(asked.shard)
     prepare.check_device(asked.device)
     lease = prepare.gpu_lease(asked.device, asked.gpu_share)

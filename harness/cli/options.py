@@ -43,9 +43,9 @@ Family = Annotated[
 ]
 Assume = Annotated[
     list[str] | None,
-    typer.Option("--assume", help="Predict this known deviation of SGLang, for example F-003; may be repeated."),
+    typer.Option("--assume", help="Expect this known issue of SGLang, for example F-003; may be repeated."),
 ]
 Known = Annotated[
     Path | None,
-    typer.Option("--known", help="Known findings, a TOML file. Default: eaglecheck's own, cases/known.toml."),
+    typer.Option("--known", help="Known findings, a TOML file. Default: those of docs/findings."),
 ]

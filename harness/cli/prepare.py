@@ -16,7 +16,7 @@ from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli import places
 from harness.cli.programs import check_scenarios, choose_scenarios
-from harness.contract import deviations
+from harness.contract import known_issues
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
@@ -67,7 +67,7 @@ def make_plan(
     check_scenarios(scenarios, device=device, own=own)
     assumed = check_assumed(assumed)
     drafts = [(one.spec, one.engine) for one in scenarios]
-    for text in deviations.in_vain(assumed, drafts, release=version, device=device):
+    for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
         say(text)
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
@@ -119,8 +119,8 @@ def gpu_lease(device: str, share: float | None) -> leases.Request | None:
 
 def check_assumed(ids: Sequence[str]) -> tuple[str, ...]:
     try:
-        return deviations.checked(ids)
-    except deviations.UnknownDeviation as error:
+        return known_issues.checked(ids)
+    except known_issues.UnknownIssue as error:
         raise UsageError(f"--assume: {error}") from error
 
 

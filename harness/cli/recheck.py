@@ -18,7 +18,7 @@ from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.cli import options, prepare
 from harness.cli.documents import check_target, run_document, write_json
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.deviations import assumed_in, told_in
+from harness.contract.known_issues import assumed_in, told_in
 from harness.contract.merge import merge
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict

@@ -12,7 +12,7 @@ from typing import Any
 from packaging.version import Version
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
-from harness.contract.deviations import REFUSED_STATES
+from harness.contract.known_issues import issues
 from harness.contract.types import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
@@ -152,12 +152,12 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
     Up to 0.5.14 MTP layers run rows once more in CUDA graphs (F-020), which is built for layers that read the target.
     """
-    first, last = (Version(release) for release in REFUSED_STATES.releases or ())
-    if scenario.engine.graphs and scenario.checkpoint in CHAINED and first <= Version(version) <= last:
+    refused = issues()["F-020"].releases
+    if scenario.engine.graphs and scenario.checkpoint in CHAINED and refused.has(version):
         return (
             f"the layers of {scenario.checkpoint!r} read each other's output, and in CUDA graphs SGLang {version} runs "
             "some of their rows once more, which the reference does not follow\n"
-            f"  allowed: --no-graphs, or a release behind {last}"
+            f"  allowed: --no-graphs, or a release behind {refused.last}"
         )
     return ""
 

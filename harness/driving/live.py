@@ -34,7 +34,7 @@ REMEMBERED = 64
 class LiveEngines(EnginePool):
     """Drives and judges scenarios, one engine at a time. environment: release -> a ready EngineEnv, or it raises.
 
-    assumed: ids of known defects that references take for granted.
+    assumed: ids of known issues that references take for granted.
     """
 
     environment: Callable[[str], EngineEnv]

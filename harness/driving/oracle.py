@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.contract.deviations import GUESSED_TAIL, HEADER, NARROW_BLOCKS, REFUSED_STATES, SHARED_ROWS, SLOT_CACHE
+from harness.contract.known_issues import HEADER, issues
 from harness.contract.trace import Event, Trace
 from harness.contract.types import RequestSpec, Scenario, SpecConfig
 from reference.chain import Sight
@@ -34,7 +34,7 @@ class Oracle:
 
     target: Path
     draft: Path
-    #: ids of harness.contract.deviations to take for granted
+    #: ids of known issues to take for granted
     assumed: tuple[str, ...] = ()
     _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
@@ -67,16 +67,16 @@ class Oracle:
         asked = (spec, held, dtype)
         if asked not in self._sessions:
             target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
-            sight: Sight = "slots" if SLOT_CACHE.id in self.assumed and SLOT_CACHE.shows_in(spec) else "ancestors"
+            sight: Sight = "slots" if "F-003" in self.assumed and issues()["F-003"].shows_in(spec) else "ancestors"
             self._sessions[asked] = session_of(
                 target,
                 head,
                 spec,
                 sight=sight,
-                guesses=GUESSED_TAIL.id in self.assumed,
-                refused=REFUSED_STATES.id in self.assumed,
-                shared=SHARED_ROWS.id in self.assumed,
-                narrow=NARROW_BLOCKS.id in self.assumed,
+                guesses="F-010" in self.assumed,
+                refused="F-020" in self.assumed,
+                shared="F-012" in self.assumed,
+                narrow="F-027" in self.assumed,
             )
         return self._sessions[asked]
 

@@ -14,10 +14,10 @@ from harness.archive.store import SPECIMENS
 from harness.archive.writer import write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
+from harness.contract.known_issues import Known, known_as
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
-from harness.contract.written_up import Known, known_as
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
 
@@ -78,7 +78,7 @@ class ScenarioResult:
     """One judged scenario, wherever its rows came from: an engine that runs, a stored run, a test.
 
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
-    known: signature, or reason for UNKNOWN -> what of docs/findings.md it may be; says nothing about the verdict.
+    known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, specimen: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
 

@@ -66,7 +66,7 @@ def build_launch(
 ) -> Launch:
     """The launch of one boot configuration.
 
-    assumed: ids of harness.contract.deviations; the engine gets the stand-ins that let it past those it would die of.
+    assumed: ids of known issues; the engine gets the stand-ins that let it past those it would die of.
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.

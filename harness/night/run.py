@@ -18,7 +18,7 @@ from harness.archive.store import WriteError
 from harness.checks.describe import describe
 from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
-from harness.contract.deviations import ASSUMED
+from harness.contract.known_issues import ASSUMED
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
@@ -34,7 +34,7 @@ NOT_A_CAUSE = ("not exercised", ASSUMED)
 #: Words and reasons kept of one cell.
 MOST_REASONS, MOST_WORDS = 5, 2000
 
-#: ids of deviations -> the engines to use
+#: ids of known issues that are assumed -> the engines to use
 MakeEngines = Callable[[tuple[str, ...]], LiveEngines]
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from cases.families import FAMILIES, of_family
 from harness.both_sides import gpus, leases
-from harness.contract.deviations import UnknownDeviation, checked
+from harness.contract.known_issues import UnknownIssue, checked
 from harness.contract.types import Scenario
 from harness.contract.usage import UsageError
 from harness.engines import envs
@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="ID",
-        help="With --family: take this known deviation of SGLang for granted, as in `eaglecheck run`.",
+        help="With --family: expect this known issue of SGLang, as in `eaglecheck run`.",
     )
 
 
@@ -87,7 +87,7 @@ def pytest_configure(config: pytest.Config) -> None:
         checked(config.getoption("--assume"))
         config.stash[LEASE] = _lease(config)
         config.stash[RELEASE] = _release(config.getoption("--engine"))
-    except (UsageError, UnknownDeviation, envs.EnvError) as error:
+    except (UsageError, UnknownIssue, envs.EnvError) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[CENSUS] = Census()
 

@@ -1,0 +1,362 @@
+"""docs/findings: every page parses, agrees with itself and with all that is derived from it or names it."""
+
+import ast
+import functools
+import re
+import subprocess
+import tomllib
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cases import catalogue, known
+from cases.boots import Boot
+from cases.families import FAMILIES
+from cases.meta import handmade
+from harness.checks import CHECKS
+from harness.cli.documents import known_document
+from harness.cli.main import app
+from harness.contract import known_issues
+from harness.contract.conditions import LARGEST_GRAPH
+from harness.contract.known_issues import (
+    FOLDER,
+    UnknownIssue,
+    assumable,
+    body,
+    checked,
+    issues,
+    known_as,
+    notes,
+    read,
+    without_effect,
+)
+from harness.contract.types import EngineConfig, Kind, Phase, SpecConfig
+from harness.contract.validation import Unfit
+from harness.engines.launch import GRAPH_SIZES
+from reports.known_issues import index_markdown, page_markdown
+
+ROOT = Path(__file__).parents[2]
+ISSUES = pytest.mark.parametrize("one", issues().values(), ids=lambda one: one.id)
+ONE, RANKS, IN_GRAPHS = EngineConfig(), EngineConfig(dp=2, tp=2), EngineConfig(graphs=True)
+CHAIN, LAYERS = SpecConfig(algorithm="EAGLE3"), SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, ["findings", *arguments])
+
+
+# The pages
+
+
+@ISSUES
+def test_a_page_has_the_parts_that_a_maintainer_looks_for(one):
+    text = body(one.id)
+    assert text.startswith(f"# {one.id}: ")
+    parts = re.findall(r"^## (.*)", text, re.MULTILINE)
+    assert parts == ["Summary", "Reproduction", "Expected and observed", "Cause", "Suggested fix", "Evidence"]
+    assert one.title.startswith(text.splitlines()[0].partition(": ")[2])
+
+
+@ISSUES
+def test_a_page_names_only_signatures_of_its_front_matter_and_the_ends_of_its_window(one):
+    text = f"{', '.join(one.releases.seen)}; {one.releases.not_run}; {body(one.id)}"
+    shown = [name.replace("…", "*") for name in re.findall(r"`((?:[A-Z_]+|…):[^`\s]+:[^`\s]+)`", text)]
+    for name in shown:
+        assert any(fnmatchcase(name.replace("*", "x"), each) or fnmatchcase(each, name) for each in one.signatures)
+    for release in {one.releases.first, one.releases.last} - {"open"}:
+        assert re.search(rf"(?<![\d.]){re.escape(release)}(?!\w)", text), release
+
+
+@functools.cache
+def words_of_checks():
+    """Every piece of text in the code of the checks: what hints are put together from."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "harness" / "checks").glob("*.py")]
+    nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
+    return {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+
+
+def made_of(hint, words):
+    return hint in words or any(hint.startswith(f"{one}-") and made_of(hint[len(one) + 1 :], words) for one in words)
+
+
+@ISSUES
+def test_its_signatures_are_such_as_our_checks_make(one):
+    words = words_of_checks()
+    for signature in one.signatures:
+        kind, check, phase, hint = signature.split(":", 3)
+        assert kind in set(Kind)
+        assert phase in set(Phase)
+        assert check in CHECKS or check in words
+        assert re.fullmatch(r"\*[a-z0-9_/.*]*:\w+", hint) if kind in ("CRASH", "HANG") else made_of(hint, words)
+
+
+@ISSUES
+def test_what_a_page_points_at_exists(one):
+    text = page_markdown(one, body(one.id))
+    for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        assert (FOLDER / link).exists(), link
+    for path in re.findall(r"cases/[\w./-]+\.(?:json|py)", text):
+        assert (ROOT / path).is_file(), path
+    for name in re.findall(r"--(?:case|cases|scenario) ([\w-]+)", text):
+        fixed = {scenario.name for family in FAMILIES.values() for scenario in family.scenarios}
+        assert name in {*catalogue.names(), *fixed}, name
+
+
+@ISSUES
+def test_its_window_is_the_same_wherever_it_is_printed(one):
+    row = next(line for line in (FOLDER / "README.md").read_text().splitlines() if line.startswith(f"| [{one.id}]"))
+    assert f"| {one.window} | {one.fixed_in or '–'} |" in row
+    page = call(one.id)
+    assert page.exit_code == 0
+    assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
+    pointer = known_issues._known(one, "cpu")
+    assert f"; {one.window}), see  eaglecheck findings {one.id}" in pointer.line
+    assert known_document([pointer])[0]["releases"] == one.window
+    (said,) = without_effect([one.id], [], release="0.5.23")
+    assert said.endswith(f"SGLang {one.window})")
+    for name in catalogue.names():
+        case = catalogue.load(name)
+        if case.finding == one.id:
+            assert (case.bad_up_to, case.good_from) == (one.newest_bad, one.fixed_in)
+            assert one.releases.has(case.bad_from)
+            assert {signature.partition(":")[0] for signature in one.signatures} >= {*case.kinds}
+
+
+def test_the_index_is_what_the_verb_prints():
+    assert (FOLDER / "README.md").read_text() == index_markdown(issues().values()) == call("--markdown", "-").stdout
+    shown = call()
+    assert shown.exit_code == 0
+    assert all(f" {name} " in shown.stdout for name in issues())
+
+
+def test_an_unknown_finding_names_the_nearest_and_all():
+    refused = call("F-25")
+    assert refused.exit_code == 2
+    assert "unknown finding 'F-25'; did you mean 'F-025'?" in refused.stderr
+    assert "F-001, F-002" in refused.stderr
+
+
+#: What a test of a broken file names.
+MADE_UP = "F-999"
+
+
+def test_every_finding_that_is_named_anywhere_has_a_page():
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in listed.splitlines():
+        path = ROOT / name
+        if path.suffix in (".py", ".md", ".json", ".toml", ".yml", ".html") and path.is_file():
+            text = path.read_text()
+            lost = {*re.findall(r"\bF-\d{3}\b", text)} - {*issues()} - {"F-005", "F-009", "F-019", MADE_UP}
+            assert not lost, name
+            assert "docs/" + "findings.md" not in text, name
+
+
+def test_a_wheel_keeps_the_pages_where_the_code_looks_for_them():
+    wheel = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    installed = Path(wheel["sources"]["harness"]).parent
+    assert FOLDER == ROOT / "docs" / "findings"
+    assert Path(wheel["force-include"]["docs/findings"]) == installed / "docs" / "findings"
+
+
+PAGE = (FOLDER / "F-028.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("severity: [crash]", "severity: [crsh]", "did you mean 'crash'?"),
+        ("devices: [cpu]", "device: [cpu]", "unknown key 'device'; did you mean 'devices'?"),
+        ("eagle_topk > 1", "eagle_topkk > 1", "unknown setting 'eagle_topkk'; did you mean 'eagle_topk'?"),
+        ("eagle_topk > 1", "open('x')", "a condition has no Call"),
+        ("eagle_topk > 1", "eagle_topk >", "is no condition"),
+        ("  last: open", "  last: 0.5.17", "releases.seen names one that is outside 0.5.13 to 0.5.17"),
+        ("devices: [cpu]", "devices: [cpu]\nfixed_in: 0.5.24", "fixed_in is there exactly where"),
+        ("devices: [cpu]", "devices: [cpu]\nassume: predicted", "expects says what --assume takes"),
+        ("id: F-028", "id: F-027", "holds id 'F-027'"),
+        ("---\nid", "id", "no front matter"),
+        ("severity: [", "severity: ]", "F-028.md: "),
+    ],
+)
+def test_a_page_with_a_fault_is_refused_with_its_place(tmp_path, old, new, said):
+    assert old in PAGE
+    (tmp_path / "F-028.md").write_text(PAGE.replace(old, new, 1))
+    with pytest.raises(Unfit) as refused:
+        read(tmp_path)
+    assert said in str(refused.value)
+    assert str(tmp_path) in str(refused.value)
+
+
+# --assume
+
+
+def test_ids_are_checked_and_the_nearest_is_named():
+    assert checked(["F-003", "F-003"]) == ("F-003",)
+    with pytest.raises(UnknownIssue, match="unknown finding 'F-03'; did you mean 'F-003'"):
+        checked(["F-03"])
+    with pytest.raises(UnknownIssue, match="F-025"):
+        checked(["F-025"])
+
+
+REACHED = {
+    "F-003": (SpecConfig(k=3, t=2, n=6), ONE, "cpu"),
+    "F-007": (CHAIN, RANKS, "cpu"),
+    "F-008": (CHAIN, RANKS, "cpu"),
+    "F-010": (LAYERS, ONE, "cuda"),
+    "F-011": (LAYERS, ONE, "cpu"),
+    "F-012": (LAYERS, ONE, "cuda"),
+    "F-020": (LAYERS, IN_GRAPHS, "cuda"),
+    "F-027": (LAYERS, IN_GRAPHS, "cuda"),
+}
+
+
+@pytest.mark.parametrize("name", assumable())
+def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effect(name):
+    spec, engine, device = REACHED[name]
+    header, about = {"assumed": [name]}, {"release": "0.5.13", "device": device}
+    assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
+    assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
+    assert notes({}, spec, engine, **about) == notes(header, SpecConfig(), ONE, **about) == []
+    (vain,) = without_effect([name], [(SpecConfig(), ONE), (SpecConfig(k=2, t=2, n=6), ONE)], **about)
+    assert vain.startswith(f"--assume {name} has no effect")
+
+
+@pytest.mark.parametrize("name", [name for name, one in assumable().items() if one.assume == "replacement kernel"])
+def test_a_replacement_kernel_that_only_a_cpu_has_has_no_effect_on_a_gpu(name):
+    """There SGLang runs as it is: a verdict that says `assumed` would promise what nobody does."""
+    spec, engine, _ = REACHED[name]
+    assert notes({"assumed": [name]}, spec, engine, release="0.5.13", device="cuda") == []
+    (vain,) = without_effect([name], [(spec, engine)], release="0.5.13", device="cuda")
+    assert ", a CPU, " in vain
+
+
+@pytest.mark.parametrize(
+    ("name", "spec", "engine"),
+    [
+        ("F-003", SpecConfig(k=3, t=1, n=4), ONE),
+        ("F-003", SpecConfig(k=2, t=2, n=4), ONE),
+        ("F-007", CHAIN, ONE),
+        ("F-012", LAYERS, EngineConfig(prefix_cache=False)),
+        ("F-020", LAYERS, ONE),
+        ("F-011", LAYERS, IN_GRAPHS),
+        ("F-010", CHAIN, ONE),
+    ],
+)
+def test_each_setting_that_reaches_it_is_asked(name, spec, engine):
+    assert not issues()[name].shows_in(spec, engine, release="0.5.13")
+
+
+BOOTS = [boot for family in FAMILIES.values() for boot in family.boots]
+
+
+def test_boots_assume_what_no_release_is_without_and_nothing_else():
+    assumed = {boot.name: boot.assumes for boot in BOOTS if boot.assumes}
+    assert assumed["tree"] == ("F-003",)
+    assert assumed["layers-cache"] == ("F-010", "F-012")
+    assert assumed["layers"] == ("F-010",)
+    assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008")
+    assert {"plain", "small-tree", "eagle3", "pd"} & {*assumed} == set()
+    assert Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes == ("F-010", "F-012"), "F-020 is fixed"
+
+
+# What a signature may be
+
+
+def scenario(*, algorithm="EAGLE", k=3, t=1, n=4, plugin=None, **engine):
+    spec = SpecConfig(algorithm=algorithm, k=k, t=t, n=n, plugin=plugin)
+    return handmade.scenario().model_copy(update={"spec": spec, "engine": EngineConfig(**engine)})
+
+
+def ids(text, made, *, release, device="cuda", reasons=()):
+    found = known_as([text], scenario=made, release=release, device=device, reasons=reasons)
+    return [one.id for one in found.get(text, ())]
+
+
+PREFILL_OFF, EXTEND_OFF = (f"NUMERIC:extend:{phase}:hidden_out-off" for phase in ("DRAFT_PREFILL", "EXTEND"))
+STOP, NAN = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_out-nan"
+FEW = "CRASH:ledger:VERIFY:srt/speculative/eagle_worker_common.py:_compact_accept_to_front"
+FREED = "CRASH:ledger:DRAFT:srt/speculative/triton_ops/cache_locs.py:assign_extend_cache_locs_func"
+BARE = "the engine would not start: AttributeError: 'BarePlugin' object has no attribute 'create_future_map'"
+ROW = "POSITION:verify:VERIFY:one-behind"
+
+
+@pytest.mark.parametrize(
+    ("text", "made", "release", "expected"),
+    [
+        (PREFILL_OFF, scenario(algorithm="MTP"), "0.5.23", ["F-012"]),
+        (PREFILL_OFF, scenario(algorithm="MTP"), "0.5.11", ["F-012", "F-023"]),
+        (PREFILL_OFF, scenario(algorithm="MTP", prefix_cache=False), "0.5.23", []),
+        (PREFILL_OFF, scenario(), "0.5.23", []),
+        (PREFILL_OFF, scenario().model_copy(update={"checkpoint": "eagle3-one"}), "0.5.23", ["F-006"]),
+        (PREFILL_OFF, scenario().model_copy(update={"checkpoint": "eagle3-normed"}), "0.5.23", ["F-015"]),
+        (PREFILL_OFF, scenario(dp=2, tp=2), "0.5.23", ["F-016"]),
+        (STOP, scenario(), "0.5.17", ["F-004"]),
+        (STOP, scenario(), "0.5.18", []),
+        (STOP, scenario(), "of-a-commit", []),
+        (EXTEND_OFF, scenario(algorithm="MTP", pd=True), "0.5.23", ["F-013", "F-017"]),
+        (EXTEND_OFF, scenario(), "0.5.11", []),
+        (EXTEND_OFF, scenario(overlap=False), "0.5.11", ["F-001"]),
+        (EXTEND_OFF, scenario(graphs=True), "0.5.11", ["F-001"]),
+        ("POSITION:positions:DRAFT:one-ahead", scenario(), "0.5.11", []),
+        (BARE, scenario(pd=True, plugin="bare"), "0.5.13", ["F-018"]),
+        (BARE, scenario(), "0.5.13", []),
+        (FEW, scenario(k=2, t=2, n=2), "0.5.23", ["F-028"]),
+        (FEW, scenario(k=2, t=2, n=3), "0.5.23", []),
+        (FEW, scenario(k=2, t=2, n=2), "0.5.12.post1", []),
+        (ROW, scenario(k=2, t=8, n=6), "0.5.23", ["F-025"]),
+        (ROW, scenario(k=2, t=8, n=6, page=4), "0.5.23", []),
+        (ROW, scenario(k=2, t=5, n=6), "0.5.23", []),
+        (FREED, scenario(graphs=True), "0.5.13", ["F-026"]),
+        (FREED, scenario(), "0.5.13", []),
+        (FREED, scenario(graphs=True), "0.5.17", []),
+        (NAN, scenario(algorithm="MTP", graphs=True), "0.5.13", ["F-027", "F-029"]),
+    ],
+)
+def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, expected):
+    assert ids(text, made, release=release) == expected
+
+
+def test_what_was_assumed_is_something_else_where_it_still_shows():
+    made = scenario(algorithm="MTP")
+    assert ids(PREFILL_OFF, made, release="0.5.23", reasons=("assumed: F-012, rows out of the prefix cache",)) == []
+    made = scenario(algorithm="MTP", graphs=True)
+    assert ids(NAN, made, release="0.5.13", reasons=("assumed: F-027, in CUDA graphs",)) == ["F-029"]
+
+
+@pytest.mark.parametrize(
+    ("graphs", "requests", "expected"), [(True, 4, []), (True, 5, ["F-011"]), (False, 1, ["F-011"])]
+)
+def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_captured_for(graphs, requests, expected):
+    made = scenario(algorithm="MTP", graphs=graphs)
+    made = made.model_copy(update={"requests": made.requests[:1] * requests})
+    for what in ("off", "nan"):
+        assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13") == expected
+    assert max(GRAPH_SIZES) == LARGEST_GRAPH
+
+
+@pytest.mark.parametrize(("device", "offered"), [("cpu", True), ("cuda", False)])
+def test_a_replacement_kernel_is_offered_only_where_there_is_one(device, offered):
+    signature = "CRASH:ledger:VERIFY:srt/layers/attention/triton_backend.py:init_forward_metadata"
+    made = scenario(algorithm="EAGLE3", dp=2, tp=2)
+    (one,) = known_as([signature], scenario=made, release="0.5.23", device=device)[signature]
+    assert one.assume is offered
+    assert ("--assume F-007 expects it" in one.line) is offered
+
+
+# What a night knows
+
+
+def test_a_finding_is_known_to_a_night_only_on_its_own_releases_and_in_its_own_cells():
+    """What is known of a hand-over must not excuse the same numbers in a chain of its own."""
+    assert known.known_as(STOP, "0.5.13", place="generated/eagle/plain").issue == "F-004"
+    assert known.known_as(STOP, "0.5.23", place="generated/eagle/plain") is None
+    assert known.known_as(EXTEND_OFF, "0.5.13", place="fixed/disagg").issue == "F-013"
+    assert known.known_as(EXTEND_OFF, "0.5.13", place="generated/eagle/plain") is None
+
+
+def test_one_new_signature_makes_the_whole_new():
+    place = "generated/eagle/plain"
+    assert known.all_known([STOP], "0.5.13", place=place) == {"F-004"}
+    assert known.all_known([STOP, "POSITION:positions:DRAFT:one-ahead"], "0.5.13", place=place) == frozenset()
+    assert known.all_known([], "0.5.13", place=place) == frozenset()

@@ -1,0 +1,64 @@
+"""Conditions over what an engine runs with, by SGLang's names: `num_steps * eagle_topk > num_draft_tokens + 4`.
+
+They stand in the pages of docs/findings, and are nothing but comparisons and sums. It must not know any finding.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from functools import cache
+from types import CodeType
+
+from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.usage import unknown
+
+#: The most requests that an engine of ours captures a graph for (GRAPH_SIZES of harness.engines.launch).
+LARGEST_GRAPH = 4
+#: All that a condition may be made of.
+GRAMMAR = (
+    *(ast.Expression, ast.BoolOp, ast.And, ast.Or, ast.UnaryOp, ast.Not, ast.Name, ast.Load, ast.Constant),
+    *(ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.BinOp, ast.Add, ast.Sub, ast.Mult),
+)
+
+
+def settings_of(
+    spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = ""
+) -> dict[str, int | bool | str]:
+    """What an engine runs with. The only place that knows what our own fields are called."""
+    return {
+        "num_steps": spec.k,
+        "eagle_topk": spec.t,
+        "num_draft_tokens": spec.n,
+        "page_size": engine.page,
+        "dp_size": engine.dp,
+        "cuda_graph": engine.graphs,
+        "radix_cache": engine.prefix_cache,
+        "disable_overlap_schedule": engine.overlap is False,
+        "disaggregation": engine.pd,
+        "enable_deterministic_inference": engine.deterministic,
+        "plugin": spec.plugin is not None,
+        "checkpoint": checkpoint,
+        "requests": requests,
+        "largest_graph": LARGEST_GRAPH,
+    }
+
+
+@cache
+def compiled(condition: str) -> CodeType:
+    """The code of a condition; ValueError for what is none, or names no setting."""
+    try:
+        tree = ast.parse(condition, mode="eval")
+    except SyntaxError as error:
+        raise ValueError(f"{condition!r} is no condition: {error.msg}") from error
+    names = settings_of(SpecConfig(), EngineConfig())
+    for node in ast.walk(tree):
+        if not isinstance(node, GRAMMAR):
+            raise ValueError(f"{condition!r}: a condition has no {type(node).__name__}")
+        if isinstance(node, ast.Name) and node.id not in names:
+            raise ValueError(f"{condition!r}: " + unknown("setting", node.id, names))
+    return compile(tree, "<condition>", "eval")
+
+
+def holds(condition: str, settings: Mapping[str, int | bool | str]) -> bool:
+    return bool(eval(compiled(condition), {"__builtins__": {}}, dict(settings)))  # nothing but GRAMMAR is in it

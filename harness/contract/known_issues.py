@@ -1,0 +1,315 @@
+"""What is known of SGLang's defects: one page of docs/findings a finding, and everything that is derived from it.
+
+The front matter of a page is the only place that says which releases have a finding, what reaches it, what it shows as
+and whether `--assume` takes it for granted. Nothing is taken for granted unless it is named. What was assumed stands in
+the reference's header and in the verdict. A finding that merely looks like a known one changes no verdict. This module
+must not judge.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from packaging.version import InvalidVersion, Version
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from harness.contract.conditions import compiled, holds, settings_of
+from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.usage import unknown
+from harness.contract.validation import Unfit, validated
+
+#: Where the pages are, in a checkout and in an installed wheel alike.
+FOLDER = Path(__file__).parents[2] / "docs" / "findings"
+#: Key of the reference trace's header that holds the ids that were assumed, and how a line about one begins.
+HEADER, ASSUMED = "assumed", "assumed: "
+#: Newer than every release: one that has every fix there is.
+NEWEST = "99"
+
+Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")]
+Signature = Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")]
+CellPattern = Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")]
+Rate = Annotated[float, Field(gt=0.0, le=1.0)]
+Severity = Literal["crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded"]
+Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
+
+
+class _Page(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Releases(_Page):
+    """The first and the last release that have it. seen: where it was run and showed.
+
+    not_run: what is said of the others, by reading the source; empty where nothing is.
+    """
+
+    first: Release
+    last: Release | Literal["open"]
+    seen: Annotated[tuple[Release, ...], Field(min_length=1)]
+    not_run: str = ""
+
+    def has(self, release: str) -> bool:
+        """Whether a release has it; what is no version (a commit's own name) is taken for the newest."""
+        try:
+            asked = Version(release)
+        except InvalidVersion:
+            asked = Version(NEWEST)
+        return Version(self.first) <= asked and (self.last == "open" or asked <= Version(self.last))
+
+    @property
+    def text(self) -> str:
+        if self.last == "open":
+            return f"{self.first} and later"
+        return self.first if self.first == self.last else f"{self.first} to {self.last}"
+
+
+class Upstream(_Page):
+    """Where SGLang's own project speaks of it, and how that stands."""
+
+    state: Literal["open", "closed, not fixed", "fixed", "not found", "not searched"]
+    reference: str = ""
+
+
+class Nights(_Page):
+    """Cells (kind/name) of a night where it was seen on the releases that were run; anywhere else it is new.
+
+    expires: the day from which that is an error. rate: least share of scenarios that show it, the lower end of the
+    exact 95 % interval of what was counted (shown, of); 1 where scenarios are fixed. It decides when to say "gone".
+    """
+
+    cells: Annotated[tuple[CellPattern, ...], Field(min_length=1)]
+    expires: datetime.date
+    rate: Rate = 1.0
+    counted: tuple[int, int] | None = None
+
+
+class KnownIssue(_Page):
+    """The front matter of one page.
+
+    devices: where it was seen. algorithms and settings: what reaches it; all settings must hold. signatures: patterns
+    of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or a
+    replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words.
+    """
+
+    id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
+    title: str
+    severity: Annotated[tuple[Severity, ...], Field(min_length=1)]
+    releases: Releases
+    fixed_in: Release | None = None
+    devices: Annotated[tuple[Literal["cpu", "cuda"], ...], Field(min_length=1)]
+    algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("EAGLE", "EAGLE3", "MTP")
+    settings: tuple[str, ...] = ()
+    signatures: tuple[Signature, ...] = ()
+    reasons: tuple[str, ...] = ()
+    assume: Literal["predicted", "replacement kernel", "not"] = "not"
+    expects: str = ""
+    upstream: Upstream
+    command: str
+    nights: tuple[Nights, ...] = ()
+
+    @field_validator("settings")
+    @classmethod
+    def _are_conditions(cls, conditions: tuple[str, ...]) -> tuple[str, ...]:
+        for one in conditions:
+            compiled(one)
+        return conditions
+
+    @model_validator(mode="after")
+    def _agrees_with_itself(self) -> KnownIssue:
+        if not all(self.releases.has(one) for one in self.releases.seen):
+            raise ValueError(f"releases.seen names one that is outside {self.window}")
+        if (self.fixed_in is None) != (self.releases.last == "open"):
+            raise ValueError("fixed_in is there exactly where releases.last is not open")
+        if self.fixed_in is not None and self.releases.has(self.fixed_in):
+            raise ValueError(f"fixed_in {self.fixed_in} is inside {self.window}")
+        if bool(self.expects) != (self.assume != "not"):
+            raise ValueError("expects says what --assume takes for granted, and is there exactly where it does")
+        if not self.signatures and not self.reasons:
+            raise ValueError("it shows as nothing: name a signature or a reason")
+        return self
+
+    @property
+    def window(self) -> str:
+        """Its releases in words."""
+        return self.releases.text
+
+    @property
+    def newest_bad(self) -> str:
+        """The last release that has it; of an open one the newest that was run."""
+        return max(self.releases.seen, key=Version) if self.releases.last == "open" else self.releases.last
+
+    @property
+    def needs(self) -> str:
+        """What reaches it, in words."""
+        algorithms = [] if len(self.algorithms) == 3 else [" or ".join(self.algorithms)]
+        return ", ".join((*algorithms, *self.settings))
+
+    def looks_like(self, text: str) -> bool:
+        """Whether a signature, or a reason for UNKNOWN, is one of its own."""
+        return any(fnmatchcase(text, one) for one in self.signatures) or any(part in text for part in self.reasons)
+
+    def reached_by(self, spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = "") -> bool:
+        """Whether such an engine can show it."""
+        settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint)
+        return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
+
+    def assumable_on(self, device: str) -> bool:
+        """Whether --assume does anything there: replacement kernels are for a CPU only."""
+        return self.assume == "predicted" or (self.assume == "replacement kernel" and device == "cpu")
+
+    def shows_in(
+        self,
+        spec: SpecConfig,
+        engine: EngineConfig | None = None,
+        *,
+        release: str = NEWEST,
+        device: str = "cpu",
+    ) -> bool:
+        """Whether assuming it can matter on such an engine; release left out: one that has every fix there is."""
+        reached = self.reached_by(spec, engine or EngineConfig())
+        return self.assumable_on(device) and self.releases.has(release) and reached
+
+
+def read(folder: Path = FOLDER) -> dict[str, KnownIssue]:
+    """Every page of a folder by its id, in order. Unfit names the page, the place in it, and what is allowed there."""
+    found = {path.stem: _read(path) for path in sorted(folder.glob("F-*.md"))}
+    wrong = next((name for name, one in found.items() if one.id != name), None)
+    if wrong:
+        raise Unfit(f"{folder / wrong}.md holds id {found[wrong].id!r}")
+    return found
+
+
+def _read(path: Path) -> KnownIssue:
+    head, _ = _split(path)
+    try:
+        return validated(yaml.load(head, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), KnownIssue)
+    except (yaml.YAMLError, Unfit) as error:
+        raise Unfit(f"{path}: {error}") from error
+
+
+def _split(path: Path) -> tuple[str, str]:
+    """(front matter, body) of a page."""
+    before, head, body = (*path.read_text().split("---\n", 2), "", "")[:3]
+    if before or not body:
+        raise Unfit(f"{path}: it begins with no front matter between two lines of ---")
+    return head, body.lstrip("\n")
+
+
+@cache
+def issues() -> Mapping[str, KnownIssue]:
+    """Our own pages by id."""
+    return read()
+
+
+def body(name: str) -> str:
+    """The text of a page behind its front matter, Markdown."""
+    return _split(FOLDER / f"{name}.md")[1]
+
+
+def assumable() -> dict[str, KnownIssue]:
+    """Those that `--assume` takes."""
+    return {name: one for name, one in issues().items() if one.assume != "not"}
+
+
+class UnknownIssue(ValueError):
+    """A finding that has no page, or that cannot be assumed."""
+
+
+def checked(ids: Iterable[str]) -> tuple[str, ...]:
+    """Ids to assume, in order, each once; UnknownIssue names the nearest and all there are."""
+    found = tuple(sorted(set(ids)))
+    for name in found:
+        if name not in assumable():
+            what = "known finding that can be assumed, not" if name in issues() else "finding"
+            raise UnknownIssue(unknown(what, name, assumable()))
+    return found
+
+
+def assumed_in(header: Mapping[str, object]) -> tuple[str, ...]:
+    """What a reference trace took for granted, by its header."""
+    ids = header.get(HEADER, ())
+    return tuple(str(one) for one in ids) if isinstance(ids, (list, tuple)) else ()
+
+
+def notes(
+    header: Mapping[str, object],
+    spec: SpecConfig,
+    engine: EngineConfig | None = None,
+    *,
+    release: str = NEWEST,
+    device: str = "cpu",
+) -> list[str]:
+    """One line for each finding that a run took for granted where it can show."""
+    named = [issues()[one] for one in assumed_in(header) if one in issues()]
+    return [
+        f"{ASSUMED}{one.id}, {one.expects}"
+        for one in named
+        if one.shows_in(spec, engine, release=release, device=device)
+    ]
+
+
+def without_effect(
+    ids: Iterable[str],
+    engines: Sequence[tuple[SpecConfig, EngineConfig]],
+    *,
+    release: str = NEWEST,
+    device: str = "cpu",
+) -> list[str]:
+    """One line for each finding that is assumed and can show on none of the engines."""
+    return [
+        f"--assume {one.id} has no effect: it cannot show in any of these scenarios (it needs {one.needs}"
+        f"{', a CPU' if one.assume == 'replacement kernel' else ''}, SGLang {one.window})"
+        for one in (issues()[name] for name in ids)
+        if not any(one.shows_in(spec, engine, release=release, device=device) for spec, engine in engines)
+    ]
+
+
+def told_in(reasons: Iterable[str]) -> list[str]:
+    """The ids that a verdict's reasons say were assumed, in order."""
+    return sorted({reason[len(ASSUMED) :].split(",")[0] for reason in reasons if reason.startswith(ASSUMED)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What to say of a known finding beside a verdict. assume: whether `--assume` takes it on that device."""
+
+    id: str
+    title: str
+    window: str
+    assume: bool
+
+    @property
+    def line(self) -> str:
+        said = f"known: {self.id} ({self.title}; {self.window}), see  eaglecheck findings {self.id}"
+        return f"{said}; --assume {self.id} expects it and reports only other differences" if self.assume else said
+
+
+def known_as(
+    texts: Iterable[str], *, scenario: Scenario, release: str, device: str, reasons: Sequence[str] = ()
+) -> dict[str, tuple[Known, ...]]:
+    """Text -> what it may be, for those of the texts (signatures, or reasons for UNKNOWN) that may be any.
+
+    Two defects can look alike, so a text may point at several. reasons: of the verdict; what was assumed is expected,
+    so what is left is something else.
+    """
+    assumed, requests = told_in(reasons), len(scenario.requests)
+    able = [
+        one
+        for one in issues().values()
+        if one.id not in assumed
+        and one.releases.has(release)
+        and one.reached_by(scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint)
+    ]
+    found = {text: tuple(_known(one, device) for one in able if one.looks_like(text)) for text in dict.fromkeys(texts)}
+    return {text: known for text, known in found.items() if known}
+
+
+def _known(one: KnownIssue, device: str) -> Known:
+    return Known(id=one.id, title=one.title, window=one.window, assume=one.assumable_on(device))
