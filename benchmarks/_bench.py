@@ -14,8 +14,9 @@ from harness.contract.types import Scenario
 from harness.driving.oracle import Oracle
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs
-from harness.engines.engine import Engine, Launch
+from harness.engines.engine import Engine
 from harness.engines.launch import ProbeLevel, build_launch
+from harness.engines.process import Launch
 
 
 def machine() -> str:

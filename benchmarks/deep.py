@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 
 from cases import checkpoints
 from cases.recipes import Noise, Recipe, Weights
-from harness.engines.engine import Launch
+from harness.engines.process import Launch
 
 RECIPE = Recipe(
     name="bench-8b",

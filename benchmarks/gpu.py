@@ -29,7 +29,7 @@ CASES = ("pr25015", "pr26329")
 REVERTS = {"pr25015": "25015", "pr26329": "26329"}
 FIRST_REVERT = "0.5.13"
 #: `eaglecheck` with time for a first prefill that compiles kernels of flashinfer.
-PATIENT = "from harness.cli.main import app; from harness.engines import engine; engine.TURN_SECONDS = 500.0; app()"
+PATIENT = "from harness.cli.main import app; from harness.engines import side; side.STEP_SECONDS = 500.0; app()"
 #: Mutants that change floats only, or positions and masks that only floats show on a GPU.
 FLOAT_MUTANTS = (
     "hidden-neighbour,hidden-neighbour-extend,hidden-previous-round,hidden-zeroed,hidden-zeroed-prompt,"

@@ -20,8 +20,8 @@ from typing import Any
 
 from benchmarks._bench import launch_of
 from harness.contract.types import Scenario
-from harness.engines.engine import Launch
-from harness.engines.group import end_group
+from harness.engines.process import Launch
+from harness.engines.processes import end_group
 
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")

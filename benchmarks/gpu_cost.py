@@ -27,7 +27,6 @@ from harness.driving.drive import drive
 from harness.engines import envs
 from harness.engines.engine import Engine
 from harness.engines.launch import ProbeLevel
-from harness.engines.paired_engine import PairedEngine
 
 if TYPE_CHECKING:
     from benchmarks.gpu_jobs import Timed
@@ -139,7 +138,7 @@ def await_others(options: argparse.Namespace) -> None:
 
 
 def _one_repeat(
-    engines: dict[tuple[str, int], Engine | PairedEngine],
+    engines: dict[tuple[str, int], Engine],
     scenarios: Sequence[Scenario],
     seen: dict[str, Seen],
     *,
@@ -165,7 +164,7 @@ def _one_repeat(
     return committed
 
 
-def timed(engine: Engine | PairedEngine, scenario: Scenario, *, record: bool = True) -> tuple[Trace, list[float]]:
+def timed(engine: Engine, scenario: Scenario, *, record: bool = True) -> tuple[Trace, list[float]]:
     """A scenario's trace, and when it began, when each of its turns ended, and when all was done."""
     marks = [time.perf_counter()]
     trace = drive(engine, scenario, record=record, on_turn=lambda _tick, _state: marks.append(time.perf_counter()))

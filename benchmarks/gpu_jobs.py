@@ -27,7 +27,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.contract.trace import Trace
 from harness.driving.live import LiveEngines
 from harness.engines import envs
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.search.mutants import Campaign
 from harness.search.scoreboard import document
 

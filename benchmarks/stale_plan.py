@@ -22,10 +22,10 @@ from cases.checkpoints import make
 from harness.archive.store import StoredScenario, read_case
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase
+from harness.defects.stale_plan import Planned, layer_says, target_says
 from reference.model import Target
 from reference.mtp import MtpHead
-from reference.mtp_stale import Planned, layer_says, target_says
-from reference.pair import load_pair
+from reference.pairs import load_pair
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

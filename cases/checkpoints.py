@@ -41,7 +41,7 @@ from cases.recipes import (
 from harness.contract import plain_files
 
 if TYPE_CHECKING:
-    from reference.sensitivity import Measurement
+    from cases.sensitivity import Measurement
 
 #: Raise it whenever the same name and seed would give other bytes.
 RECIPE_VERSION = 1
@@ -382,9 +382,8 @@ def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
 
 def measure(checkpoint: Checkpoint, *, prompts: int = 24, chunk: int = 16) -> Measurement:
     """Accept lengths and sensitivities of a pair over random prompts, as the float32 reference sees them."""
-    from reference import sensitivity  # here, so that making a pair needs no torch
-    from reference.heads import load_head
-    from reference.pair import load_target
+    from cases import sensitivity  # here, so that making a pair needs no torch
+    from reference.pairs import load_head, load_target
 
     head = load_head(checkpoint.draft, load_target(checkpoint.target))
     return sensitivity.measure(head, prompts=prompts, chunk=chunk)

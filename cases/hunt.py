@@ -30,11 +30,12 @@ def greedy_text(boot: Boot) -> Greedy:
     """What the reference generates greedily, remembered; for stop ids that occur."""
     import torch
 
-    from reference.pair import load_pair, session_of
+    from reference.pairs import load_pair
+    from reference.session import ReferenceSession
 
     torch.set_num_threads(1)  # tiny matrices: more threads only get in each other's way
     made = checkpoints.make(boot.checkpoint, envs.home() / "checkpoints")
-    session = session_of(*load_pair(made.target, made.draft), boot.spec)
+    session = ReferenceSession(*load_pair(made.target, made.draft), boot.spec)
     known: dict[tuple[int, ...], tuple[int, ...]] = {}
 
     def greedy(prompt: tuple[int, ...], new: int) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from cases import catalogue, histories
 from harness.bisect.search import Tried, search
 from harness.bisect.subjects import Failure, Run, call, why
 from harness.cli.main import app
-from harness.engines import envs, published
+from harness.engines import envs, releases
 
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13", "0.5.23")
 CASE = catalogue.load("pr25015")
@@ -55,8 +55,8 @@ def three_releases(engines, tmp_path, monkeypatch):
     """Three installed releases are all there are; no verdict of an earlier search is used. Returns a folder."""
     for release in RELEASES[:3]:
         engines.environment(release)  # skips where it is not installed; the command would install it
-    monkeypatch.setattr(published, "published", lambda: published.Published(versions=RELEASES[:3]))
-    monkeypatch.setattr("harness.cli.bisect_releases.published", published.published)
+    monkeypatch.setattr(releases, "published", lambda: releases.Published(versions=RELEASES[:3]))
+    monkeypatch.setattr("harness.cli.bisect_releases.published", releases.published)
     monkeypatch.setattr("harness.bisect.verdicts.Cache.at_home", lambda: _cache(tmp_path))
     return tmp_path
 

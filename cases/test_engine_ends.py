@@ -20,7 +20,7 @@ from cases.processes import survivors, tree
 from cases.programs import DEFAULT
 from harness.contract.trace import INT_COLUMNS
 from harness.contract.types import Kind, Outcome
-from harness.engines.engine import BOOT_SECONDS
+from harness.engines.process import BOOT_SECONDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
@@ -75,7 +75,7 @@ def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engi
 
     def on_turn(tick, _state):
         if tick == TURN:
-            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 1e-4)  # no turn is as quick as that
+            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no turn is as quick as that
 
     hung = drive_scenario(SCENARIO, on_turn=on_turn)
     assert hung.verdict.outcome is Outcome.FAIL

@@ -9,7 +9,6 @@ from cases.families import FAMILIES
 from cases.generated_handoffs import LEADS, generate
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.types import Outcome
-from harness.engines import component
 from harness.search.mutants import Campaign
 from harness.search.scoreboard import Fate
 
@@ -58,8 +57,7 @@ def test_generated_hand_overs_pass_and_bring_about_what_they_ask_for(drive_scena
 
 
 @pytest.mark.engine(boot=BASE)
-def test_builder_of_the_release_takes_requests_and_raises_without_them(engines, release):
-    found = component.ask(engines.environment(release))
-    assert found.error == ""
-    assert found.answers["two requests"]["outcome"] == "built"
-    assert {found.answers[case]["outcome"] for case in ("no request", "no hidden state")} == {"raises"}
+def test_builder_of_the_release_takes_requests_and_raises_without_them(drive_scenario, release):
+    answers = drive_scenario(ALL["together"], engine=release).trace.header["component"]
+    assert answers["two requests"]["outcome"] == "built"
+    assert {answers[case]["outcome"] for case in ("no request", "no hidden state")} == {"raises"}

@@ -59,7 +59,7 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
 
     def stop(tick, _state):
         if tick == STUCK:
-            monkeypatch.setattr("harness.engines.engine.TURN_SECONDS", 3.0)  # not before: the first turns are slow ones
+            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 3.0)  # not before: the first turns are slow ones
             os.kill(stuck["pid"], signal.SIGSTOP)
 
     outcome = engines(scenario, engine=release, fresh=True, on_turn=stop)

@@ -8,7 +8,6 @@ import pytest
 
 from cases import catalogue
 from harness.contract.types import Kind, Outcome, Phase
-from harness.engines import component
 
 CASES = {name: catalogue.load(name) for name in ("pr25015", "pr26329")}
 POSITION_CASE, CHUNK_CASE = CASES["pr25015"], CASES["pr26329"]
@@ -135,14 +134,3 @@ def test_output_that_ends_in_the_wrong_place_is_found_where_it_lives(drive_scena
     else:
         assert (found.observed, found.expected) == (len(end.output_ids), request.max_new_tokens)
         assert found.observed > request.max_new_tokens
-
-
-@pytest.mark.engine
-def test_mla_index_buffer_is_too_narrow_in_its_window_and_its_constructor_lets_nobody_there(engines):
-    """#27460, component level: two requests of a full context of 64 tokens, so 128 indices for each candidate."""
-    found = component.ask(engines.environment("0.5.12.post1"), part="mla")
-    refused = found.answers["constructed, topk 2"]
-    assert (refused["outcome"], refused["error"].split(":")[0]) == ("raises", "ValueError")
-    buffers = [found.answers[f"buffer, topk {topk}"] for topk in (1, 2, 4)]
-    assert [one["written"] for one in buffers] == [128, 256, 512]
-    assert [one["width"] for one in buffers] == [128, 128, 128]

@@ -1,0 +1,14 @@
+"""What an EAGLE, EAGLE-3 or MTP draft should do, from the papers, in PyTorch: whole sequences, no KV cache.
+
+Read in this order:
+
+1. `model`: a Llama or Qwen3 target and EAGLE's draft head. `eagle3`, `mla` (DeepSeek-V3's latent attention and NextN
+   layer) and `mtp` (MiMo-V2's and Step-3.5's layers) are other pairs; `checkpoint` and `pairs` read folders.
+2. `draft`: the rotated rows a head reads and the levels of proposals; `tree`: which of them are verified; `verify`:
+   which of those are accepted. `windows`: what MTP layers read instead of draft steps.
+3. `engine_view` and `timeline`: what an engine did to one request, as much of it as may be looked at. `rows`: how rows
+   are written down. `head_drafts`, `layer_drafts` and `rounds`: which rows every batch should have.
+4. `session`: replays an engine's run, speculates freely, generates plain text.
+
+`departures` names the points at which somebody may say that an engine is known to do otherwise; nothing here does.
+"""

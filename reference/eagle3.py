@@ -142,7 +142,7 @@ class Eagle3Head:
         if self.fc_norm is not None:
             features = rms_norm(features, self.fc_norm, eps)
         if self.feature_norms:
-            parts = features.split(self.variant.target_hidden, dim=-1)
+            parts = torch.split(features, self.variant.target_hidden, dim=-1)
             normed = [rms_norm(part, weight, eps) for part, weight in zip(parts, self.feature_norms, strict=True)]
             features = torch.cat(normed, dim=-1)
         return linear(features, self.fc, self.bias)

@@ -147,10 +147,10 @@ class LatentAttention:
         """x [T,h], positions int64 [T], mask bool [T,T] -> what attention adds to the residual stream, [T,h]."""
         c, rows = self.config, x.shape[0]
         q = linear(rms_norm(linear(x, self.q_down), self.q_norm, c.eps), self.q_up).view(rows, c.heads, -1)
-        q_nope, q_rotated = q.split([c.nope, c.rotated], dim=-1)
-        latent, k_rotated = linear(x, self.kv_down).split([c.kv_rank, c.rotated], dim=-1)
+        q_nope, q_rotated = torch.split(q, [c.nope, c.rotated], dim=-1)
+        latent, k_rotated = torch.split(linear(x, self.kv_down), [c.kv_rank, c.rotated], dim=-1)
         up = linear(rms_norm(latent, self.kv_norm, c.eps), self.kv_up).view(rows, c.heads, -1)
-        k_nope, v = up.split([c.nope, c.value], dim=-1)
+        k_nope, v = torch.split(up, [c.nope, c.value], dim=-1)
         q_rotated = rope_pairs(q_rotated, positions, self.frequencies)
         k_rotated = rope_pairs(k_rotated[:, None, :], positions, self.frequencies)[:, 0]  # one for all heads
         scores = torch.einsum("ihd,jhd->hij", q_nope, k_nope) + torch.einsum("ihd,jd->hij", q_rotated, k_rotated)

@@ -22,7 +22,7 @@ from reference.checkpoint import CheckpointError, Config, Weights, a_pair
 TARGET_ARCHITECTURE = "LlamaForCausalLM"
 #: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
 QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
-#: The same norms, and a gate a head (see reference.step).
+#: The same norms, and a gate a head (see reference.mtp).
 STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
 
@@ -99,7 +99,7 @@ class Layer:
         c, rows = self.config, x.shape[0]
         q = self._norm(linear(x, self.q).view(rows, c.heads, c.head_dim), self.q_norm)
         k = self._norm(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), self.k_norm)
-        q, k = rope(torch.cat((q, k), dim=1), positions, c.rope_theta).split([c.heads, c.kv_heads], dim=1)
+        q, k = torch.split(rope(torch.cat((q, k), dim=1), positions, c.rope_theta), [c.heads, c.kv_heads], dim=1)
         v = linear(x, self.v).view(rows, c.kv_heads, c.head_dim)
         group = c.heads // c.kv_heads  # query heads g*group .. share key/value head g
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
@@ -170,13 +170,10 @@ class Target:
         return linear(hidden, self.head)
 
 
-class Head(Protocol):
-    """What drafting needs of a draft head, whatever is in it.
+class Drafter(Protocol):
+    """Whatever drafts for a target. w is the width of what the target hands over a row."""
 
-    w is the width of what the target hands over a row, h' the width of what one draft row hands to the next.
-    """
-
-    #: what SGLang calls drafting with it
+    #: how a scenario's `spec` calls drafting with it
     algorithm: str
 
     @property
@@ -184,7 +181,11 @@ class Head(Protocol):
         """The model it drafts for."""
 
     def features(self, states: list[Tensor]) -> Tensor:
-        """The target's L+1 hidden states [T,h] -> what it hands to the head, [T,w]."""
+        """The target's L+1 hidden states [T,h] -> what it hands over, [T,w]."""
+
+
+class Head(Drafter, Protocol):
+    """A head that drafts step by step. h' is the width of what one draft row hands to the next."""
 
     def enter(self, features: Tensor) -> Tensor:
         """features [T,w] -> [T,h'], as wide as what later draft rows get."""

@@ -1,28 +1,33 @@
 """One reference for many scenarios: replays what an engine did, or speculates and generates by itself.
 
 Conditioned by default: a replayed round starts from what the engine had committed and follows its proposals, so one
-wrong round is one finding. Every request is computed alone. This module must not judge, and must see an engine's
+wrong round is one finding. Every request is computed alone. Free speculation decides its own rounds, and its rows are
+then written as those of an engine that reported nothing else. This module must not judge, and must see an engine's
 trace only through `EngineView`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from harness.contract.trace import Event, RoundRecord, Trace
+from harness.contract.batches import Part
+from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
-from reference import alone
-from reference.chain import Sight
-from reference.engine_view import EngineView, Turn
+from reference.departures import Departure
+from reference.engine_view import Conditions, EngineView
+from reference.head_drafts import HeadDrafts, distribution
+from reference.layer_drafts import LayerDrafts
 from reference.model import Head, Target
-from reference.stories import Story, stories, where_of
-from reference.turns import Conditions, Reading, decode_rows, handed_rows, prefill_rows, rotated_rows
-from reference.verify import Coins, Walk, draw
-from reference.writer import Where, Writer
+from reference.mtp import MtpHead
+from reference.rounds import Drafts, decode_rows, write
+from reference.rows import Writer
+from reference.timeline import RequestTimeline, timelines
+from reference.verify import Uniforms, draw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +39,19 @@ class Generated:
 
 
 class ReferenceSession:
-    """Target and draft head with the speculation settings they are asked about."""
+    """Target and draft with the speculation settings they are asked about.
 
-    def __init__(self, target: Target, head: Head, spec: SpecConfig, *, sight: Sight = "ancestors") -> None:
+    departures: kinds of known differences to follow (see reference.departures); none is the papers' algorithm.
+    """
+
+    def __init__(
+        self, target: Target, head: Head | MtpHead, spec: SpecConfig, *, departures: Sequence[type[Departure]] = ()
+    ) -> None:
         if spec.algorithm != head.algorithm:
             raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
-        self.target, self.head, self.spec, self.sight = target, head, spec, sight
+        if isinstance(head, MtpHead) and spec.k > len(head.layers):
+            raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
+        self.target, self.head, self.spec, self.departures = target, head, spec, tuple(departures)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
         """Greedy text without speculation, one whole sequence a token; a stop id is kept and ends it."""
@@ -52,10 +64,10 @@ class ReferenceSession:
         """As `generate`, with the margin of each choice, by which ties are recognised."""
         tokens, margins = list(prompt), list[float]()
         while len(margins) < max_new_tokens:
-            logits = self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
-            best, second = torch.sort(logits, descending=True, stable=True).values[:2].tolist()
+            logits = self._next_logits(tokens)
+            first, second = torch.sort(logits, descending=True, stable=True).values[:2].tolist()
             tokens.append(int(logits.argmax()))
-            margins.append(best - second)
+            margins.append(first - second)
             if tokens[-1] in stop_ids:
                 break
         return Generated(tokens=tuple(tokens[len(prompt) :]), margins=tuple(margins))
@@ -71,8 +83,8 @@ class ReferenceSession:
         logits = self.target.logits(rows)
         if logits.argmax(-1).tolist() != list(claim):
             return None
-        best = torch.topk(logits, 2, dim=-1).values
-        return Generated(tokens=tuple(claim), margins=tuple((best[:, 0] - best[:, 1]).tolist()))
+        top = torch.topk(logits, 2, dim=-1).values
+        return Generated(tokens=tuple(claim), margins=tuple((top[:, 0] - top[:, 1]).tolist()))
 
     @torch.inference_mode()
     def replay(self, scenario: Scenario, engine: Trace) -> Trace:
@@ -80,68 +92,23 @@ class ReferenceSession:
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
         """
-        view = EngineView(engine, self.spec, self.target.config.vocab)
-        writer, events = Writer(), list[Event]()
+        view, departures = EngineView(engine, self.spec, self.target.config.vocab), self._departures()
+        followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
-            for story in stories(request, view):
-                heat = (request.temperature or 1.0) if scenario.engine.rejection else 0.0
-                events += self._replay(story, view, writer, temperature=request.temperature, heat=heat)
-                if story.why:
-                    events.append(_stopped(*story.why))
+            # a greedy request's drafts are drawn too, at temperature 1
+            temperature = (request.temperature or 1.0) if scenario.engine.rejection else None
+            for timeline in timelines(request, view):
+                followed.append((request, self._drafts(timeline, view, departures, temperature)))
+                if timeline.why:
                     break
-        rows, tensors = writer.build()
-        return Trace(
-            side="reference",
-            scenario_id=engine.scenario_id,
-            header=self._header("replay"),
-            rows=rows,
-            rounds=engine.rounds,
-            events=tuple(events),
-            tensors=tensors,
-        )
-
-    def _replay(
-        self, story: Story, view: EngineView, writer: Writer, *, temperature: float, heat: float = 0.0
-    ) -> list[Event]:
-        """Writes the rows; the events are one 'sampled' a round that coins decided (see `sampled`).
-
-        heat: the temperature at which drafts were drawn (SGLang takes 1 for a greedy request), 0 where they were not.
-        """
-        reading = Reading.of(self.head, story.tokens)
-        rounds: list[tuple[Where, Conditions]] = []
-        before: Turn | None = None
-        for turn, committed in story.turns:
-            where = where_of(turn.record, rid=turn.rid, epoch=turn.epoch, committed=turn.start)
-            if turn.record.mode == "PREBUILT":
-                handed_rows(writer, where, self.head, reading, t=self.spec.t)
-                before = turn
-                continue
-            if turn.record.mode == "PREFILL":
-                chosen = view.target_choice(turn) if temperature > 0 else ()
-                prefill_rows(writer, where, self.head, reading, turn.length, chosen=chosen)
-                phase, length = Phase.DRAFT_PREFILL, turn.length
-            else:
-                known = view.conditions(turn, before)
-                rounds.append((where, replace(known, committed=committed) if temperature > 0 else known))
-                phase, length = Phase.EXTEND, len(committed)
-            if not view.is_last(turn) or view.has(turn, phase):  # nobody needs proposals after a request's end
-                drawn = view.proposed(turn) if heat else ()
-                rotated_rows(
-                    writer,
-                    where,
-                    phase,
-                    self.head,
-                    reading,
-                    length=length,
-                    t=self.spec.t,
-                    drawn=drawn,
-                    heat=heat or 1.0,
-                )
-            before = turn
-        walks = decode_rows(
-            writer, self.head, reading, self.spec, rounds, sight=self.sight, temperature=temperature, heat=heat
-        )
-        return sampled(rounds, walks) if temperature > 0 else []
+        for departure in departures:
+            departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
+        writer, events = Writer(), list[Event]()
+        for request, drafts in followed:
+            events += write(writer, drafts, temperature=request.temperature)
+            if drafts.timeline.why:
+                events.append(_stopped(*drafts.timeline.why))
+        return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
 
     @torch.inference_mode()
     def speculate(
@@ -154,102 +121,121 @@ class ReferenceSession:
     ) -> Trace:
         """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
 
-        uniform: where coins come from, for a request with a temperature; each round's are an event 'coins'. ValueError
-        if this kind of draft draws none.
+        uniform: where uniform numbers come from, for a request with a temperature; each round's are an event 'coins'.
+        ValueError if this kind of draft draws none.
         """
-        writer, events = Writer(), list[Event]()
-        records, end = alone.speculate(request, self._drafter(request, writer, events, uniform), chunk=chunk)
+        if uniform is not None and isinstance(self.head, MtpHead):
+            raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
+        tokens, parts, events = list(request.prompt), self._chunks(request, chunk), list[Event]()
+        parts[-1] = parts[-1][0], self._first_token(request, uniform)
+        tokens += parts[-1][1]
+        while (end := _ended(request, tokens[len(request.prompt) :])) is None:
+            part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
+            numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.n)
+            events += [] if numbers is None else [_uniforms_event(part, numbers)]
+            drafts = self._alone(tokens, parts, events)
+            rounds = [(part, Conditions(uniforms=numbers))]
+            (walk,) = decode_rows(Writer(), drafts, rounds, temperature=request.temperature)
+            parts.append((self._part(request, len(parts), "DECODE", part.start, len(walk.tokens)), walk.tokens))
+            tokens += walk.tokens
+        writer = Writer()
+        write(writer, self._alone(tokens, parts, events), temperature=request.temperature)
+        ends = (RequestEnd(rid=request.rid, tick=len(parts) - 1, reason=end[0], output_ids=end[1]),)
+        records = tuple(part.record for part, _ in parts)
+        return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
+
+    def _departures(self) -> list[Departure]:
+        return [departure() for departure in self.departures]
+
+    def _drafts(
+        self, timeline: RequestTimeline, view: EngineView, departures: Sequence[Departure], temperature: float | None
+    ) -> Drafts:
+        if isinstance(self.head, MtpHead):
+            return LayerDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
+        return HeadDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
+
+    def _alone(self, tokens: list[int], parts: list[tuple[Part, tuple[int, ...]]], events: list[Event]) -> Drafts:
+        """The drafts of a request of which nobody else proposed anything."""
+        nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build(), events=tuple(events))
+        view = EngineView(nothing, self.spec, self.target.config.vocab)
+        return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
+
+    def _next_logits(self, tokens: Sequence[int]) -> Tensor:
+        """[V] behind `tokens`."""
+        return self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
+
+    def _first_token(self, request: RequestSpec, uniform: Callable[[], float] | None) -> tuple[int, ...]:
+        logits = self._next_logits(request.prompt)
+        if uniform is None:
+            return (int(logits.argmax()),)
+        return (draw(distribution(logits, request.temperature), uniform())[0],)
+
+    def _chunks(self, request: RequestSpec, chunk: int | None) -> list[tuple[Part, tuple[int, ...]]]:
+        """Its prompt, a batch for every `chunk` tokens; None takes it whole."""
+        prompt, parts = len(request.prompt), list[tuple[Part, tuple[int, ...]]]()
+        for start in range(0, prompt, chunk or prompt):
+            length = min(chunk or prompt, prompt - start)
+            parts.append((self._part(request, len(parts), "PREFILL", start, length), ()))
+        return parts
+
+    def _part(self, request: RequestSpec, index: int, mode: str, start: int, length: int) -> Part:
+        """A batch with this request alone; one tick a batch."""
+        layered = isinstance(self.head, MtpHead)
+        layers, drafts = (self.spec.k, 0) if layered else (1, self.spec.k - 1)
+        prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: layers}
+        decode = {Phase.DRAFT: drafts, Phase.VERIFY: 1, Phase.EXTEND: layers}
+        final = mode == "PREFILL" and start + length == len(request.prompt)
+        record = RoundRecord(
+            index=index,
+            tick=index,
+            dp_rank=request.dp_rank,
+            tp_rank=0,
+            mode=mode,
+            rids=(request.rid,),
+            epochs=(0,),
+            starts=(start,),
+            lens=(length,),
+            final=(final,),
+            forwards={str(phase): count for phase, count in (prefill if mode == "PREFILL" else decode).items()},
+        )
+        return Part(record=record, rid=request.rid, epoch=0, start=start, length=length, final=final)
+
+    def _trace(self, mode: str, scenario_id: str, writer: Writer, *, events: Sequence[Event], **more: Any) -> Trace:
         rows, tensors = writer.build()
+        dtype = str(self.target.embed.dtype).removeprefix("torch.")
+        header = {"reference": mode, "torch": torch.__version__, "dtype": dtype, "spec": self.spec.model_dump()}
         return Trace(
             side="reference",
             scenario_id=scenario_id,
-            header=self._header("speculate"),
+            header=header,
             rows=rows,
-            rounds=tuple(records),
-            ends=(end,),
-            events=tuple(events),
             tensors=tensors,
+            events=tuple(events),
+            **more,
         )
 
-    def _drafter(
-        self, request: RequestSpec, writer: Writer, events: list[Event], uniform: Callable[[], float] | None
-    ) -> alone.Drafter:
-        return _HeadAlone(self, request, writer, events, uniform)
 
-    def _header(self, mode: str) -> dict[str, Any]:
-        dtype = str(self.target.embed.dtype).removeprefix("torch.")
-        return {"reference": mode, "torch": torch.__version__, "dtype": dtype, "spec": self.spec.model_dump()}
-
-
-class _HeadAlone:
-    """One request speculating with a head that drafts step by step. uniform: where coins come from, if it draws any."""
-
-    layers = 1
-
-    def __init__(
-        self,
-        session: ReferenceSession,
-        request: RequestSpec,
-        writer: Writer,
-        events: list[Event],
-        uniform: Callable[[], float] | None,
-    ) -> None:
-        self._session, self._writer, self._events, self._uniform = session, writer, events, uniform
-        self._temperature, self.drafts = request.temperature, session.spec.k - 1
-        self.tokens = list(request.prompt)
-        first = session.target.logits(session.target.forward(torch.tensor(self.tokens))[-1])
-        self._drawn: tuple[int, ...] = ()
-        if uniform is not None:
-            self._drawn = (draw((first.double() / request.temperature).softmax(-1).tolist(), uniform())[0],)
-        self.tokens.append(self._drawn[0] if self._drawn else int(first.argmax()))
-        self._reading = Reading.of(session.head, self.tokens)
-
-    def chunk(self, where: Where, length: int, *, final: bool) -> None:
-        chosen = self._drawn if final else ()
-        prefill_rows(self._writer, where, self._session.head, self._reading, length, chosen=chosen)
-        self._rotated(where, Phase.DRAFT_PREFILL, length)
-
-    def decode(self, where: Where) -> int:
-        session = self._session
-        coins = None if self._uniform is None else Coins.drawn(self._uniform, session.spec.n)
-        if coins is not None:
-            self._events.append(alone.coins_event(where, coins))
-        (walk,) = decode_rows(
-            self._writer,
-            session.head,
-            self._reading,
-            session.spec,
-            [(where, Conditions(coins=coins))],
-            sight=session.sight,
-            temperature=self._temperature,
-        )
-        self.tokens += walk.tokens
-        self._reading = Reading.of(session.head, self.tokens)
-        self._rotated(where, Phase.EXTEND, len(walk.tokens))
-        return len(walk.tokens)
-
-    def _rotated(self, where: Where, phase: Phase, length: int) -> None:
-        head, t = self._session.head, self._session.spec.t
-        rotated_rows(self._writer, where, phase, head, self._reading, length=length, t=t)
-
-    def close(self, records: list[RoundRecord]) -> None:
-        """Every turn's rows were written when it was taken."""
+def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+    """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
+    stops = [index for index, token in enumerate(output) if token in request.stop_ids]
+    if stops and stops[0] < request.max_new_tokens:
+        return "stop", tuple(output[: stops[0] + 1])
+    if len(output) >= request.max_new_tokens:
+        return "length", tuple(output[: request.max_new_tokens])
+    return None
 
 
-def sampled(rounds: Sequence[tuple[Where, Conditions]], walks: Sequence[Walk]) -> list[Event]:
-    """Event('sampled') for each round that coins decided: rid, round, and the walk's margin."""
-    decided = [(where, walk) for (where, known), walk in zip(rounds, walks, strict=True) if known.coins is not None]
-    return [
-        Event(
-            name="sampled",
-            tick=where.tick,
-            dp_rank=where.dp_rank,
-            data={"rid": where.rid, "epoch": where.epoch, "committed": where.committed, "margin": walk.margin},
-        )
-        for where, walk in decided
-    ]
+def _uniforms_event(part: Part, numbers: Uniforms) -> Event:
+    """What a probe reports of a sampled verify, for one request alone."""
+    data = {
+        "round": part.record.index,
+        "rule": "reference",
+        "thresholds": [numbers.threshold_single, numbers.threshold_acc],
+        "coins": {part.rid: {"nodes": list(numbers.nodes), "final": numbers.final}},
+    }
+    return Event(name="coins", tick=part.record.tick, dp_rank=part.record.dp_rank, data=data)
 
 
-def _stopped(turn: Turn, why: str) -> Event:
-    data = {"rid": turn.rid, "round": turn.record.index, "why": why}
-    return Event(name="reference_stopped", tick=turn.record.tick, dp_rank=turn.record.dp_rank, data=data)
+def _stopped(part: Part, why: str) -> Event:
+    data = {"rid": part.rid, "round": part.record.index, "why": why}
+    return Event(name="reference_stopped", tick=part.record.tick, dp_rank=part.record.dp_rank, data=data)

@@ -1,24 +1,32 @@
-"""Verification of a draft tree: which nodes are accepted, and the token that follows them.
+"""Verification of a draft tree: what the target says of it, which nodes are accepted, and the token that follows them.
 
 Sources: speculative decoding (arXiv 2211.17192, 2302.01318), several candidates a step (SpecInfer, arXiv 2305.09781),
 EAGLE (arXiv 2401.15077, section 3.3). At temperature 0 a node is accepted when it is what the target would have chosen
-after its parent. Above, the target's own law is sampled by inverse transform: the children of a node divide the unit
-interval in order, each as wide as it is likely; the node's coin picks one, or, beyond them all, refuses them, and the
-token is drawn from what the target's law has left. This module must not run a model.
+after its parent. Above, the target's own distribution is sampled by inverse transform: the children of a node divide
+the unit interval in order, each as wide as it is likely; the node's uniform number picks one, or, beyond them all,
+refuses them, and the token is drawn from what the target's distribution has left.
+
+Shapes: n nodes, node 0 the root (parent -1); V vocabulary; distributions are float64 and sum to 1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reference.model import Drafter
+from reference.tree import Tree, branch_mask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walk:
     """Accepted nodes, root first, and the target's choice at each: tokens[-1] is the bonus; a = len(tokens).
 
-    margin: how far the nearest coin was from deciding otherwise, as probability; infinite without coins.
+    margin: how far the nearest uniform number was from deciding otherwise, as probability; infinite without any.
     """
 
     nodes: tuple[int, ...]
@@ -27,28 +35,42 @@ class Walk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Coins:
-    """Uniform numbers in [0, 1) that decide one round: one a node [n], one for the token after the last accepted node.
+class Uniforms:
+    """Numbers in [0, 1) that decide one round: one a node [n], one for the token after the last accepted node.
 
-    single, together: a child is accepted too where it alone is at least this likely; and the children's shares of the
-    unit interval are divided by `together`. Both 1 is exact; less accepts more, and is then no longer the target's law.
-    ratio: drafts were drawn from the draft's law, and a coin times its probability there decides (`ratio_walk`).
+    threshold_single, threshold_acc: a child is accepted too where it alone is at least this likely; and the children's
+    shares of the unit interval are divided by threshold_acc. Both 1 is exact; less accepts more, and is then no longer
+    the target's distribution. rejection: drafts were drawn from the draft's own distribution (see `rejection_walk`).
     """
 
     nodes: tuple[float, ...]
     final: float
-    single: float = 1.0
-    together: float = 1.0
-    ratio: bool = False
+    threshold_single: float = 1.0
+    threshold_acc: float = 1.0
+    rejection: bool = False
 
     @staticmethod
-    def drawn(uniform: Callable[[], float], n: int) -> Coins:
-        """Fresh coins for a tree of n nodes."""
-        return Coins(nodes=tuple(uniform() for _ in range(n)), final=uniform())
+    def drawn(uniform: Callable[[], float], n: int) -> Uniforms:
+        """Fresh numbers for a tree of n nodes."""
+        return Uniforms(nodes=tuple(uniform() for _ in range(n)), final=uniform())
+
+
+def verify(head: Drafter, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
+    """(hidden [n,w], target logits [n,V]) of each (committed length, tree) over tokens int64 [T], in one forward."""
+    if not trees:
+        return []
+    rows, sizes = len(tokens), [len(tree.tokens) for _, tree in trees]
+    states = head.target.hidden_states(
+        torch.cat((tokens, *(torch.tensor(tree.tokens) for _, tree in trees))),
+        torch.cat((torch.arange(rows), *(torch.tensor(tree.positions(c)) for c, tree in trees))),
+        branch_mask(rows, [(c, tree.parents) for c, tree in trees]),
+    )
+    hidden, logits = head.features(states)[rows:], head.target.logits(states[-1][rows:])
+    return list(zip(torch.split(hidden, sizes), torch.split(logits, sizes), strict=True))
 
 
 def greedy_walk(tokens: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Walk:
-    """tokens, parents, choices: [n] each, node 0 the root (parent -1), choices[s] the target's argmax after node s."""
+    """tokens, parents, choices: [n] each; choices[s] is the target's argmax after node s."""
     node, nodes = 0, [0]
     while True:
         matching = (s for s in range(1, len(tokens)) if parents[s] == node and tokens[s] == choices[node])
@@ -60,68 +82,66 @@ def greedy_walk(tokens: Sequence[int], parents: Sequence[int], choices: Sequence
 
 
 def sampled_walk(
-    tokens: Sequence[int], parents: Sequence[int], law: Sequence[Sequence[float]], coins: Coins, *, most: int
+    tokens: Sequence[int], parents: Sequence[int], target: np.ndarray, uniforms: Uniforms, *, most: int
 ) -> Walk:
-    """The walk by coins through a tree (greedy_walk's tokens and parents [n]).
+    """The walk by uniform numbers through a tree (greedy_walk's tokens and parents [n]).
 
-    law [n,V]: the target's distribution after each node. most: drafted tokens that a round may accept at most, k.
+    target [n,V]: its distribution after each node. most: drafted tokens that a round may accept at most, k.
     """
     node, nodes, chosen, margin = 0, [0], list[int](), 1.0
-    left: list[float] = list(law[0])
+    left = target[0]
     while len(chosen) < most:
         children = [s for s in range(1, len(tokens)) if parents[s] == node]
-        shares = [law[node][tokens[s]] for s in children]
-        ends = [end / coins.together for end in accumulate(shares)]
-        coin, certain = coins.nodes[node], [share >= coins.single for share in shares]
-        margin = min([margin, *(abs(end - coin) for end in ends)])
-        picked = next((i for i, end in enumerate(ends) if shares[i] > 0 and (coin < end or certain[i])), None)
-        if picked is None:
-            left = [0.0 if token in {tokens[s] for s in children} else p for token, p in enumerate(law[node])]
+        own = [tokens[s] for s in children]
+        shares = target[node][own]
+        ends, number = np.cumsum(shares) / uniforms.threshold_acc, uniforms.nodes[node]
+        margin = min([margin, *np.abs(ends - number).tolist()])
+        accepted = (shares > 0) & ((number < ends) | (shares >= uniforms.threshold_single))
+        if not accepted.any():
+            left = target[node].copy()
+            left[own] = 0.0
             break
-        node = children[picked]
+        node = children[int(accepted.argmax())]
         nodes.append(node)
         chosen.append(tokens[node])
-        left = list(law[node])
-    last, gap = draw(left, coins.final)
+        left = target[node]
+    last, gap = draw(left, uniforms.final)
     return Walk(nodes=tuple(nodes), tokens=(*chosen, last), margin=min(margin, gap))
 
 
-def ratio_walk(
-    tokens: Sequence[int], law: Sequence[Sequence[float]], drafted: Sequence[Sequence[float]], coins: Coins
-) -> Walk:
+def rejection_walk(tokens: Sequence[int], target: np.ndarray, drafted: np.ndarray, uniforms: Uniforms) -> Walk:
     """Rejection sampling along a chain (arXiv 2211.17192, section 2.3): node i + 1 was drawn from drafted[i] [k,V].
 
-    It is accepted where the coin times its probability there is below the target's; a refused one is replaced by a
-    draw from what the target's law has above the draft's. tokens [n], the root first; law [n,V].
+    It is accepted where the uniform number times its probability there is below the target's; a refused one is
+    replaced by a draw from what the target's distribution has above the draft's. tokens [n], the root first;
+    target [n,V].
     """
     node, chosen, margin = 0, list[int](), 1.0
-    left: Sequence[float] = law[0]
+    left = target[0]
     for proposal in drafted:
         token = tokens[node + 1]
-        gap = law[node][token] - coins.nodes[node] * proposal[token]
+        gap = float(target[node][token] - uniforms.nodes[node] * proposal[token])
         margin = min(margin, abs(gap))
         if gap <= 0:
-            left = [max(p - q, 0.0) for p, q in zip(law[node], proposal, strict=True)]
+            left = np.maximum(target[node] - proposal, 0.0)
             break
         node += 1
         chosen.append(token)
-        left = law[node]
-    last, nearest = draw(left, coins.final)
+        left = target[node]
+    last, nearest = draw(left, uniforms.final)
     return Walk(nodes=tuple(range(node + 1)), tokens=(*chosen, last), margin=min(margin, nearest))
 
 
-def draw(mass: Sequence[float], coin: float) -> tuple[int, float]:
-    """The token in whose share of the mass [V], laid out in order, the coin lies; and how far from that share's ends.
+def draw(mass: np.ndarray, uniform: float) -> tuple[int, float]:
+    """The token in whose share of the mass [V], laid out in order, the number lies; and how far from that share's ends.
 
-    The distance is probability of the whole mass. A coin beyond the sum, by rounding, means the last possible token.
+    The distance is probability of the whole mass. A number beyond the sum, by rounding, means the last possible token.
     """
-    total, running, last = sum(mass), 0.0, -1
-    for token, share in enumerate(mass):
-        if share <= 0:
-            continue
-        before, running, last = running, running + share, token
-        if running > coin * total:
-            return token, min(coin * total - before, running - coin * total) / total
-    if last < 0:
-        raise ValueError("there is no mass to draw from; expected a law with some token left")
-    return last, 0.0
+    if not (mass > 0).any():
+        raise ValueError("there is no mass to draw from; expected a distribution with some token left")
+    ends = np.cumsum(mass)
+    total, place = float(ends[-1]), uniform * float(ends[-1])
+    token = int(np.searchsorted(ends, place, side="right"))
+    if token == len(ends):
+        return int(np.flatnonzero(mass > 0)[-1]), 0.0
+    return token, float(min(place - (ends[token] - mass[token]), ends[token] - place) / total)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.both_sides.leases import Request
-from harness.engines.engine import Launch
+from harness.engines.process import Launch
 
 VERSION = "0.0.pretended"
 

@@ -16,7 +16,7 @@ from harness.bisect.subjects import Failure, Run, call, why
 from harness.bisect.trials import Trials
 from harness.bisect.verdicts import Cache
 from harness.contract.types import Outcome
-from harness.engines import closure, published
+from harness.engines import closure, releases
 
 SIGNATURE = "POSITION:positions:DRAFT:one-ahead"
 PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=3.0)
@@ -173,14 +173,14 @@ def pip_says(monkeypatch, stdout="", stderr="", code=0):
         asked.append(command)
         return subprocess.CompletedProcess(command, code, stdout, stderr)
 
-    monkeypatch.setattr(published.subprocess, "run", run)
+    monkeypatch.setattr(releases.subprocess, "run", run)
     return asked
 
 
 def test_releases_come_from_pip_in_version_order_and_are_asked_for_once(home, monkeypatch):
     asked = pip_says(monkeypatch, "sglang (0.5.13)\nAvailable versions: 0.5.9, 0.5.13, 0.5.12.post1, 0.5.12\n")
     for _ in range(2):
-        found = published.published()
+        found = releases.published()
         assert found.versions == ("0.5.9", "0.5.12", "0.5.12.post1", "0.5.13")
         assert (found.note, found.complete) == ("", True)
     assert len(asked) == 1
@@ -190,7 +190,7 @@ def test_releases_come_from_pip_in_version_order_and_are_asked_for_once(home, mo
 def test_an_old_list_is_used_without_an_index_and_says_its_age(home, monkeypatch):
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.11"], "when": 0.0}))
     pip_says(monkeypatch, stderr="ERROR: no route to host", code=1)
-    found = published.published()
+    found = releases.published()
     assert found.versions == ("0.5.11",)
     assert found.note == "pip could not list the releases (ERROR: no route to host); using the list of 1970-01-01"
 
@@ -198,7 +198,7 @@ def test_an_old_list_is_used_without_an_index_and_says_its_age(home, monkeypatch
 def test_without_index_and_list_the_installed_releases_are_used_and_that_is_said(home, monkeypatch):
     pretended_engine.furnish(home, versions=("0.5.13", "0.5.9"))
     pip_says(monkeypatch, stderr="ERROR: no route to host", code=1)
-    found = published.published()
+    found = releases.published()
     assert found.versions == ("0.5.9", "0.5.13")
     assert not found.complete
     assert "using those installed here only" in found.note
@@ -207,16 +207,16 @@ def test_without_index_and_list_the_installed_releases_are_used_and_that_is_said
 def test_a_fresh_list_is_not_asked_for_again_and_a_damaged_one_is(home, monkeypatch):
     asked = pip_says(monkeypatch, "Available versions: 0.5.13\n")
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.11"], "when": time.time()}))
-    assert published.published().versions == ("0.5.11",)
+    assert releases.published().versions == ("0.5.11",)
     (home / "published.json").write_text("{")
-    assert published.published().versions == ("0.5.13",)
+    assert releases.published().versions == ("0.5.13",)
     assert len(asked) == 1
 
 
 def test_the_span_holds_its_ends_and_what_lies_between_without_pre_releases():
     versions = ("0.5.10", "0.5.11", "0.5.12rc0", "0.5.12", "0.5.12.post1", "0.5.13")
-    assert published.span(versions, ("0.5.12.post1", "0.5.10")) == ("0.5.10", "0.5.11", "0.5.12", "0.5.12.post1")
-    assert published.span(versions, ("0.5.12rc0", "0.5.13"))[0] == "0.5.12rc0"
+    assert releases.span(versions, ("0.5.12.post1", "0.5.10")) == ("0.5.10", "0.5.11", "0.5.12", "0.5.12.post1")
+    assert releases.span(versions, ("0.5.12rc0", "0.5.13"))[0] == "0.5.12rc0"
 
 
 # --- which files changed

@@ -11,7 +11,8 @@ from cases.meta import handmade
 from harness.checks.judge import judge
 from harness.contract.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
 from harness.driving.oracle import Oracle
-from reference.pair import load_pair, session_of
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 SPECS = {"chain": SpecConfig(k=3, t=1, n=4), "tree": SpecConfig(k=2, t=3, n=7)}
@@ -32,7 +33,7 @@ def sampled(request, pair):
         requests=(asked,),
         script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
     )
-    session = session_of(*load_pair(pair.target, pair.draft), request.param)
+    session = ReferenceSession(*load_pair(pair.target, pair.draft), request.param)
     uniform = np.random.default_rng(4).random
     return scenario, session.speculate(asked, scenario_id=scenario.id, uniform=lambda: float(uniform()))
 

@@ -10,7 +10,8 @@ from cases.checkpoints import make
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
-from reference.pair import load_pair, session_of
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 SPEC = SpecConfig(k=3, t=1, n=4)
@@ -22,7 +23,9 @@ def trace(tmp_path_factory):
     """What an engine reports of one request that samples."""
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
     uniform = np.random.default_rng(4).random
-    return session_of(*load_pair(pair.target, pair.draft), SPEC).speculate(ASKED, uniform=lambda: float(uniform()))
+    return ReferenceSession(*load_pair(pair.target, pair.draft), SPEC).speculate(
+        ASKED, uniform=lambda: float(uniform())
+    )
 
 
 def scenario_of(*requests, deterministic=True):

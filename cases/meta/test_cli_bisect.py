@@ -202,7 +202,7 @@ def test_a_scenario_file_is_searched_for_what_the_bad_end_shows_first(place):
 
 def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(place, monkeypatch):
     (place.parent / "home" / "published.json").unlink()
-    monkeypatch.setattr("harness.engines.published._ask_pip", lambda: ((), "no route to host"))
+    monkeypatch.setattr("harness.engines.releases._ask_pip", lambda: ((), "no route to host"))
     shutil.rmtree(place.parent / "home" / "engines" / "0.5.14")
     know(CASE.scenario, {"0.5.11"}, known=[name for name in RELEASES if name != "0.5.14"])
     done = call(*PLAIN)

@@ -22,7 +22,7 @@ from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
 from harness.archive.store import RunReader
 from harness.contract.types import Outcome
-from harness.engines import closure, engine, envs
+from harness.engines import closure, envs, process
 from reports import live
 
 
@@ -87,7 +87,7 @@ def test_an_interpreter_that_cannot_be_started_is_unknown(work, damage, why):
 
 def test_an_engine_that_never_answers_is_given_up_and_ended(work, monkeypatch):
     pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
-    monkeypatch.setattr(engine, "BOOT_SECONDS", 0.5)
+    monkeypatch.setattr(process, "BOOT_SECONDS", 0.5)
     before = psutil.Process().children(recursive=True)  # this worker may have a live engine, for other tests
     done = call("run", "--scenario", "single")
     assert done.exit_code == 3, done.output
@@ -97,7 +97,7 @@ def test_an_engine_that_never_answers_is_given_up_and_ended(work, monkeypatch):
 
 def test_a_long_boot_is_not_silent_where_there_is_no_terminal(work, monkeypatch):
     pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
-    monkeypatch.setattr(engine, "BOOT_SECONDS", 2.5)
+    monkeypatch.setattr(process, "BOOT_SECONDS", 2.5)
     monkeypatch.setattr(live, "PULSE_SECONDS", 0.9)
     said = call("run", "--scenario", "single").stdout.splitlines()
     log = only_run(work).relative_to(work) / "engine.log"
@@ -202,7 +202,7 @@ from cases.meta import pretended_engine
 from harness.engines import envs
 from harness.driving import runner
 from harness.cli.main import app
-from harness.engines.engine import Engine
+from harness.engines import process
 
 def spawn(*_):
     print("slow:", sorted({"torch", "transformers", "pandas", "sglang"} & set(sys.modules)), flush=True)
@@ -210,7 +210,7 @@ def spawn(*_):
 
 envs.current = lambda: None
 runner.load_oracle = lambda *_: None  # imports torch in another thread, while the engine boots
-Engine._spawn = spawn
+process.environment_of = spawn
 pretended_engine.furnish(pathlib.Path(os.environ["EAGLECHECK_HOME"]))
 app(["run"])
 """

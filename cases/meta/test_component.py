@@ -1,56 +1,63 @@
-"""What is asked of a release's code without an engine: labelled so, kept with the run, and no part of a verdict."""
+"""What a decode side asks of its release's own code: labelled as no engine's doing, and no part of a verdict."""
 
-import json
-import sys
 from types import SimpleNamespace
 
+import torch
+
+from harness.engine_side.host import draft_input_builder
 from harness.engines import component
-from harness.engines.component import ComponentAnswer
+
+
+def asked(build):
+    """The answers of a release whose builder of draft inputs is this."""
+    scheduler = SimpleNamespace(
+        device="cpu", model_config=None, spec_algorithm=SimpleNamespace(build_disagg_draft_input=build)
+    )
+    scheduler.server_args = "settings"
+    return draft_input_builder.answers(scheduler)
+
+
+def test_a_builder_is_asked_with_what_its_release_lets_it_have():
+    seen = []
+
+    def older(batch, server_args, last_tokens_tensor, future_map):
+        seen.append((len(batch.reqs), server_args, last_tokens_tensor.shape[0], batch.enable_overlap))
+        return torch.stack([one.hidden_states_tensor for one in batch.reqs])
+
+    found = asked(older)
+    assert seen == [
+        (2, "settings", 2, False),
+        (0, "settings", 0, False),
+        (1, "settings", 1, False),
+        (2, "settings", 2, False),
+    ]
+    assert found["two requests"] == {"outcome": "built", "what": "Tensor"}
+    assert [found[case]["error"].split(":")[0] for case in ("no request", "no hidden state", "one of two without")] == [
+        "RuntimeError", "TypeError", "TypeError",
+    ]  # fmt: skip
+    assert asked(lambda batch, future_map: None)["no request"] == {"outcome": "no draft input"}
+
 
 ANSWERS = {
-    "two requests": {"outcome": "built", "what": "EagleDraftInput", "shapes": {}},
+    "two requests": {"outcome": "built", "what": "EagleDraftInput"},
     "no request": {"outcome": "raises", "error": "RuntimeError: empty", "site": "srt/x.py:build"},
-    "plugin": {"outcome": "no draft input", "relay": ["stash"]},
+    "plugin": {"outcome": "no draft input"},
 }
-FOUND = ComponentAnswer(release="0.5.13", answers=ANSWERS)
 
 
-def environment(**changes):
-    return SimpleNamespace(version="0.5.13", python=sys.executable, pythonpath=(), environ={}, **changes)
-
-
-def test_notes_say_what_they_are_not_and_where_it_raises():
-    first, *lines = component.notes(FOUND)
+def test_answers_are_labelled_and_say_where_it_raises():
+    handshake = {"release": "0.5.13", "component": ANSWERS}
+    first, *lines = component.notes(handshake)
     assert "no engine, no part of the verdict" in first
     assert lines == [
         "  two requests  built EagleDraftInput",
         "  no request    raises: RuntimeError: empty (srt/x.py:build)",
         "  plugin        no draft input",
     ]
+    document = component.document(handshake)["component"]
+    assert document == {"level": "component", "release": "0.5.13", "answers": ANSWERS}
 
 
-def test_table_has_a_row_a_case_and_a_column_a_release():
-    other = ComponentAnswer(release="0.5.9", answers={}, error="no such module")
-    lines = component.table([FOUND, other]).splitlines()
-    assert lines[0] == "| component level | 0.5.13 | 0.5.9 |"
-    assert lines[3] == "| no request | raises RuntimeError | no such module |"
-
-
-def test_what_cannot_be_asked_is_an_answer_with_the_reason(tmp_path, monkeypatch):
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit('sglang is not here')")
-    monkeypatch.setattr(component, "SCRIPT", script)
-    found = component.ask(environment())
-    assert (found.answers, found.error) == ({}, "sglang is not here")
-    assert component.notes(found) == [
-        "component level (no engine, no part of the verdict): cannot be asked: sglang is not here"
-    ]
-
-
-def test_answer_is_kept_in_the_run_folder_with_its_level(tmp_path, monkeypatch):
-    script = tmp_path / "script.py"
-    script.write_text(f"print({component.MARK!r} + {json.dumps({'answers': ANSWERS})!r})")
-    monkeypatch.setattr(component, "SCRIPT", script)
-    assert component.of_run(environment(), tmp_path).answers == ANSWERS
-    kept = json.loads((tmp_path / "component.json").read_text())
-    assert kept == {"level": "component", "release": "0.5.13", "answers": ANSWERS, "error": ""}
+def test_an_engine_of_one_side_was_asked_nothing():
+    assert component.notes({"release": "0.5.13"}) == []
+    assert component.document({"release": "0.5.13"}) == {}

@@ -17,7 +17,7 @@ from harness.contract.types import POOL, EngineConfig, Op, RequestSpec, Scenario
 from harness.contract.usage import UsageError
 from harness.contract.validation import Unfit, validated
 from harness.driving.adapt import impossible
-from harness.engines.launch import BOOT_CHUNK, _boot_chunk
+from harness.engines.launch import BOOT_CHUNK, boot_chunk
 from harness.night.records import Night
 
 WHOLE = fixed.default_scenarios()[0].model_dump(mode="json")
@@ -206,5 +206,5 @@ def test_a_page_is_a_power_of_two_where_the_kernel_that_lays_pages_out_says_so(p
 @pytest.mark.parametrize(("page", "chunk"), [(1, BOOT_CHUNK), (7, 70), (64, 64), (100, 100), (512, 512)])
 def test_a_chunk_at_boot_is_whole_pages_so_that_every_page_size_boots(page, chunk):
     """SGLang's own check, in every release: chunked_prefill_size % page_size == 0."""
-    assert _boot_chunk(page) == chunk
+    assert boot_chunk(page) == chunk
     assert chunk % page == 0

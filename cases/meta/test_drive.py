@@ -6,7 +6,7 @@ import pytest
 
 from harness.contract.types import Op, RequestSpec, Scenario
 from harness.driving.drive import drive
-from harness.engines.engine import EngineCrashed
+from harness.engines.errors import EngineCrashed
 
 TURNS = 5
 
@@ -32,7 +32,7 @@ class Slow:
     def submit(self, **_asked):
         return True
 
-    def turn(self, *, expect, meanwhile):
+    def step(self, *, expect, meanwhile):
         asked = 0
 
         def answered():

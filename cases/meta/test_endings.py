@@ -15,61 +15,100 @@ from cases.meta import handmade
 from harness.checks.judge import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.engines.endings import MAIN, Endings, stopped
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Launch, _Peer
+from harness.engines.endings import MAIN, Endings
+from harness.engines.errors import EngineCrashed, EngineHung, EngineLost
+from harness.engines.process import Launch, Peer
+from harness.engines.side import Side
 
 WAITS = "import sys; sys.stdin.read()"
 
 
 @pytest.fixture
-def engine_over(tmp_path):
-    """engine_over(code): an engine whose one rank is a Python process of that code, watched like SGLang's."""
+def side_over(tmp_path):
+    """side_over(code): a side whose one rank is a Python process of that code, watched like SGLang's."""
     started = []
 
     def made(code=WAITS):
         ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            pass_fds=(theirs.fileno(),),
-        )
-        theirs.close()
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                stdin=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
         log = tmp_path / "engine.log"
         log.write_text("server started\n")
-        engine = Engine(launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}), log=log)
-        engine.ranks.append(_Peer(sock=ours, hello={"role": "scheduler", "pid": process.pid, "dp_rank": 0}))
-        engine._endings = Endings(processes={process.pid: "scheduler"}, log=log)
-        engine._endings.start()
-        started.append((engine, process))
-        return engine, process
+        side = Side(launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}), log=log)
+        side.ranks.append(Peer(sock=ours, hello={"role": "scheduler", "pid": process.pid, "dp_rank": 0}))
+        side.endings = Endings(processes={process.pid: "scheduler"}, log=log)
+        side.endings.start()
+        started.append((side, process))
+        return side, process
 
     yield made
-    for engine, process in started:
-        engine.close()
+    for side, process in started:
+        side.close()
         process.kill()
         process.communicate()
 
 
+def ends(side, expected, match):
+    """What is said of the end of the side's only rank."""
+    with pytest.raises(expected, match=match) as caught:
+        side._receive(side.ranks[0])
+    return caught.value
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_from_somebody_is_no_finding(engine_over, number):
-    engine, process = engine_over()
+def test_a_signal_from_somebody_is_no_finding(side_over, number):
+    side, process = side_over()
     process.send_signal(number)
-    with pytest.raises(
-        EngineLost, match=rf"^ended from outside: scheduler process {process.pid} was ended by {number.name}, which"
-    ) as told:
-        engine._receive(engine.ranks[0])
-    assert "then run it again" in str(told.value)
-    assert "it ends with:\n  server started" in str(told.value)
+    words = rf"^ended from outside: scheduler process {process.pid} was ended by {number.name}, which"
+    said = str(ends(side, EngineLost, words))
+    assert "then run it again" in said
+    assert "it ends with:\n  server started" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL])
-def test_a_signal_for_what_a_process_did_itself_is_its_crash(engine_over, number):
-    engine, process = engine_over()
+def test_a_signal_for_what_a_process_did_itself_is_its_crash(side_over, number):
+    side, process = side_over()
     process.send_signal(number)
-    with pytest.raises(EngineCrashed, match=rf"was ended by {number.name} without a word") as told:
-        engine._receive(engine.ranks[0])
-    assert told.value.report["site"] == number.name
+    assert ends(side, EngineCrashed, rf"was ended by {number.name} without a word").report["site"] == number.name
+
+
+def test_a_process_that_leaves_by_itself_has_crashed(side_over):
+    side, _ = side_over("raise SystemExit(7)")
+    assert ends(side, EngineCrashed, "ended with code 7 without a word").report["site"] == "exit-7"
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_what_sglang_kills_after_one_of_its_processes_failed_is_its_crash_in_that_scenario(side_over, before):
+    side, process = side_over()
+    if not before:
+        side.endings.mark()
+    with side.log.open("a") as log:
+        log.write("SIGQUIT received. signum=3, frame=x. It usually means one child failed.\n")
+    if before:
+        side.endings.mark()
+    process.kill()
+    ends(side, EngineLost if before else EngineCrashed, "was ended by SIGKILL")
+
+
+def test_a_stopped_process_is_no_hang(side_over):
+    side, process = side_over()
+    with pytest.raises(EngineHung):
+        side._receive(side.ranks[0], seconds=0.05)
+    process.send_signal(signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)
+    with pytest.raises(EngineLost, match=rf"process {process.pid} is stopped, as by SIGSTOP or a debugger"):
+        side._receive(side.ranks[0], seconds=0.05)
+
+
+def test_ctrl_c_that_reached_a_scheduler_is_no_finding(side_over):
+    side, _ = side_over()
+    with pytest.raises(EngineLost, match="a scheduler was interrupted"):
+        raise side._crashed({"error": "KeyboardInterrupt: ", "site": "x"}, {})
 
 
 @pytest.fixture
@@ -99,49 +138,6 @@ def test_a_child_that_was_killed_alone_is_named(family, monkeypatch):
     watch, _, child = family
     child.kill()
     assert watch.first(child.pid).pid == child.pid
-
-
-def test_a_process_that_leaves_by_itself_has_crashed(engine_over):
-    engine, _ = engine_over("raise SystemExit(7)")
-    with pytest.raises(EngineCrashed, match=r"ended with code 7 without a word") as told:
-        engine._receive(engine.ranks[0])
-    assert told.value.report["site"] == "exit-7"
-
-
-def test_what_sglang_kills_after_one_of_its_processes_failed_is_its_crash(engine_over):
-    engine, process = engine_over()
-    engine._endings.mark()
-    with engine.log.open("a") as log:
-        log.write("SIGQUIT received. signum=3, frame=x. It usually means one child failed.\n")
-    process.kill()
-    with pytest.raises(EngineCrashed, match="was ended by SIGKILL without a word"):
-        engine._receive(engine.ranks[0])
-
-
-def test_what_the_log_said_of_an_earlier_scenario_does_not_make_a_kill_a_crash(engine_over):
-    engine, process = engine_over()
-    engine.log.write_text("Scheduler hit an exception: x\n")
-    engine._endings.mark()
-    process.kill()
-    with pytest.raises(EngineLost):
-        engine._receive(engine.ranks[0])
-
-
-def test_a_stopped_process_is_no_hang(engine_over):
-    engine, process = engine_over()
-    with pytest.raises(EngineHung):
-        engine._receive(engine.ranks[0], seconds=0.05)
-    process.send_signal(signal.SIGSTOP)
-    os.waitpid(process.pid, os.WUNTRACED)
-    assert stopped(process.pid)
-    with pytest.raises(EngineLost, match=rf"process {process.pid} is stopped, as by SIGSTOP or a debugger"):
-        engine._receive(engine.ranks[0], seconds=0.05)
-
-
-def test_ctrl_c_that_reached_a_scheduler_is_no_finding(engine_over):
-    engine, _ = engine_over()
-    with pytest.raises(EngineLost, match="a scheduler was interrupted"):
-        raise engine._crashed({"error": "KeyboardInterrupt: ", "site": "x"}, {})
 
 
 @pytest.fixture

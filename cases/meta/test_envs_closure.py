@@ -1,7 +1,5 @@
 """What every installation stands on: the pinned list, the home folder, the lock and running a command."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys
@@ -15,14 +13,12 @@ from harness.engines import closure
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     return closure.home()
 
 
-def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(tmp_path, monkeypatch):
     before = closure.key()
     commented = tmp_path / "closure.txt"
     commented.write_text("# a remark\n" + closure.REQUIREMENTS.read_text())
@@ -30,13 +26,13 @@ def test_a_comment_in_the_list_of_dependencies_rebuilds_nothing(
     assert closure.key() == before
 
 
-def test_every_dependency_is_pinned() -> None:
+def test_every_dependency_is_pinned():
     lines = [line.split("#")[0].strip() for line in closure.REQUIREMENTS.read_text().splitlines()]
     assert [line for line in lines if line and "==" not in line] == []
     assert "torch==2.13.0" in lines
 
 
-def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> None:
+def test_the_installer_of_a_killed_parent_still_holds_the_lock(home):
     program = (
         "from harness.engines import closure\n"
         "with closure.installing('x', print) as lock:\n"
@@ -44,12 +40,11 @@ def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> No
         " progress=lambda line: print(line, flush=True))\n"
     )
     parent = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert parent.stdout is not None
     assert "pip-is-running" in parent.stdout.readline()
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    told: list[str] = []
+    told = []
     with closure.installing("x", told.append):
         pass
     assert told == ["waiting: another process is installing x"]
@@ -64,9 +59,7 @@ def test_the_installer_of_a_killed_parent_still_holds_the_lock(home: Path) -> No
         ({"EAGLECHECK_HOME": "~/ec", "HOME": "/people/ada"}, "/people/ada/ec"),
     ],
 )
-def test_home_follows_the_usual_variables(
-    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], place: str
-) -> None:
+def test_home_follows_the_usual_variables(monkeypatch, variables, place):
     for name in ("EAGLECHECK_HOME", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -74,7 +67,7 @@ def test_home_follows_the_usual_variables(
     assert closure.home() == Path(place)
 
 
-def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> None:
+def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home):
     lines = [
         "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
         "  Downloading https://index.example/packages/ab/triton-3.7.1-cp311.whl (197.7 MB)",
@@ -83,7 +76,7 @@ def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> 
         *(f"line {number}" for number in range(40)),
     ]
     program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
-    told: list[str] = []
+    told = []
     with closure.installing("x", quiet) as lock:
         done = closure.run([sys.executable, "-c", program], lock=lock, progress=told.append)
     assert told == [
@@ -95,8 +88,8 @@ def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home: Path) -> 
     assert done.tail[-1] == "line 39"
 
 
-def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Path) -> None:
-    def interrupt(_line: str) -> None:
+def test_an_interrupt_ends_the_command_that_was_running(home, tmp_path):
+    def interrupt(_line):
         raise KeyboardInterrupt
 
     command = ["sh", "-c", 'echo "  Downloading big (99 MB)"; exec sleep 60']
@@ -106,9 +99,9 @@ def test_an_interrupt_ends_the_command_that_was_running(home: Path, tmp_path: Pa
     assert time.monotonic() - started < 10
 
 
-def test_a_long_installation_says_that_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_installation_says_that_it_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(closure, "PULSE_SECONDS", 0.2)
-    said: list[str] = []
+    said = []
     with (tmp_path / "lock").open("w") as lock:
         closure.run(["sleep", "1"], lock=lock.fileno(), progress=said.append)
     assert len(said) >= 3

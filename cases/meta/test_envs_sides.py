@@ -1,7 +1,5 @@
 """Who may import whom, where import-linter cannot see: engine files are loaded under another package name."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path
@@ -10,23 +8,23 @@ import pytest
 
 HARNESS = Path(__file__).resolve().parents[2] / "harness"
 ENGINE_PACKAGE = "eaglecheck_engine"
-ENGINE_SIDE, BOTH_SIDES = "engine_side", "both_sides"
 STANDARD = {*sys.stdlib_module_names, "numpy"}
-MAY_USE = {*STANDARD, "torch", "sglang"}
+#: room -> the packages and the rooms of ours that its files may use; SGLang's environment need not have others.
+MAY_USE = {
+    "engine_side": ({*STANDARD, "torch", "sglang"}, {"engine_side", "both_sides"}),
+    "both_sides": (STANDARD, {"both_sides"}),
+}
+FILES = [(room, path) for room in MAY_USE for path in sorted((HARNESS / room).rglob("*.py"))]
 
 
-def files(room: str) -> list[Path]:
-    return sorted((HARNESS / room).rglob("*.py"))
-
-
-def named(path: Path) -> str:
+def named(path):
     return path.relative_to(HARNESS).as_posix()
 
 
-def imports(path: Path) -> set[str]:
+def imports(path):
     """Full names of what a file imports, also inside functions; relative ones as names below `eaglecheck_engine`."""
     own = [ENGINE_PACKAGE, *path.relative_to(HARNESS).parts[:-1]]
-    found: set[str] = set()
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
@@ -37,44 +35,25 @@ def imports(path: Path) -> set[str]:
     return found
 
 
-def rooms_of_ours(path: Path) -> set[str]:
-    """The rooms of harness/ that an engine file reaches into."""
-    return {name.split(".")[1] for name in imports(path) if name.split(".")[0] in (ENGINE_PACKAGE, "harness")}
+def used(path):
+    """(packages, rooms of harness/) that a file reaches into."""
+    parts = [name.split(".") for name in imports(path)]
+    rooms = {one[1] for one in parts if one[0] in (ENGINE_PACKAGE, "harness")}
+    return {one[0] for one in parts} - {ENGINE_PACKAGE}, rooms
 
 
-def packages(path: Path) -> set[str]:
-    return {name.split(".")[0] for name in imports(path)} - {ENGINE_PACKAGE}
+@pytest.mark.parametrize(("room", "path"), FILES, ids=[named(path) for _, path in FILES])
+def test_what_runs_in_sglangs_environment_uses_only_what_that_has(room, path):
+    packages, rooms = used(path)
+    assert (packages - MAY_USE[room][0], rooms - MAY_USE[room][1]) == (set(), set())
 
 
-@pytest.mark.parametrize("path", files(ENGINE_SIDE), ids=named)
-def test_an_engine_file_uses_only_what_the_engine_environment_has(path: Path) -> None:
-    foreign = sorted(packages(path) - MAY_USE)
-    assert foreign == [], f"{named(path)} runs inside SGLang's environment, which need not have {foreign}"
+def test_no_control_file_imports_an_engine_file():
+    control = [path for path in sorted(HARNESS.rglob("*.py")) if named(path).split("/")[0] != "engine_side"]
+    engine = ("harness.engine_side", f"{ENGINE_PACKAGE}.engine_side")
+    assert [(named(path), name) for path in control for name in imports(path) if name.startswith(engine)] == []
 
 
-@pytest.mark.parametrize("path", files(ENGINE_SIDE), ids=named)
-def test_an_engine_file_reaches_into_no_room_but_its_own_and_that_of_both_sides(path: Path) -> None:
-    assert rooms_of_ours(path) - {ENGINE_SIDE, BOTH_SIDES} == set()
-
-
-@pytest.mark.parametrize("path", files(BOTH_SIDES), ids=named)
-def test_what_both_sides_use_needs_the_standard_library_and_numpy_alone(path: Path) -> None:
-    assert packages(path) - STANDARD == set()
-    assert rooms_of_ours(path) - {BOTH_SIDES} == set()
-
-
-def test_no_control_file_imports_an_engine_file() -> None:
-    control = [path for path in sorted(HARNESS.rglob("*.py")) if named(path).split("/")[0] != ENGINE_SIDE]
-    crossing = [
-        f"{named(path)} imports {name}"
-        for path in control
-        for name in imports(path)
-        if name.startswith((f"harness.{ENGINE_SIDE}", f"{ENGINE_PACKAGE}.{ENGINE_SIDE}"))
-    ]
-    assert crossing == []
-
-
-def test_the_engine_side_is_found_at_all() -> None:
-    assert {"host/engine_host.py", "probes/probe.py"} <= {named(path).partition("/")[2] for path in files(ENGINE_SIDE)}
-    host = rooms_of_ours(HARNESS / ENGINE_SIDE / "host" / "engine_host.py")
-    assert host == {ENGINE_SIDE, BOTH_SIDES}
+def test_the_engine_side_is_found_at_all():
+    assert {"engine_side/host/engine_host.py", "engine_side/probes/probe.py"} <= {named(path) for _, path in FILES}
+    assert used(HARNESS / "engine_side" / "host" / "engine_host.py")[1] == {"engine_side", "both_sides"}

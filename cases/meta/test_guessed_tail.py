@@ -6,8 +6,10 @@ import torch
 from cases.checkpoints import make
 from harness.checks.judge import judge
 from harness.contract.types import EngineConfig, Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from harness.defects import departures
 from harness.driving.oracle import Oracle
-from reference.pair import load_pair, session_of
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 SPEC = SpecConfig(algorithm="MTP", k=3, n=4)
@@ -29,7 +31,9 @@ def pair(tmp_path_factory):
 
 def engine(pair, *, guesses):
     """What an engine with or without the deviation does: the reference's own run in chunks."""
-    session = session_of(*load_pair(pair.target, pair.draft), SPEC, guesses=guesses)
+    session = ReferenceSession(
+        *load_pair(pair.target, pair.draft), SPEC, departures=departures(["F-010"] if guesses else [])
+    )
     return session.speculate(REQUEST, chunk=4, scenario_id=SCENARIO.id)
 
 

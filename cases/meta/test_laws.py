@@ -12,9 +12,9 @@ from cases.laws import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, law, token_of
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
-from reference.pair import load_pair
-from reference.turns import Reading
-from reference.verify import Coins, draw, sampled_walk
+from reference.draft import Reading
+from reference.pairs import load_pair
+from reference.verify import Uniforms, draw, sampled_walk
 
 PROMPT = (token_of(0, 0), token_of(1, 1))
 
@@ -52,15 +52,15 @@ def test_the_pair_has_the_law_that_is_written_down(tmp_path):
 
 def rounds(random, walk, *, k=3, new=4):
     """(committed length, tokens) of each round of a request that drafts the likeliest token of every position."""
-    tokens = [*PROMPT, token_of(2, draw(law(2, 1.0).tolist(), random.random())[0])]
+    tokens = [*PROMPT, token_of(2, draw(law(2, 1.0), random.random())[0])]
     while len(tokens) - len(PROMPT) < new:
         c = len(tokens) - 1
         best = [token_of(c + 1 + i, int(law(c + 1 + i, 1.0).argmax())) for i in range(k)]
         rows = np.zeros((k + 1, SYMBOLS * len(TABLE)))
         for i in range(k + 1):
             rows[i, token_of(c + 1 + i, 0) :][:SYMBOLS] = law(c + 1 + i, 1.0)
-        coins = Coins(nodes=tuple(random.random(k + 1)), final=float(random.random()))
-        committed = walk((tokens[-1], *best), tuple(range(-1, k)), rows.tolist(), coins)
+        coins = Uniforms(nodes=tuple(random.random(k + 1)), final=float(random.random()))
+        committed = walk((tokens[-1], *best), tuple(range(-1, k)), rows, coins)
         yield c, committed
         tokens += committed
 
@@ -85,7 +85,7 @@ def right(tokens, parents, rows, coins):
 
 def eager(tokens, parents, rows, coins):
     """Accepts a tenth more than the law allows."""
-    coins = Coins(nodes=coins.nodes, final=coins.final, together=0.8)
+    coins = Uniforms(nodes=coins.nodes, final=coins.final, threshold_acc=0.8)
     return sampled_walk(tokens, parents, rows, coins, most=3).tokens
 
 
@@ -99,13 +99,13 @@ def forgetful(tokens, parents, rows, coins):
 def one_coin(tokens, parents, rows, coins):
     """The last draw repeats the coin that refused."""
     walk = sampled_walk(tokens, parents, rows, coins, most=3)
-    same = Coins(nodes=coins.nodes, final=coins.nodes[walk.nodes[-1]])
+    same = Uniforms(nodes=coins.nodes, final=coins.nodes[walk.nodes[-1]])
     return sampled_walk(tokens, parents, rows, same, most=3).tokens
 
 
 def neighbour(tokens, parents, rows, coins):
     """Every node has the law of the one before it, said in its own block's tokens."""
-    shifted = [np.roll(rows[max(0, i - 1)], SYMBOLS if i else 0) for i in range(len(rows))]
+    shifted = np.stack([np.roll(rows[max(0, i - 1)], SYMBOLS if i else 0) for i in range(len(rows))])
     return sampled_walk(tokens, parents, shifted, coins, most=3).tokens
 
 

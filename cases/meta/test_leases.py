@@ -17,7 +17,8 @@ from cases.meta.pretended_card import H100, IDLE, IDLE_SECOND, SECOND, app, used
 from cases.processes import survivors, tree
 from harness.both_sides import lease_files, leases
 from harness.both_sides.gpus import CardError
-from harness.engines.engine import Engine, EngineError, NoLease
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineError, NoLease
 
 pytestmark = pytest.mark.usefixtures("machine")
 

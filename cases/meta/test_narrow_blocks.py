@@ -8,16 +8,16 @@ import torch
 from cases.checkpoints import make
 from harness.archive.store import read_case
 from harness.checks.judge import judge
+from harness.contract.batches import Part
 from harness.contract.known_issues import told_in
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Outcome
+from harness.defects.narrow_blocks import Block, block_of, said_narrowly
+from harness.defects.refused_states import pooled
 from harness.driving.oracle import Oracle
-from reference.engine_view import Turn
 from reference.model import causal
-from reference.mtp import Window, as_held
-from reference.mtp_narrow import Block, block_of, said_narrowly
-from reference.mtp_pool import pooled
-from reference.pair import load_pair
+from reference.pairs import load_pair
+from reference.windows import Reads, Window, cached_rows
 
 torch.set_num_threads(1)
 RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
@@ -141,7 +141,7 @@ def test_a_block_ends_in_refused_nodes_and_may_begin_before_the_text():
     prompt = Window(start=0, stop=1, known=2, proposals=(12, 13, 14))
     decode = Window(start=1, stop=3, known=4, proposals=(15, 16, 17), again=(0, 1, 2))
     verified = torch.full((4, 64), 9.0)
-    held = list(as_held(text, hidden[:3], [prompt, decode], 2))[1]
+    held = list(cached_rows(text, hidden[:3], [prompt, decode], 2, Reads()))[1]
     found = block_of(held, decode, verified, 2)
     assert found.cached == 0
     assert found.positions == [0, 0, 1, 2, 3, 4]
@@ -152,7 +152,7 @@ def test_a_block_ends_in_refused_nodes_and_may_begin_before_the_text():
     assert found.states[1:, 0].tolist() == [0.0, 1.0, 2.0, 9.0, 9.0]
 
 
-def turn(index, mode, start, length):
+def part(index, mode, start, length):
     record = RoundRecord(
         index=index,
         tick=index,
@@ -166,14 +166,14 @@ def turn(index, mode, start, length):
         final=(True,),
         forwards={},
     )
-    return Turn(record=record, rid="a", epoch=0, start=start, length=length, final=True), (1,) * length
+    return Part(record=record, rid="a", epoch=0, start=start, length=length, final=True)
 
 
 def test_a_pool_holds_the_last_rows_of_the_turn_before_and_what_a_short_chunk_had_not_is_unknown():
     hidden = torch.arange(20.0).reshape(20, 1)
     nodes = 100 + torch.arange(4.0).reshape(4, 1)
-    turns = [turn(0, "PREFILL", 0, 8), turn(1, "PREFILL", 8, 1), turn(2, "DECODE", 9, 2), turn(3, "DECODE", 11, 1)]
-    pools = pooled({9: nodes, 11: nodes}, turns, hidden, 2)
+    parts = [part(0, "PREFILL", 0, 8), part(1, "PREFILL", 8, 1), part(2, "DECODE", 9, 2), part(3, "DECODE", 11, 1)]
+    pools = pooled({9: nodes, 11: nodes}, parts, hidden, 2)
     assert sorted(pools) == [9, 11], "behind the long chunk the pool holds the target's own states"
     assert pools[9].isnan().tolist() == [[True], [False]]
     assert pools[9][1].item() == 8.0

@@ -15,7 +15,7 @@ from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.driving.progress import ScenarioResult, Setup
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.night.run import Driver, accept_lengths
 
 

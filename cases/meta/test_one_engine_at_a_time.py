@@ -8,8 +8,8 @@ import pytest
 from cases.meta import results
 from harness.contract.types import Outcome
 from harness.driving import pool, runner
-from harness.engines.engine import EngineError, EngineNotClean
 from harness.engines.envs import EngineEnv
+from harness.engines.errors import EngineError, EngineNotClean
 
 LAUNCH = SimpleNamespace(beside=None, boot={}, python="python", pythonpath=())
 SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined"))
@@ -36,8 +36,8 @@ def engines(monkeypatch):
         def close(self):
             self.closed = True
 
-    monkeypatch.setattr(pool, "engine_of", lambda launch, log: Pretended(launch=launch, log=log))
-    monkeypatch.setattr(pool, "can_copy", lambda _launch: False)
+    monkeypatch.setattr(pool, "Engine", Pretended)
+    monkeypatch.setattr(pool, "can_fork", lambda _launch: False)
     monkeypatch.setattr(runner, "build_launch", lambda **_options: LAUNCH)
     monkeypatch.setattr(runner, "load_oracle", lambda *_folders: None)
     return started

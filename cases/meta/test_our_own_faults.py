@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.both_sides import wire
-from harness.engines.engine import Engine, EngineCrashed, EngineError, EngineLost, Launch, _Peer
+from harness.engines.errors import EngineCrashed, EngineError, EngineLost
+from harness.engines.process import Launch, Peer
+from harness.engines.side import Side
 
 HOST = Path(__file__).parents[2] / "harness" / "engine_side" / "host" / "engine_host.py"
 DEFECT = {"op": "error", "what": "our probe failed: KeyError: 'x'", "trace": "Traceback …"}
@@ -20,47 +22,46 @@ CRASH = {"op": "crashed", "site": "srt/managers/scheduler.py:run", "error": "Run
 
 
 @pytest.fixture
-def engine_of(tmp_path):
-    """engine_of(messages of each rank, in order): an engine whose ranks say these and then end."""
+def side_of(tmp_path):
+    """side_of(messages of each rank, in order): a side whose ranks say these and then end."""
 
     def made(*said):
-        engine = Engine(
-            launch=Launch(python=Path(sys.executable), pythonpath=(), boot={}, ranks=len(said)), log=tmp_path / "log"
-        )
+        launch = Launch(python=Path(sys.executable), pythonpath=(), boot={}, ranks=len(said))
+        engine = Side(launch=launch, log=tmp_path / "log")
         for number, messages in enumerate(said):
             ours, theirs = socket.socketpair()
             for message in messages:
                 wire.send(theirs, message)
             theirs.close()
             hello = {"role": "scheduler", "pid": 1, "dp_rank": number, "tp_rank": number}
-            engine.ranks.append(_Peer(sock=ours, hello=hello))
+            engine.ranks.append(Peer(sock=ours, hello=hello))
         return engine
 
     return made
 
 
-def test_a_defect_of_ours_on_one_rank_outweighs_the_crash_it_causes_on_another(engine_of):
-    engine = engine_of([CRASH], [DEFECT])
+def test_a_defect_of_ours_on_one_rank_outweighs_the_crash_it_causes_on_another(side_of):
+    engine = side_of([CRASH], [DEFECT])
     with pytest.raises(EngineError, match=WORDS):
         engine._receive_all()
 
 
-def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(engine_of):
-    engine = engine_of([CRASH], [])
+def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(side_of):
+    engine = side_of([CRASH], [])
     with pytest.raises(EngineCrashed, match=r"srt/managers/scheduler\.py:run"):
         engine._receive_all()
 
 
-def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(engine_of):
+def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(side_of):
     with pytest.raises(EngineError, match=WORDS):
-        engine_of([DEFECT]).flush()
+        side_of([DEFECT]).ask_ranks({"op": "flush"})
     with pytest.raises(EngineLost, match="how is not known"):
-        engine_of([]).flush()
+        side_of([]).ask_ranks({"op": "flush"})
 
 
-def test_what_sglang_did_not_do_is_not_called_a_defect_of_ours(engine_of):
+def test_what_sglang_did_not_do_is_not_called_a_defect_of_ours(side_of):
     with pytest.raises(EngineError, match=r"^announced, but SGLang's tokenizer never passed on: a$"):
-        engine_of([LATE], [])._receive_all()
+        side_of([LATE], [])._receive_all()
 
 
 START = """

@@ -1,44 +1,47 @@
-"""Two engines driven as one: who is told what, in which order, and what becomes of one that falls."""
+"""Two sides driven as one engine: who is asked what, in which order, and what becomes of one that falls."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.driving.assemble import Assembler
-from harness.engines.engine import EngineCrashed, EngineError, Launch
-from harness.engines.paired_engine import PairedEngine
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineCrashed, EngineError
+from harness.engines.process import Launch, Peer
 
 
 class Side:
-    """Stands for one engine; writes down what it is asked for in a list that both share."""
+    """Stands for one side; writes down what it is asked for in a list that both share."""
 
-    def __init__(self, name, said):
-        self.name, self.said, self.handshakes = name, said, [{"side": name, "hooks_missing": [name], "replaced": []}]
-        self.process, self.boots_seconds, self.closed = None, 1.0, False
+    def __init__(self, name, said, *, ranks=1):
+        self.name, self.said, self.routes, self.ranks = name, said, {}, []
+        for rank in range(ranks):
+            hello = {"side": name, "hooks_missing": [name], "replaced": [], "rank": rank}
+            self.ranks.append(Peer(sock=None, hello=hello))
+        self.process, self.endings, self.boot_seconds, self.lease = None, None, 1.0, {}
         self.launch = Launch(python=Path("p"), pythonpath=(), boot={"handoff": {"side": name}})
-        self.falls = False
+        self.closed = self.falls = False
 
-    def boot(self, *, progress=lambda text: None):
+    def boot(self, progress=None):
         if self.falls:
             raise EngineError(f"{self.name} would not start")
         self.said.append((self.name, "boot", threading.current_thread() is threading.main_thread()))
 
-    def submit(self, *, rid, room, dp_rank=None, **_):
-        self.said.append((self.name, rid, room) if not dp_rank else (self.name, rid, room, dp_rank))
-        return True
+    def ask_host(self, command, *, seconds=None):
+        self.said.append((self.name, command["rid"].partition("@")[0], command["room"], command["dp_rank"]))
+        return {"refused": False}
 
-    def turn(self, *, expect, meanwhile=None):
+    def ask_ranks(self, command):
+        self.said.append((self.name, command))
+        return [({"flushed": True, **command}, {})]
+
+    def step(self, expect, meanwhile):
         if self.falls:
             raise EngineCrashed({"error": "x"})
-        self.said.append((self.name, "turn", expect))
+        self.said.append((self.name, expect))
         return []
-
-    def begin(self, **asked):
-        return [{"flushed": True, **asked}]
-
-    def transfer(self, what, rooms):
-        self.said.append((self.name, what, rooms))
 
     def close(self):
         self.closed = True
@@ -46,30 +49,33 @@ class Side:
 
 @pytest.fixture
 def pair(tmp_path):
-    launch = Launch(python=Path("p"), pythonpath=(), boot={"handoff": {"side": "prefill"}})
-    both = PairedEngine(
-        launch=Launch(python=Path("p"), pythonpath=(), boot=launch.boot, beside=launch), log=tmp_path / "engine.log"
-    )
+    launch = Launch(python=Path("p"), pythonpath=(), boot={})
+    both = Engine(launch=replace(launch, beside=launch), log=tmp_path / "engine.log")
     said = []
-    both.prefill, both.decode = Side("prefill", said), Side("decode", said)
+    both.sides = (Side("prefill", said), Side("decode", said, ranks=2))
     return both, said
+
+
+def submit(both, rid, **asked):
+    return both.submit(rid=rid, prompt=[1], sampling={}, **asked)
 
 
 def test_a_tick_is_a_turn_of_the_prefill_side_and_then_one_of_the_decode_side(pair):
     both, said = pair
-    both.turn(expect=["a", "decode/abort:b", "prefill/c"])
-    assert said == [("prefill", "turn", ["a", "c"]), ("decode", "turn", ["a", "abort:b"])]
+    both.step(expect=["a", "decode/abort:b", "prefill/c"])
+    assert said == [("prefill", ["a", "c"]), ("decode", ["a", "abort:b"])]
 
 
 def test_both_sides_meet_in_a_room_that_no_other_request_has_had(pair):
     both, said = pair
     for _ in range(2):
         both.begin(chunk=None)
-        both.submit(rid="a")
-        both.submit(rid="b", side="decode")
-        both.submit(rid="b", side="prefill")
-    rooms = {(rid, room) for _, rid, room in said}
-    assert [(side, rid) for side, rid, _ in said[:4]] == [
+        submit(both, "a")
+        submit(both, "b", side="decode")
+        submit(both, "b", side="prefill")
+    asked = [one for one in said if len(one) == 4]
+    rooms = {(rid, room) for _, rid, room, _ in asked}
+    assert [(side, rid) for side, rid, _, _ in asked[:4]] == [
         ("prefill", "a"), ("decode", "a"), ("decode", "b"), ("prefill", "b"),
     ]  # fmt: skip
     assert len(rooms) == 4
@@ -78,10 +84,11 @@ def test_both_sides_meet_in_a_room_that_no_other_request_has_had(pair):
 
 def test_what_becomes_of_a_transfer_is_said_to_both_sides(pair):
     both, said = pair
-    both.begin(chunk=None)
+    submit(both, "a")
+    room = said[0][2]
     both.transfer("hold", ["a"])
-    (first, what, rooms), second = said
-    assert (first, what, second) == ("prefill", "hold", ("decode", "hold", rooms))
+    command = {"op": "transfer", "what": "hold", "rooms": [room]}
+    assert said[2:] == [("prefill", command), ("decode", command)]
 
 
 def test_a_running_limit_is_the_decode_sides(pair):
@@ -92,7 +99,7 @@ def test_a_running_limit_is_the_decode_sides(pair):
 def test_handshake_says_what_either_side_misses(pair):
     both, _ = pair
     assert both.handshakes[0]["hooks_missing"] == ["prefill", "decode"]
-    assert both.handshakes[1]["side"] == "decode"
+    assert [hello["side"] for hello in both.handshakes] == ["prefill", "decode", "decode"]
 
 
 def test_both_boot_at_once_with_one_folder_between_them(pair):
@@ -105,22 +112,28 @@ def test_both_boot_at_once_with_one_folder_between_them(pair):
     assert not Path(folders.pop()).exists()
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_one_that_would_not_start_takes_the_other_with_it(pair, name):
+@pytest.mark.parametrize("falls", [0, 1])
+def test_one_that_would_not_start_takes_the_other_with_it(pair, falls):
     both, _ = pair
-    getattr(both, name).falls = True
-    with pytest.raises(EngineError, match=f"{name} would not start"):
+    both.sides[falls].falls = True
+    with pytest.raises(EngineError, match=f"{both.sides[falls].name} would not start"):
         both.boot()
-    assert both.prefill.closed
-    assert both.decode.closed
+    assert all(side.closed for side in both.sides)
 
 
 def test_a_side_that_falls_is_named(pair):
     both, _ = pair
-    both.decode.falls = True
+    both.sides[1].falls = True
     with pytest.raises(EngineCrashed) as caught:
-        both.turn(expect=[])
+        both.step(expect=[])
     assert caught.value.report["side"] == "decode"
+
+
+def test_a_rank_is_one_of_the_decode_side(pair):
+    both, said = pair
+    submit(both, "a", dp_rank=1)
+    assert [(side, rank) for side, _, _, rank in said] == [("prefill", None), ("decode", 1)]
+    assert [side.routes["a"] for side in both.sides] == [0, 1]
 
 
 def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_heard_of():
@@ -139,10 +152,3 @@ def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_he
         (3, 1, "decode", "DECODE"),
     ]
     assert [event.data["round"] for event in trace.events if event.name == "handed"] == [1]
-
-
-def test_a_rank_is_one_of_the_decode_side(pair):
-    both, said = pair
-    both.submit(rid="a", dp_rank=1)
-    assert [one[0] for one in said] == ["prefill", "decode"]
-    assert [one[3:] for one in said] == [(), (1,)]

@@ -23,10 +23,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BOOT = f"""
 import sys
 from pathlib import Path
-import harness.engines.engine
+import harness.engines.process
 from cases.processes import tree
-from harness.engines.engine import Launch
-harness.engines.engine._HOST = Path({str(HOST)!r})
+from harness.engines.process import Launch
+harness.engines.process.HOST = Path({str(HOST)!r})
 
 def boot(engines, mark="one"):
     launch = Launch(python=Path(sys.executable), pythonpath=(), boot={{"mark": mark}})

@@ -26,9 +26,9 @@ def ours(pairs):
 
 def test_messages_come_in_the_order_of_ranks(pairs):
     for number, (_, rank) in reversed(list(enumerate(pairs))):
-        wire.send(rank, {"op": "turned", "turn": number})
+        wire.send(rank, {"op": "stepped", "number": number})
     found = ranks.gather(ours(pairs), seconds=5)
-    assert [frame[0]["turn"] for frame in found] == [0, 1]
+    assert [frame[0]["number"] for frame in found] == [0, 1]
     assert ranks.first_to_fall(found) is None
 
 
@@ -57,7 +57,7 @@ def test_rank_killed_from_outside_fell_before_those_that_lost_it(pairs):
 
 def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
     monkeypatch.setattr(ranks, "LAG_SECONDS", 0.05)
-    wire.send(pairs[0][1], {"op": "turned"})
+    wire.send(pairs[0][1], {"op": "stepped"})
     start = time.monotonic()
     found = ranks.gather(ours(pairs), seconds=60)
     assert time.monotonic() - start < 10
@@ -65,7 +65,7 @@ def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
     assert found[1] is None
 
 
-def test_lookout_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
+def test_watchdog_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
     here, there = pairs[0]
     answer = {"op": "here", "site": "srt/x.py:f", "at_phase": "DRAFT"}
 

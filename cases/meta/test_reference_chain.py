@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from cases.checkpoints import Recipe, make_recipe
-from reference.chain import Forced, Trunk, draft
+from reference.draft import Forced, Reading, draft
 from reference.model import DraftHead, Target, causal
-from reference.turns import Reading
 
 torch.set_num_threads(1)
 
@@ -26,9 +25,9 @@ def reading(head):
     return Reading.of(head, tokens.tolist())
 
 
-def alone(head, trunk, committed, steps):
+def alone(head, reading, committed, steps):
     """g after feeding `steps` tokens one by one on the first `committed` rows: a causal sequence, no tree, no beams."""
-    ids, hidden = trunk.input_ids[:committed], trunk.hidden[:committed]
+    ids, hidden = reading.tokens[1 : committed + 1], reading.entered[:committed]
     g = head.forward(ids, hidden, torch.arange(len(ids)), causal(len(ids)))[-1]
     for token in steps:
         ids, hidden = torch.cat((ids, torch.tensor([token]))), torch.cat((hidden, g[None]))
@@ -44,14 +43,13 @@ def path(candidates, index):
 
 @pytest.mark.parametrize(("k", "t"), SHAPES)
 def test_a_candidate_scores_the_log_probability_of_its_path_computed_alone(head, reading, k, t):
-    trunk = reading.trunk()
-    (chain,) = draft(head, trunk, [(9, Forced())], k=k, t=t)
+    (chain,) = draft(head, reading, [(9, Forced())], k=k, t=t)
     assert len(chain.candidates.tokens) == t + (k - 1) * t * t
     for index in range(len(chain.candidates.tokens)):
         tokens = path(chain.candidates, index)
         score = 0.0
         for depth, token in enumerate(tokens):
-            log_probs = head.logits(alone(head, trunk, 9, tokens[:depth])).log_softmax(-1)
+            log_probs = head.logits(alone(head, reading, 9, tokens[:depth])).log_softmax(-1)
             score += float(log_probs[token])
             assert int((log_probs > log_probs[token]).sum()) < t, "only a row's t best may be proposed"
         assert chain.candidates.scores[index] == pytest.approx(score, abs=1e-9)
@@ -59,7 +57,7 @@ def test_a_candidate_scores_the_log_probability_of_its_path_computed_alone(head,
 
 @pytest.mark.parametrize(("k", "t"), SHAPES)
 def test_each_step_feeds_the_best_candidates_of_the_level_before(head, reading, k, t):
-    (chain,) = draft(head, reading.trunk(), [(9, Forced())], k=k, t=t)
+    (chain,) = draft(head, reading, [(9, Forced())], k=k, t=t)
     scores, tokens = chain.candidates.scores, chain.candidates.tokens
     assert len(chain.steps) == k - 1
     levels = [range(t), *(range(t + i * t * t, t + (i + 1) * t * t) for i in range(k - 1))]
@@ -69,9 +67,9 @@ def test_each_step_feeds_the_best_candidates_of_the_level_before(head, reading, 
         origins = tuple(-1 if i == 0 else (index - levels[i].start) // t for index in ranked)
         assert step.expected_parents == origins
         for s, index in enumerate(ranked):
-            g = alone(head, reading.trunk(), 9, path(chain.candidates, index))
+            g = alone(head, reading, 9, path(chain.candidates, index))
             assert torch.allclose(step.hidden_out[s], g, rtol=0, atol=1e-9)
-            before = alone(head, reading.trunk(), 9, path(chain.candidates, index)[:-1])
+            before = alone(head, reading, 9, path(chain.candidates, index)[:-1])
             assert torch.allclose(step.hidden_in[s], before, rtol=0, atol=1e-9)
 
 
@@ -85,7 +83,7 @@ def test_ties_go_to_the_lowest_id_and_the_earlier_candidate(reading):
         def logits(self, g):
             return torch.zeros(*g.shape[:-1], 24)
 
-    (chain,) = draft(Flat(), reading.trunk(), [(3, Forced())], k=3, t=3)
+    (chain,) = draft(Flat(), reading, [(3, Forced())], k=3, t=3)
     assert chain.candidates.tokens == (0, 1, 2) * 7
     assert [step.expected_ids for step in chain.steps] == [(0, 1, 2), (0, 1, 2)]
     assert chain.steps[1].expected_parents == (0, 0, 0)
@@ -93,10 +91,10 @@ def test_ties_go_to_the_lowest_id_and_the_earlier_candidate(reading):
 
 @pytest.mark.parametrize(("k", "t"), SHAPES)
 def test_rounds_of_one_sequence_answer_as_if_each_were_alone(head, reading, k, t):
-    trunk = reading.trunk()
-    together = draft(head, trunk, [(c, Forced()) for c in range(1, 14)], k=k, t=t)
+    together = draft(head, reading, [(c, Forced()) for c in range(1, 14)], k=k, t=t)
     for c, chain in zip(range(1, 14), together, strict=True):
-        cut = Trunk(input_ids=trunk.input_ids[:c], hidden=trunk.hidden[:c], output=trunk.output[:c])
+        rows = {name: getattr(reading, name)[:c] for name in ("hidden", "final", "entered", "draft")}
+        cut = Reading(tokens=reading.tokens[: c + 1], **rows)
         (single,) = draft(head, cut, [(c, Forced())], k=k, t=t)
         assert chain.candidates.tokens == single.candidates.tokens
         assert chain.candidates.parents == single.candidates.parents
@@ -118,11 +116,10 @@ def as_forced(chain, t):
 @pytest.mark.parametrize(("k", "t"), SHAPES)
 @pytest.mark.parametrize("parents_known", [True, False])
 def test_forcing_the_references_own_choices_changes_nothing(head, reading, k, t, parents_known):
-    trunk = reading.trunk()
-    (free,) = draft(head, trunk, [(9, Forced())], k=k, t=t)
+    (free,) = draft(head, reading, [(9, Forced())], k=k, t=t)
     own = as_forced(free, t)
     forced = own if parents_known else Forced(first=own.first, chosen=own.chosen, input_ids=own.input_ids)
-    (again,) = draft(head, trunk, [(9, forced)], k=k, t=t)
+    (again,) = draft(head, reading, [(9, forced)], k=k, t=t)
     assert again.candidates == free.candidates
     for a, b in zip(again.steps, free.steps, strict=True):
         assert (a.expected_ids, a.expected_parents) == (b.expected_ids, b.expected_parents)
@@ -130,29 +127,28 @@ def test_forcing_the_references_own_choices_changes_nothing(head, reading, k, t,
 
 
 def test_a_forced_proposal_is_followed_but_scored_by_the_reference(head, reading):
-    trunk, odd = reading.trunk(), 19
-    (free,) = draft(head, trunk, [(9, Forced())], k=3, t=1)
+    odd = 19
+    (free,) = draft(head, reading, [(9, Forced())], k=3, t=1)
     assert odd not in free.candidates.tokens
-    (chain,) = draft(head, trunk, [(9, Forced(first=(odd,)))], k=3, t=1)
+    (chain,) = draft(head, reading, [(9, Forced(first=(odd,)))], k=3, t=1)
     assert chain.steps[0].expected_ids == (odd,), "the next step should be fed what was proposed"
-    assert torch.allclose(chain.steps[0].hidden_out[0], alone(head, trunk, 9, [odd]), rtol=0, atol=1e-9)
-    log_probs = head.logits(trunk.output[8]).log_softmax(-1)
+    assert torch.allclose(chain.steps[0].hidden_out[0], alone(head, reading, 9, [odd]), rtol=0, atol=1e-9)
+    log_probs = head.logits(reading.draft[8]).log_softmax(-1)
     assert chain.candidates.scores[0] == pytest.approx(float(log_probs[odd]), abs=1e-12)
 
 
 def test_beams_fed_in_another_order_are_answered_in_that_order(head, reading):
-    trunk = reading.trunk()
-    (free,) = draft(head, trunk, [(9, Forced())], k=3, t=3)
+    (free,) = draft(head, reading, [(9, Forced())], k=3, t=3)
     fed = {i: step.expected_ids[::-1] for i, step in enumerate(free.steps[:1])}
-    (chain,) = draft(head, trunk, [(9, Forced(input_ids=fed))], k=3, t=3)
+    (chain,) = draft(head, reading, [(9, Forced(input_ids=fed))], k=3, t=3)
     assert chain.steps[0].expected_ids == free.steps[0].expected_ids, "what should be fed does not change"
     assert torch.allclose(chain.steps[0].hidden_out.flip(0), free.steps[0].hidden_out, rtol=0, atol=1e-9)
 
 
 def test_a_wrong_input_that_nobody_proposed_is_answered_but_not_adopted(head, reading):
-    trunk, odd = reading.trunk(), 19
-    (free,) = draft(head, trunk, [(9, Forced())], k=3, t=1)
-    (chain,) = draft(head, trunk, [(9, Forced(input_ids={0: (odd,)}))], k=3, t=1)
+    odd = 19
+    (free,) = draft(head, reading, [(9, Forced())], k=3, t=1)
+    (chain,) = draft(head, reading, [(9, Forced(input_ids={0: (odd,)}))], k=3, t=1)
     assert chain.steps[0].expected_ids == free.steps[0].expected_ids
-    assert torch.allclose(chain.steps[0].hidden_out[0], alone(head, trunk, 9, [odd]), rtol=0, atol=1e-9)
+    assert torch.allclose(chain.steps[0].hidden_out[0], alone(head, reading, 9, [odd]), rtol=0, atol=1e-9)
     assert chain.candidates.tokens[0] == free.candidates.tokens[0], "the tree holds proposals, not inputs"

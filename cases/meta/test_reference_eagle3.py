@@ -13,8 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 from cases.checkpoints import RECIPES, make
 from reference.checkpoint import CheckpointError
 from reference.eagle3 import Eagle3Head
-from reference.heads import load_head
 from reference.model import DraftHead, Target, causal
+from reference.pairs import load_head
 
 torch.set_num_threads(1)
 

@@ -8,12 +8,11 @@ import torch
 from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
 from harness.contract.types import RequestSpec, SpecConfig
-from reference.chain import Forced, draft
+from reference.draft import Forced, Reading, draft
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
-from reference.turns import Reading, verify
-from reference.verify import greedy_walk
+from reference.verify import greedy_walk, verify
 
 torch.set_num_threads(1)
 
@@ -51,7 +50,7 @@ def test_thousands_of_random_verifies_are_lossless(small):
             text = session.generate(prompt, 48)
             reading = Reading.of(small, prompt + text)
             starts = list(range(len(prompt), len(prompt) + len(text) - 7))
-            chains = draft(small, reading.trunk(), [(c, Forced()) for c in starts], k=k, t=t)
+            chains = draft(small, reading, [(c, Forced()) for c in starts], k=k, t=t)
             trees = [
                 (c, build_tree(int(reading.tokens[c]), chain.candidates, n))
                 for c, chain in zip(starts, chains, strict=True)

@@ -22,7 +22,7 @@ from cases.checkpoints import make
 from reference.checkpoint import CheckpointError, Weights
 from reference.mla import Experts, LatentConfig, NextNHead, load_target
 from reference.model import causal
-from reference.pair import load_pair
+from reference.pairs import load_pair
 
 torch.set_num_threads(1)
 

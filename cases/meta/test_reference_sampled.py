@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from harness.engine_side.replacement_kernels.cpu_sampling import renorm_top_k, renorm_top_p, verify_sampled
-from reference.verify import Coins, greedy_walk, ratio_walk, sampled_walk
+from reference.verify import Uniforms, greedy_walk, rejection_walk, sampled_walk
 
 #: tokens 0..3; node 0 is the root. Two branches of two levels, a token proposed under both, a leaf that is impossible.
 TREES = {
@@ -53,7 +53,7 @@ def sums(shares):
 
 def outcomes(tokens, parents, law, most):
     """walk.tokens -> probability, over every combination of coin intervals."""
-    rows = [after(law, histories(tokens, parents, node)) for node in range(len(tokens))]
+    rows = np.array([after(law, histories(tokens, parents, node)) for node in range(len(tokens))])
     children = {node: [s for s in range(1, len(tokens)) if parents[s] == node] for node in range(len(tokens))}
     inner = [node for node in children if children[node]]
     per_node = [middles(sums([rows[node][tokens[s]] for s in children[node]])) for node in inner]
@@ -70,7 +70,7 @@ def outcomes(tokens, parents, law, most):
             weight = width
             for node, (coin, share) in zip(inner, chosen, strict=True):
                 coins[node], weight = coin, weight * share
-            walk = sampled_walk(tokens, parents, rows, Coins(nodes=tuple(coins), final=final), most=most)
+            walk = sampled_walk(tokens, parents, rows, Uniforms(nodes=tuple(coins), final=final), most=most)
             found[walk.tokens] = found.get(walk.tokens, 0.0) + weight
     return found
 
@@ -97,32 +97,32 @@ def test_whatever_is_drafted_the_committed_tokens_have_the_targets_own_law(tree,
 
 def test_a_certain_law_is_the_greedy_walk_whatever_the_coins():
     tokens, parents = TREES["branches"]
-    law = np.eye(4)[[1, 2, 3, 0, 0, 1]].tolist()
-    greedy = greedy_walk(tokens, parents, [row.index(1.0) for row in law])
+    law = np.eye(4)[[1, 2, 3, 0, 0, 1]]
+    greedy = greedy_walk(tokens, parents, law.argmax(-1).tolist())
     for coin in (0.0, 0.3, 1 - 2**-24):
-        walk = sampled_walk(tokens, parents, law, Coins(nodes=(coin,) * 6, final=coin), most=2)
+        walk = sampled_walk(tokens, parents, law, Uniforms(nodes=(coin,) * 6, final=coin), most=2)
         assert (walk.nodes, walk.tokens) == (greedy.nodes, greedy.tokens)
 
 
 def test_no_round_accepts_more_than_k_drafted_tokens():
     tokens, parents = TREES["chain"]
-    law = [[0.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]]
-    coins = Coins(nodes=(0.5,) * 3, final=0.5)
+    law = np.eye(4)[[1, 2, 0]]
+    coins = Uniforms(nodes=(0.5,) * 3, final=0.5)
     assert sampled_walk(tokens, parents, law, coins, most=2).tokens == (1, 2, 0)
     assert sampled_walk(tokens, parents, law, coins, most=1).tokens == (1, 2)
 
 
 def test_thresholds_below_one_accept_more():
-    tokens, parents, law = *TREES["chain"], [[0.1, 0.4, 0.3, 0.2]] * 3
+    tokens, parents, law = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
     late = {"nodes": (0.7, 0.9, 0.9), "final": 0.0}
-    assert sampled_walk(tokens, parents, law, Coins(**late), most=2).tokens == (0,)
-    assert sampled_walk(tokens, parents, law, Coins(**late, single=0.35), most=2).tokens == (1, 0)
-    assert sampled_walk(tokens, parents, law, Coins(**late, together=0.5), most=2).tokens == (1, 0)
+    assert sampled_walk(tokens, parents, law, Uniforms(**late), most=2).tokens == (0,)
+    assert sampled_walk(tokens, parents, law, Uniforms(**late, threshold_single=0.35), most=2).tokens == (1, 0)
+    assert sampled_walk(tokens, parents, law, Uniforms(**late, threshold_acc=0.5), most=2).tokens == (1, 0)
 
 
 def test_the_margin_is_the_distance_to_the_nearest_decision():
-    tokens, parents, law = *TREES["chain"], [[0.1, 0.4, 0.3, 0.2]] * 3
-    walk = sampled_walk(tokens, parents, law, Coins(nodes=(0.25, 0.5, 0.5), final=0.5), most=2)
+    tokens, parents, law = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
+    walk = sampled_walk(tokens, parents, law, Uniforms(nodes=(0.25, 0.5, 0.5), final=0.5), most=2)
     assert walk.tokens == (1, 1)
     # the root's coin is 0.15 below 0.4; node 1's 0.2 above 0.3; left are 0.1, 0.4, 0.2: 0.35 of 0.7 is 0.15 below 0.5
     assert walk.margin == pytest.approx(min(0.15, 0.2, 0.15 / 0.7))
@@ -159,8 +159,8 @@ def test_the_stand_in_in_the_engine_walks_like_the_reference(seed):
         torch.tensor(law)[None],
         torch.zeros(1, n, vocab),
     )
-    coins = Coins(nodes=tuple(nodes.tolist()), final=float(final[0]))
-    walk = sampled_walk(tokens, parents, law.astype(np.float64).tolist(), coins, most=most)
+    coins = Uniforms(nodes=tuple(nodes.tolist()), final=float(final[0]))
+    walk = sampled_walk(tokens, parents, law.astype(np.float64), coins, most=most)
     assert walk.margin > 1e-6, "another seed: this one lies on a border"
     accepted = index[0, : int(count[0]) + 1].tolist()
     assert tuple(accepted) == walk.nodes
@@ -191,8 +191,8 @@ def test_rejection_sampling_gives_the_targets_law_whatever_the_draft(law, drafte
     first, second, seen = np.zeros(3), np.zeros(3), 0.0
     for token, likely in enumerate(drafted):
         for coin, last in product(COINS, COINS):
-            coins = Coins(nodes=(coin, 0.5), final=last, ratio=True)
-            walk = ratio_walk((9, token), (law, then), (drafted,), coins)
+            coins = Uniforms(nodes=(coin, 0.5), final=last, rejection=True)
+            walk = rejection_walk((9, token), np.array((law, then)), np.array((drafted,)), coins)
             share = likely / len(COINS) ** 2
             first[walk.tokens[0]] += share
             if len(walk.tokens) == 2:
@@ -205,6 +205,6 @@ def test_rejection_sampling_gives_the_targets_law_whatever_the_draft(law, drafte
 
 
 def test_a_coin_on_the_edge_of_a_ratio_has_no_margin():
-    coins = Coins(nodes=(0.5, 0.5), final=0.25, ratio=True)
-    walk = ratio_walk((9, 1), ((0.5, 0.25, 0.25), (1.0, 0.0, 0.0)), ((0.25, 0.5, 0.25),), coins)
+    coins = Uniforms(nodes=(0.5, 0.5), final=0.25, rejection=True)
+    walk = rejection_walk((9, 1), np.array(((0.5, 0.25, 0.25), (1.0, 0.0, 0.0))), np.array(((0.25, 0.5, 0.25),)), coins)
     assert (walk.tokens, walk.margin) == ((0,), 0.0)

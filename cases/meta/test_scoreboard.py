@@ -14,7 +14,7 @@ from harness.contract.known_issues import issues
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
 from harness.engines import envs
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.search import mutants
 from harness.search.mutants import Campaign, judged
 from harness.search.scoreboard import EXCUSED, SINCE, Fate, Score, Scoreboard, document

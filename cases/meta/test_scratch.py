@@ -1,6 +1,5 @@
-"""A temporary folder is removed once its owner is gone, and never before: by process id and start time together."""
+"""A temporary folder is removed once its owner is gone, and never before: its owner holds a lock in it."""
 
-import json
 import os
 import signal
 import subprocess
@@ -16,7 +15,7 @@ from harness.machines import doctor
 HOLDS = """
 import signal
 from harness.engines import scratch
-folder, other = scratch.make(), scratch.make("handoff-")
+folder, other = scratch.ScratchFolder(), scratch.ScratchFolder("handoff-")
 print(folder.name, other.name, flush=True)
 signal.pause()
 """
@@ -39,7 +38,7 @@ def owner(place):
 
 def test_folders_of_a_process_that_was_killed_are_named_and_removed_and_those_of_a_live_one_are_not(owner):
     process, folders = owner
-    mine = scratch.make()
+    mine = scratch.ScratchFolder()
     assert scratch.left_behind() == scratch.remove_left_behind() == []
     assert all(folder.is_dir() for folder in folders)
     process.kill()
@@ -63,32 +62,21 @@ def test_an_orderly_end_leaves_nothing(owner, place):
     assert list(place.iterdir()) == []
 
 
-def rewritten(folder, **changes):
-    path = Path(folder.name, scratch.OWNER)
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "dead"),
-    [
-        ({}, False),
-        ({"started": 1.0}, True),  # the number is somebody else's by now
-        ({"boot": "another"}, False),  # another machine's, or of before a restart: nobody can say
-        ({"pids": "pid:[1]"}, False),  # another container's
-        ({"pid": "x"}, False),
-    ],
-    ids=str,
-)
-def test_only_what_is_certainly_dead_is_touched(place, changes, dead):
-    folder = scratch.make()
-    rewritten(folder, **changes)
-    assert (scratch.left_behind() == [Path(folder.name)]) is dead
-
-
-def test_a_folder_without_an_owner_and_a_link_are_left_alone(place, tmp_path_factory):
+def test_a_folder_without_a_lock_and_a_link_are_left_alone(place, tmp_path_factory):
     (place / f"{scratch.PREFIX}old").mkdir()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
-    (elsewhere / scratch.OWNER).write_text(json.dumps({**scratch._me(), "started": 1.0}))
+    (elsewhere / scratch.LOCK).touch()
     os.symlink(elsewhere, place / f"{scratch.PREFIX}link")
     assert scratch.remove_left_behind() == []
     assert elsewhere.is_dir()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_lock_is_not_handed_on_to_what_its_owner_starts():
+    """Or an engine's orphan would keep its dead owner's folder."""
+    mine = scratch.ScratchFolder()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        mine._lock.close()
+        assert scratch.left_behind() == [Path(mine.name)]
+        child.communicate(b"\n")
+    mine.cleanup()

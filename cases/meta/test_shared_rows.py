@@ -12,9 +12,9 @@ from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.known_issues import told_in
 from harness.contract.types import Outcome
+from harness.defects.shared_prefix_rows import Owner, Step, held_rows
 from harness.driving.oracle import Oracle
-from reference.mtp import Window
-from reference.mtp_cache import Owner, Step, held_rows
+from reference.windows import Window
 
 torch.set_num_threads(1)
 RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"

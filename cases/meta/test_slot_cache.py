@@ -10,9 +10,10 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from harness.checks.judge import judge
 from harness.contract.types import Kind, Outcome
+from harness.defects import departures
 from harness.driving.oracle import Oracle
-from reference.heads import load_head
 from reference.model import Target
+from reference.pairs import load_head
 from reference.session import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +30,7 @@ def pair(tmp_path_factory):
 def own_slots(pair):
     """What an engine with this defect does: the reference's own run, beams seeing their slots."""
     target = Target.load(pair.target)
-    session = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec, sight="slots")
+    session = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec, departures=departures(["F-003"]))
     return session.speculate(SPECIMEN.requests[0], scenario_id=SPECIMEN.id)
 
 

@@ -11,11 +11,11 @@ from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Outcome
+from harness.defects.stale_plan import Planned, layer_says, target_says
 from harness.driving.oracle import Oracle
 from harness.engines.launch import GRAPH_SIZES
 from reference.model import causal
-from reference.mtp_stale import Planned, layer_says, target_says
-from reference.pair import load_pair
+from reference.pairs import load_pair
 
 torch.set_num_threads(1)
 RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"

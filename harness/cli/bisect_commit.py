@@ -20,8 +20,7 @@ from harness.bisect.trials import Trials
 from harness.cli.bisect_releases import package
 from harness.cli.bisect_runs import Setting, one_run
 from harness.engines import envs
-from harness.engines.published import published
-from harness.engines.releases import drivable
+from harness.engines.releases import drivable, published
 from reports.live import LiveLine
 from reports.prose import say
 

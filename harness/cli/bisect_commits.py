@@ -25,7 +25,7 @@ from harness.bisect.trials import Trials
 from harness.cli import bisect_commit
 from harness.cli.bisect_runs import Setting
 from harness.contract.usage import UsageError
-from harness.engines.group import end_group
+from harness.engines.processes import end_group
 from reports.prose import say
 
 #: git's words for the two ends; "good" and "bad" would have to mean old and new, and do not when a fix is looked for.

@@ -15,8 +15,7 @@ from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
 from harness.contract.usage import UsageError
 from harness.engines import envs
-from harness.engines.published import published, span
-from harness.engines.releases import UnknownReleaseError
+from harness.engines.releases import UnknownReleaseError, published, span
 from reports.live import LiveLine
 from reports.prose import say
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.cli.documents import write_json
 from harness.cli.outcome import TYPED
-from harness.engines.interrupts import interrupts_held
+from harness.engines.processes import interrupts_held
 
 #: The key that only such a document has.
 KEY = "interrupted"

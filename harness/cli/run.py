@@ -67,10 +67,8 @@ def command(
     )
     with kept(json, _by_now), LiveLine(console) as line:
         result = run(plan, observers=[line])
-    # What no engine gets to is asked of the release's code itself, and is no part of the verdict.
-    asked = component.of_run(plan.env, result.folder) if any(one.engine.pd for one in plan.scenarios) else None
-    render_run(console, result, notes=component.notes(asked) if asked else ())
-    write_json(run_document(result) | ({"component": component.document(asked)} if asked else {}), json)
+    render_run(console, result, notes=component.notes(result.header))
+    write_json(run_document(result) | component.document(result.header), json)
     return BY_OUTCOME[result.verdict.outcome]
 
 

@@ -150,7 +150,8 @@ def too_deep(scenario: Scenario) -> str:
 def unfollowed(scenario: Scenario, *, version: str) -> str:
     """Why the reference has no answer to what SGLang `version` does there, with what to do instead; empty if it has.
 
-    Up to 0.5.14 MTP layers run rows once more in CUDA graphs (F-020), which is built for layers that read the target.
+    In CUDA graphs some releases run MTP rows once more (F-020). The reference follows that for layers that read the
+    target.
     """
     refused = issues()["F-020"].releases
     if scenario.engine.graphs and scenario.checkpoint in CHAINED and refused.has(version):

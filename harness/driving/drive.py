@@ -17,8 +17,8 @@ from harness.contract.types import Op, RequestSpec, Scenario
 from harness.contract.words import meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
-from harness.engines.engine import Engine, EngineCrashed, EngineHung, EngineLost, Messages
-from harness.engines.paired_engine import PairedEngine
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 
 #: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
 SPARE_TURNS = 64
@@ -37,7 +37,7 @@ class ScriptError(ValueError):
 
 @dataclass(slots=True)
 class _Run:
-    engine: Engine | PairedEngine
+    engine: Engine
     scenario: Scenario
     on_turn: OnTurn
     assembler: Assembler = field(default_factory=Assembler)
@@ -117,7 +117,6 @@ class _Run:
         return _to("decode", message) if self.scenario.engine.pd else message
 
     def _do_transfer(self, op: Op) -> None:
-        assert isinstance(self.engine, PairedEngine), "the scenario's own validation sees to this"
         if op.name == "fake":
             self.faked |= set(op.rids)
         else:
@@ -151,7 +150,7 @@ class _Run:
     def _turn(self) -> None:
         expect, self.announced = self.announced, []
         self.turns += 1
-        turns = self.engine.turn(expect=expect, meanwhile=self.read)
+        turns = self.engine.step(expect=expect, meanwhile=self.read)
         for turn in turns:
             self.ticks[(turn.side, turn.number)] = self.tick
             self.bring(turn.messages, (turn.side, turn.dp_rank, turn.tp_rank))
@@ -200,7 +199,7 @@ def _to(side: str | None, message: str) -> str:
 
 
 def drive(
-    engine: Engine | PairedEngine,
+    engine: Engine,
     scenario: Scenario,
     *,
     record: bool = True,

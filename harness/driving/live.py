@@ -19,9 +19,9 @@ from harness.driving.judging import JudgeQueue, judge_with, load_oracle
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
-from harness.engines.engine import Launch
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle

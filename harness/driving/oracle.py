@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harness.contract.known_issues import HEADER, issues
+from harness import defects
+from harness.contract.known_issues import HEADER
 from harness.contract.trace import Event, Trace
 from harness.contract.types import RequestSpec, Scenario, SpecConfig
-from reference.chain import Sight
 from reference.model import Target
-from reference.pair import AnyHead, load_pair, session_of
+from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
 
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in.
@@ -34,7 +34,7 @@ class Oracle:
 
     target: Path
     draft: Path
-    #: ids of known issues to take for granted
+    #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
     _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
@@ -67,17 +67,8 @@ class Oracle:
         asked = (spec, held, dtype)
         if asked not in self._sessions:
             target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
-            sight: Sight = "slots" if "F-003" in self.assumed and issues()["F-003"].shows_in(spec) else "ancestors"
-            self._sessions[asked] = session_of(
-                target,
-                head,
-                spec,
-                sight=sight,
-                guesses="F-010" in self.assumed,
-                refused="F-020" in self.assumed,
-                shared="F-012" in self.assumed,
-                narrow="F-027" in self.assumed,
-            )
+            wanted = defects.departures(self.assumed)
+            self._sessions[asked] = ReferenceSession(target, head, spec, departures=wanted)
         return self._sessions[asked]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:

@@ -15,11 +15,10 @@ from harness.both_sides.leases import Request
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Scenario
 from harness.driving.drive import OnTurn, drive
-from harness.engines.engine import Engine, EngineNotClean, Launch, NoLease
-from harness.engines.paired_engine import PairedEngine, engine_of
-from harness.engines.templates import Templates, can_copy
-
-AnyEngine = Engine | PairedEngine
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineNotClean, NoLease
+from harness.engines.fork_server import ForkServers, can_fork
+from harness.engines.process import Launch
 
 #: What a trace says of engines that were started so.
 COPIES = "copied processes"
@@ -33,7 +32,7 @@ def unwatched(_tick: int, _state: dict[str, Any]) -> None:
 class EnginePool:
     """Boots, reuses and ends engines, one at a time. logs: where the output of each goes, named by `log_name`.
 
-    copies: start SGLang's processes as copies of the host (see harness.engine_side.host.copies), on a CPU and without
+    copies: fork SGLang's processes from the host (see harness.engine_side.host.fork_server), on a CPU and without
     ranks. lease: the share of a GPU that every engine takes first; no waiting any more once that had no effect.
     preparing, booted: whom to tell that an engine is being started (in words, with its log), and that it answered.
     """
@@ -43,13 +42,13 @@ class EnginePool:
     lease: Request | None = None
     copies: bool = False
     preparing: Callable[[str, Path], None] = lambda _text, _log: None
-    booted: Callable[[AnyEngine], None] = lambda _engine: None
+    booted: Callable[[Engine], None] = lambda _engine: None
     boots: int = 0
-    _engine: AnyEngine | None = None
+    _engine: Engine | None = None
     _key: str = ""
-    _templates: Templates | None = None
+    _fork_servers: ForkServers | None = None
 
-    def use(self, launch: Launch) -> AnyEngine:
+    def use(self, launch: Launch) -> Engine:
         """The live engine if it is this one, else this one booted in its place. Raises EngineError."""
         launch = self._quick(launch)
         boot = {name: value for name, value in launch.boot.items() if name != "lease"}
@@ -58,7 +57,7 @@ class EnginePool:
             self.close()
             self.boots += 1
             log = self.logs / self.log_name.format(boot=self.boots)
-            engine = self._copied(launch, log) if can_copy(launch) else engine_of(launch, log)
+            engine = self._forked(launch, log) if can_fork(launch) else Engine(launch=launch, log=log)
             try:
                 engine.boot(progress=lambda text: self.preparing(text, log))
             except BaseException as error:
@@ -73,16 +72,16 @@ class EnginePool:
     def _quick(self, launch: Launch) -> Launch:
         """The launch with the way of starting that is wanted, for both sides of a pair."""
         if not self.copies or launch.boot.get("device") != "cpu" or launch.ranks > 1:
-            return launch  # ranks get their requests over sockets that the process they would be copied from has open
+            return launch  # ranks get their requests over sockets that the process they would be forked from has open
         beside = None if launch.beside is None else self._quick(launch.beside)
         flags = [*launch.boot["flags"], COPIES]
-        return replace(launch, boot={**launch.boot, "copies": True, "flags": flags}, beside=beside)
+        return replace(launch, boot={**launch.boot, "forked": True, "flags": flags}, beside=beside)
 
-    def _copied(self, launch: Launch, log: Path) -> Engine:
+    def _forked(self, launch: Launch, log: Path) -> Engine:
         """An engine that costs no import of SGLang, where the last one was of its kind."""
-        if self._templates is None:
-            self._templates = Templates(self.logs)
-        return self._templates.engine(launch, log)
+        if self._fork_servers is None:
+            self._fork_servers = ForkServers(self.logs)
+        return self._fork_servers.engine(launch, log)
 
     def _alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
@@ -111,8 +110,8 @@ class EnginePool:
     def end(self) -> None:
         """End everything that was started."""
         self.close()
-        if self._templates is not None:
-            self._templates.close()
+        if self._fork_servers is not None:
+            self._fork_servers.close()
 
 
 @dataclass(slots=True, kw_only=True, repr=False)
@@ -121,7 +120,7 @@ class BorrowedPool(EnginePool):
 
     owner: EnginePool
 
-    def use(self, launch: Launch) -> AnyEngine:
+    def use(self, launch: Launch) -> Engine:
         engine = self.owner.use(launch)
         if engine is not self._engine:
             self._engine, self.boots = engine, self.boots + 1

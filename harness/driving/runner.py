@@ -24,7 +24,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Scenario, Verdict
 from harness.contract.words import counted
 from harness.driving.judging import JudgeQueue, judge_with, load_oracle, unjudged
-from harness.driving.pool import AnyEngine, EnginePool
+from harness.driving.pool import EnginePool
 from harness.driving.progress import (
     Booted,
     Cost,
@@ -39,8 +39,10 @@ from harness.driving.progress import (
     Started,
     Turned,
 )
-from harness.engines.engine import EngineError, Launch
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
+from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
@@ -74,7 +76,7 @@ class _Run:
         for observer in self.observers:
             observer(event)
 
-    def booted(self, engine: AnyEngine) -> None:
+    def booted(self, engine: Engine) -> None:
         self.boot_seconds += engine.boots_seconds
         self.header = self.header or dict(engine.handshakes[0])
         for handshake in engine.handshakes:

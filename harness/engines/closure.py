@@ -175,11 +175,11 @@ def _pulse(progress: Progress) -> Iterator[None]:
     """Say every PULSE_SECONDS that it goes on: pip is silent for minutes while it fetches and unpacks."""
     done, start = threading.Event(), time.monotonic()
 
-    def tell() -> None:
+    def report() -> None:
         while not done.wait(PULSE_SECONDS):
             progress(f"still installing ({time.monotonic() - start:.0f} s)")
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=report, daemon=True)
     thread.start()
     try:
         yield
@@ -252,7 +252,12 @@ def read_marker(folder: Path) -> dict[str, Any] | None:
 
 
 def write_marker(folder: Path, data: dict[str, Any]) -> None:
-    """Declare the folder finished; readers see the whole file or none."""
-    partial = folder / f"{MARKER}.partial"
+    """Declare the folder finished."""
+    write_json(folder / MARKER, data)
+
+
+def write_json(path: Path, data: dict[str, Any]) -> None:
+    """Readers see the whole file or none."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     partial.write_text(json.dumps(data, indent=1) + "\n")
-    os.replace(partial, folder / MARKER)
+    os.replace(partial, path)

@@ -15,17 +15,15 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 #: How the reason begins when somebody ended or stopped the engine.
 OUTSIDE = "ended from outside"
 #: Signals that a process gets for what it did itself.
-FAULTS = frozenset(
-    {
-        *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
-    }
+FAULTS = (
+    *(signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS),
 )
 #: What SGLang's processes write before they end each other, since one of them failed.
 OWN_KILL = (b"SIGQUIT received", b"hit an exception")
@@ -100,67 +98,6 @@ class Endings:
         self._thread = threading.Thread(target=self._watch, args=(held,), name="endings", daemon=True)
         self._thread.start()
 
-    def mark(self) -> None:
-        """A scenario begins: what the log says from here on is of it."""
-        self.began = _size(self.log)
-
-    def stop(self) -> None:
-        """Called twice is once."""
-        thread, self._thread = self._thread, None
-        if thread is not None:
-            os.write(self._stop[1], b".")
-            thread.join()
-            for one in self._stop:
-                os.close(one)
-
-    def first(self, pid: int) -> Ending:
-        """The end that came first and was no orderly one; pid: a process known to be gone, or on its way."""
-        deadline = time.monotonic() + LAST_SECONDS
-        while self._thread is not None and not self._has(pid) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        found = next((one for one in self.ended if one.code != 0 or one.pid == pid), None)
-        if found is not None:
-            return self._parent_of(found)
-        who = self.processes.get(pid, "engine")
-        return Ending(pid=pid, who=who, code=exit_code(pid, seconds=0.0), logged=_size(self.log))
-
-    def _parent_of(self, found: Ending) -> Ending:
-        """The main process's end, if that killed the others: they ask the kernel to die with it, and are quicker."""
-        main = next((pid for pid, who in self.processes.items() if who == MAIN), None)
-        if main is None or found.pid == main or found.signal != "SIGKILL":
-            return found
-        deadline = time.monotonic() + ALONE_SECONDS
-        while self._thread is not None and not self._has(main) and time.monotonic() < deadline:
-            time.sleep(0.005)
-        return next((one for one in self.ended if one.pid == main and one.code != 0), found)
-
-    def _has(self, pid: int) -> bool:
-        return any(one.pid == pid for one in self.ended)
-
-    def from_outside(self, ending: Ending) -> bool:
-        """Whether it was neither the process's own fault, nor SGLang's doing, which says so in the log before."""
-        log = _part(self.log, self.began, ending.logged)
-        return not ending.own_fault and not any(word in log for word in OWN_KILL)
-
-    def taken(self) -> Ending | None:
-        """The first end that came from outside, of those that are known by now."""
-        return next((one for one in self.ended if one.code != 0 and self.from_outside(one)), None)
-
-    def told(self, ending: Ending) -> str:
-        """What is known of an end from outside: what happened, what the kernel counts, what to type next."""
-        killed = max(memory_kills() - self.killed_before, 0)
-        counts = (
-            f"the kernel ended {_processes(killed)} for lack of memory on this "
-            "machine meanwhile: give it more memory, or fewer engines at a time"
-            if killed
-            else "the kernel counts none ended for lack of memory (oom_kill in /proc/vmstat): look for a job limit, "
-            "another program or a person"
-        )
-        return (
-            f"{OUTSIDE}: {ending.who} process {ending.pid} {ending.how}, which says nothing about SGLang\n"
-            f"  {counts}\n  then run it again"
-        )
-
     def _watch(self, held: dict[int, int]) -> None:
         poll = select.poll()
         for one in (*held, self._stop[0]):
@@ -176,35 +113,96 @@ class Endings:
                     pid = held.pop(one)
                     os.close(one)
                     # At once: whoever waits for it may collect it, and then nobody can ask any more.
-                    code = exit_code(pid, seconds=0.0)
-                    found.append(Ending(pid=pid, who=self.processes[pid], code=code, logged=logged))
+                    found.append(Ending(pid=pid, who=self.processes[pid], code=exit_code(pid), logged=logged))
                 self.ended += sorted(found, key=lambda ending: not ending.own_fault)  # of those at once, the cause
         finally:
             for one in held:
                 os.close(one)
 
+    def mark(self) -> None:
+        """A scenario begins: what the log says from here on is of it."""
+        self.began = _size(self.log)
 
-def exit_code(pid: int, *, seconds: float) -> int | None:
-    """How a process that nobody has collected yet ended; None if it still runs after so many seconds, or is gone."""
-    deadline = time.monotonic() + seconds
-    while True:
+    def stop(self) -> None:
+        """Called twice is once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            os.write(self._stop[1], b".")
+            thread.join()
+            for one in self._stop:
+                os.close(one)
+
+    def first(self, pid: int) -> Ending:
+        """The end that came first and was no orderly one; pid: a process known to be gone, or on its way.
+
+        The main process's, if that killed the others: they ask the kernel to die with it, and are quicker.
+        """
+        self._await(pid, LAST_SECONDS)
+        found = self._find(lambda one: one.code != 0 or one.pid == pid)
+        if found is None:
+            who = self.processes.get(pid, "engine")
+            return Ending(pid=pid, who=who, code=exit_code(pid), logged=_size(self.log))
+        main = next((one for one, who in self.processes.items() if who == MAIN), found.pid)
+        if main != found.pid and found.signal == "SIGKILL":
+            self._await(main, ALONE_SECONDS)
+            return self._find(lambda one: one.pid == main and one.code != 0) or found
+        return found
+
+    def _await(self, pid: int, seconds: float) -> None:
+        """Until its end is known, if it is watched."""
+        deadline = time.monotonic() + seconds
+        while self._thread is not None and not self._find(lambda one: one.pid == pid) and time.monotonic() < deadline:
+            time.sleep(0.005)
+
+    def _find(self, wanted: Callable[[Ending], bool]) -> Ending | None:
+        return next(filter(wanted, self.ended), None)
+
+    def from_outside(self, ending: Ending) -> bool:
+        """Whether it was neither the process's own fault, nor SGLang's doing, which says so in the log before."""
         try:
-            fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            with self.log.open("rb") as file:
+                file.seek(self.began)
+                log = file.read(max(ending.logged - self.began, 0))
         except OSError:
-            return None
-        if fields[0] in (b"Z", b"X"):
-            return os.waitstatus_to_exitcode(int(fields[-1]))
-        if time.monotonic() > deadline:
-            return None
-        time.sleep(0.002)
+            log = b""
+        return not ending.own_fault and not any(word in log for word in OWN_KILL)
+
+    def taken(self) -> Ending | None:
+        """The first end that came from outside, of those that are known by now."""
+        return self._find(lambda one: one.code != 0 and self.from_outside(one))
+
+    def describe(self, ending: Ending) -> str:
+        """What is known of an end from outside: what happened, what the kernel counts, what to type next."""
+        killed = max(memory_kills() - self.killed_before, 0)
+        counts = (
+            f"the kernel counts {killed} ended for lack of memory on this machine meanwhile: give it more memory, or "
+            "fewer engines at a time"
+            if killed
+            else "the kernel counts none ended for lack of memory (oom_kill in /proc/vmstat): look for a job limit, "
+            "another program or a person"
+        )
+        return (
+            f"{OUTSIDE}: {ending.who} process {ending.pid} {ending.how}, which says nothing about SGLang\n"
+            f"  {counts}\n  then run it again"
+        )
+
+
+def exit_code(pid: int) -> int | None:
+    """How a process that nobody has collected yet ended; None if it still runs, or is gone."""
+    state, *_, status = _status(pid)
+    return os.waitstatus_to_exitcode(int(status)) if state in (b"Z", b"X") else None
 
 
 def stopped(pid: int) -> bool:
     """Whether somebody has stopped the process (SIGSTOP, a debugger): it cannot answer, whatever it did."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"T", b"t")
-    except OSError:
-        return False
+    return _status(pid)[0] in (b"T", b"t")
+
+
+def _status(pid: int) -> list[bytes]:
+    """The kernel's line on a process, from its state on; its exit status is the last. Two empty words of none."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    return [b"", b""]
 
 
 def memory_kills() -> int:
@@ -216,21 +214,8 @@ def memory_kills() -> int:
     return 0
 
 
-def _processes(number: int) -> str:
-    return "1 process" if number == 1 else f"{number} processes"
-
-
 def _size(log: Path) -> int:
     try:
         return log.stat().st_size
     except OSError:
         return 0
-
-
-def _part(log: Path, start: int, end: int) -> bytes:
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            return file.read(max(end - start, 0))
-    except OSError:
-        return b""

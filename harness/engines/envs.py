@@ -19,11 +19,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress, home
-from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, same, standing, supported
+from harness.engines.releases import NEWEST, SUPPORTED, UnknownReleaseError, named, parsed, same, standing, supported
 
 __all__ = [
     "NEWEST",
@@ -171,14 +171,7 @@ def _missing(folder: Path, marker: dict[str, Any] | None) -> str:
 def list_installed() -> tuple[EngineEnv, ...]:
     """Every release with a folder, oldest first, finished or not."""
     folders = (path.name for path in (home() / "engines").glob("*") if path.is_dir())
-    return tuple(state(name) for name in sorted(folders, key=_order))
-
-
-def _order(version: str) -> tuple[bool, Version]:
-    try:
-        return True, Version(version)
-    except InvalidVersion:
-        return False, Version("0")
+    return tuple(state(name) for name in sorted(folders, key=lambda name: parsed(name) or Version("0")))
 
 
 def _folder(version: str) -> Path:

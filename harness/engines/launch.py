@@ -14,8 +14,8 @@ from typing import Any, Literal
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
 from harness.contract.types import EngineConfig, SpecConfig
-from harness.engines.engine import Launch
 from harness.engines.envs import EngineEnv
+from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
 #: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
@@ -76,7 +76,6 @@ def build_launch(
     overlap = engine.overlap
     if overlap is None:
         overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
-    layered = spec.algorithm == "MTP"
     boot: dict[str, Any] = {
         "release": env.version,
         "tree": None if env.tree is None else str(env.tree),
@@ -87,20 +86,23 @@ def build_launch(
         "revert": revert,
         "assumed": list(assumed),
         "lease": None if lease is None else lease.plain(),
-        "layered": layered,
+        "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
-        **({"mutants_in_graphs": True} if mutants_in_graphs and engine.graphs else {}),
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
-        "arguments": _arguments(
-            spec=spec, engine=engine, target=target, draft=draft, device=device, context_length=context_length
-        )
-        | {"disable_overlap_schedule": not overlap}
-        # One pool of KV slots: MiMo-V2 style models otherwise get a second one for their sliding windows.
-        | ({"disable_hybrid_swa_memory": True} if layered else {})
-        | ({"speculative_use_rejection_sampling": True} if engine.rejection else {}),
-        "optional_arguments": _optional(graphs=engine.graphs),
+        "arguments": {
+            "model_path": str(target),
+            "speculative_draft_model_path": str(draft),
+            "device": device,
+            "context_length": context_length,
+            "disable_overlap_schedule": not overlap,
+            **_speculation(spec, engine),
+            **_serving(engine, device),
+        },
+        "optional_arguments": _optional(engine),
     }
+    if mutants_in_graphs and engine.graphs:
+        boot["mutants_in_graphs"] = True
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
     if not engine.pd:
         return launch
@@ -111,23 +113,18 @@ def build_launch(
 def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str, Any]:
     """The boot record of one side of a pair. Prompts never run in a graph, whatever the scenario says."""
     own: dict[str, Any] = {"disaggregation_mode": side, "disaggregation_transfer_backend": "nixl"}
+    environment, optional = dict(boot["environment"]), dict(boot["optional_arguments"])
     if side == "decode":
         # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
         own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
-    if side == "decode" and engine.decode_cache:
-        own["disaggregation_decode_enable_radix_cache"] = True
-    environment = boot["environment"]
-    if side == "prefill":
+        if engine.decode_cache:
+            own["disaggregation_decode_enable_radix_cache"] = True
+    else:
         own["disable_cuda_graph"] = True
         if engine.dp > 1:  # what is idle beside a hand-over are ranks of the decode side
-            own |= {
-                "tp_size": 1,
-                "dp_size": 1,
-                "enable_dp_attention": False,
-                "max_running_requests": engine.max_running,
-            }
-            environment = {name: value for name, value in environment.items() if name != CORES}
-    optional = dict(boot["optional_arguments"])
+            own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
+            own["max_running_requests"] = engine.max_running
+            environment.pop(CORES, None)
     if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
         optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
     return {
@@ -139,13 +136,13 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
     }
 
 
-def _optional(*, graphs: bool) -> dict[str, Any]:
+def _optional(engine: EngineConfig) -> dict[str, Any]:
     """Arguments that only some releases have; each gets those it knows.
 
     Prefill never runs in a graph: SGLang records only a part of the model there.
     """
     arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
-    if graphs:
+    if engine.graphs:
         sizes = list(GRAPH_SIZES)
         arguments |= {"cuda_graph_bs": sizes, "cuda_graph_bs_decode": sizes, "disable_prefill_cuda_graph": True}
     return arguments
@@ -154,17 +151,12 @@ def _optional(*, graphs: bool) -> dict[str, Any]:
 def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     if device == "cpu":
+        environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
-        environment |= {
-            "TRITON_INTERPRET": "1",
-            "TORCHDYNAMO_DISABLE": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-            "OMP_NUM_THREADS": "1",
-        }
+        environment["TORCHDYNAMO_DISABLE"] = "1"
         if ranks > 1:  # SGLang wants a NUMA node a rank unless told which cores to take
             cores = sorted(os.sched_getaffinity(0))
-            binding = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
-            environment[CORES] = binding
+            environment[CORES] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     else:
         # It compiles kernels for quantised matrices at start, which nothing here uses.
         environment["SGLANG_ENABLE_JIT_DEEPGEMM"] = "0"
@@ -175,30 +167,29 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     return environment
 
 
-def _algorithm(spec: SpecConfig) -> str:
-    """SGLang's name for it; a plugin's is what our engine side registers it under."""
-    return (
-        plugin_algorithm.NAMES[spec.plugin] if spec.plugin else "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
-    )
-
-
-def _boot_chunk(page: int) -> int:
+def boot_chunk(page: int) -> int:
     """Tokens of a chunk at boot, whole pages. It only switches chunking on; the gate sets each scenario's own size."""
     return -(-BOOT_CHUNK // page) * page
 
 
-def _arguments(
-    *, spec: SpecConfig, engine: EngineConfig, target: Path, draft: Path, device: str, context_length: int
-) -> dict[str, Any]:
-    return {
-        "model_path": str(target),
-        # SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets.
-        "speculative_algorithm": _algorithm(spec),
-        "speculative_draft_model_path": str(draft),
+def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
+    """SGLang knows multi-layer MTP as EAGLE with a switch, which it sets by itself for MiMo-V2 style targets."""
+    algorithm = "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
+    arguments: dict[str, Any] = {
+        "speculative_algorithm": plugin_algorithm.NAMES[spec.plugin] if spec.plugin else algorithm,
         "speculative_num_steps": spec.k,
         "speculative_eagle_topk": spec.t,
         "speculative_num_draft_tokens": spec.n,
-        "device": device,
+    }
+    if spec.algorithm == "MTP":  # one pool of KV slots: such models otherwise get a second for their sliding windows
+        arguments["disable_hybrid_swa_memory"] = True
+    if engine.rejection:
+        arguments["speculative_use_rejection_sampling"] = True
+    return arguments
+
+
+def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
+    return {
         "dtype": dtype_on(device, engine.dtype),
         "attention_backend": engine.backend,
         "sampling_backend": "pytorch",
@@ -215,8 +206,7 @@ def _arguments(
         "enable_priority_scheduling": engine.priority,
         "enable_deterministic_inference": engine.deterministic,
         "max_total_tokens": engine.pool_tokens,
-        "chunked_prefill_size": _boot_chunk(engine.page),
-        "context_length": context_length,
+        "chunked_prefill_size": boot_chunk(engine.page),
         "mem_fraction_static": 0.5,
         "random_seed": 0,
         "log_level": "info",

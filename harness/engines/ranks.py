@@ -11,17 +11,14 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from harness.both_sides import wire
 from harness.contract.types import Phase
-
-Frame = tuple[dict[str, Any], dict[str, np.ndarray]]
+from harness.engines.errors import Frame
 
 #: Seconds for a rank to say where it is, and for the others to fall after the first did.
 ANSWER_SECONDS = 5.0
 GRACE_SECONDS = 1.0
-#: Seconds between the first rank's answer and the last's: they end a turn together, since they run it in step.
+#: Seconds between the first rank's answer and the last's: they run a scheduler step together.
 LAG_SECONDS = 30.0
 
 _ORDER = [str(phase) for phase in Phase]
@@ -83,7 +80,7 @@ def first_to_fall(found: list[Frame | Gone | None]) -> int | None:
 
 
 def ask(sock: socket.socket | None) -> dict[str, Any]:
-    """Where a rank is, from its lookout; empty if that does not answer."""
+    """Where a rank is, from its watchdog; empty if that does not answer."""
     if sock is None:
         return {}
     try:

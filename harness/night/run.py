@@ -24,7 +24,7 @@ from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
 from harness.search.tally import roots, size

@@ -17,7 +17,7 @@ from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import Op, Outcome, Scenario
 from harness.contract.words import counted
-from harness.engines.engine import EngineError
+from harness.engines.errors import EngineError
 from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 
 if TYPE_CHECKING:

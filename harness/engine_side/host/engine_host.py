@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 _HARNESS = Path(__file__).resolve().parents[2]
-#: Said instead of a socket's path: to be copied by those who ask for it over this open socket.
-TEMPLATE = "template"
+#: Said instead of a socket's path: to be forked by those who ask for it over this open socket.
+FORK_SERVER = "fork-server"
 
 
 def _own_package() -> None:
@@ -38,7 +38,7 @@ _own_package()
 
 from eaglecheck_engine.both_sides import wire  # noqa: E402
 from eaglecheck_engine.engine_side.hooks import ImportHooks  # noqa: E402
-from eaglecheck_engine.engine_side.host.arming import arm_scheduler  # noqa: E402
+from eaglecheck_engine.engine_side.host.import_patches import install_patches  # noqa: E402
 from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
     ENV_BOOT,
     ENV_PARENT,
@@ -46,28 +46,36 @@ from eaglecheck_engine.engine_side.host.processes import (  # noqa: E402
     connect,
     die_with_parent,
 )
-from eaglecheck_engine.engine_side.host.seams import install_seams  # noqa: E402
 
 
 def _in_child() -> None:
-    """Runs in every process SGLang spawns: seams now, gate and probe once the scheduler is imported."""
+    """Runs in every process SGLang spawns: patches now, gate and probe once the scheduler is imported."""
     die_with_parent()
     boot = json.loads(os.environ[ENV_BOOT])
-    hooks, ops = install_seams(boot)
-    hooks.after("sglang.srt.managers.scheduler", lambda module: arm_scheduler(module, boot, ops))
+    hooks, ops = install_patches(boot)
+    _hook_scheduler(hooks, ops, boot)
 
 
-def _copy_for_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequence[socket.socket]) -> None:
-    """SGLang's processes start as copies of this one, which has the seams already; own: what only the host may hold."""
-    from eaglecheck_engine.engine_side.host import copies
+def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
+    def hook(module: types.ModuleType) -> None:
+        from eaglecheck_engine.engine_side.host.scheduler_hooks import hook_scheduler  # needs torch
 
-    def in_copy() -> None:
+        hook_scheduler(module, boot, ops)
+
+    hooks.after("sglang.srt.managers.scheduler", hook)
+
+
+def _fork_children(hooks: ImportHooks, boot: dict[str, Any], ops: Any, own: Sequence[socket.socket]) -> None:
+    """SGLang's processes are forked from this one, which has the patches already; own: what only the host may hold."""
+    from eaglecheck_engine.engine_side.host import fork_server
+
+    def in_child() -> None:
         die_with_parent()
         for sock in own:
             sock.close()
-        hooks.after("sglang.srt.managers.scheduler", lambda module: arm_scheduler(module, boot, ops))
+        _hook_scheduler(hooks, ops, boot)
 
-    copies.install(in_copy)
+    fork_server.fork_children(in_child)
 
 
 def _check_version(package: types.ModuleType, boot: dict[str, Any]) -> None:
@@ -91,9 +99,9 @@ def _watch(lifeline: socket.socket) -> None:
 
 
 def _imported(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
-    """The seams, and behind them everything that SGLang's engine imports before it knows its arguments."""
+    """The patches, and behind them everything that SGLang's engine imports before it knows its arguments."""
     os.environ.update(boot["environment"])
-    hooks, ops = install_seams(boot)
+    hooks, ops = install_patches(boot)
     import sglang
 
     _check_version(sglang, boot)
@@ -103,17 +111,17 @@ def _imported(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
 
 
 def main() -> None:
-    if sys.argv[1] != TEMPLATE:
+    if sys.argv[1] != FORK_SERVER:
         return _run(sys.argv[1])
-    from eaglecheck_engine.engine_side.host.template import copied
+    from eaglecheck_engine.engine_side.host import fork_server
 
-    return _run(*copied(socket.socket(fileno=int(sys.argv[2])), _imported))
+    return _run(*fork_server.serve(socket.socket(fileno=int(sys.argv[2])), _imported))
 
 
 def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
-    """prepared: hooks and CpuOps, where this is a copy of a process that has imported everything."""
+    """prepared: hooks and CpuOps, where this was forked from a process that has imported everything."""
+    from eaglecheck_engine.engine_side.host.request_service import serve
     from eaglecheck_engine.engine_side.host.resources import engine_arguments, gpu_used, take_lease
-    from eaglecheck_engine.engine_side.host.serving import serve
 
     sock = connect(path)
     wire.send(sock, {"op": "hello", "role": "host", "pid": os.getpid()})
@@ -125,13 +133,13 @@ def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
     os.environ[ENV_SOCKET] = path
     os.environ[ENV_BOOT] = json.dumps(boot)
     os.environ[ENV_PARENT] = str(os.getpid())
-    hooks, ops = prepared or install_seams(boot)
+    hooks, ops = prepared or install_patches(boot)
     try:
         import sglang
 
         _check_version(sglang, boot)
-        if boot.get("copies"):
-            _copy_for_children(hooks, boot, ops, (sock, lifeline))
+        if boot.get("forked"):
+            _fork_children(hooks, boot, ops, (sock, lifeline))
         engine = sglang.Engine(**engine_arguments(boot))
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})

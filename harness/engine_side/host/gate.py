@@ -1,7 +1,7 @@
-"""Lockstep: holds a scheduler's own event loop where it asks for requests, one turn per command.
+"""Lockstep: holds a scheduler's own event loop where it asks for requests, one scheduler step per command.
 
 Engine side: standard library, NumPy and SGLang's objects only. It must not replace the loop; it decides *when* the loop
-may take its next turn and which of the requests that really arrived over SGLang's sockets are delivered then.
+may take its next step and which of the requests that really arrived over SGLang's sockets are delivered then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from ...both_sides import wire
 from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
-from .blame import watcher
+from .crash_attribution import watcher
+from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
@@ -31,16 +32,14 @@ ARRIVAL_SECONDS = 30.0
 
 
 class Gate:
-    """Blocks the loop between turns and answers the control side's commands."""
+    """Blocks the loop between steps and answers the control side's commands."""
 
-    def __init__(self, sock: socket.socket, recorder: Recorder) -> None:
-        self.scheduler: Any = None
+    def __init__(self, sock: socket.socket, recorder: Recorder, scheduler: Any) -> None:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
         self._mutants: ArmedMutants | None = None
-        self._sock = sock
-        self._recorder = recorder
-        self._turn: int | None = None
+        self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
+        self._step: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
         self._others: list[Any] = []
         self._running_limit = 0
@@ -49,7 +48,7 @@ class Gate:
         """A replacement for the method with which the loop asks for requests."""
 
         def recv_requests(owner: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._next_turn(lambda: original(owner, *args, **kwargs))
+            return self._next_step(lambda: original(owner, *args, **kwargs))
 
         return recv_requests
 
@@ -65,16 +64,16 @@ class Gate:
 
         return event_loop
 
-    def _next_turn(self, poll: Callable[[], Any]) -> list[Any]:
-        if self._turn is not None:
-            self._report_turn()
+    def _next_step(self, poll: Callable[[], Any]) -> list[Any]:
+        if self._step is not None:
+            self._report_step()
         while True:
             try:
                 command, _ = wire.receive(self._sock)
             except wire.WireClosed:
                 os._exit(0)  # the control side is gone: nothing is left to serve
-            if command["op"] == "turn":
-                self._turn = self._recorder.turn = command["turn"]
+            if command["op"] == "step":
+                self._step = self._recorder.turn = command["number"]
                 return (
                     self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
                 )
@@ -124,15 +123,15 @@ class Gate:
         last = self.scheduler.last_batch
         return [] if last is None else [plain_rid(req.rid) for req in last.reqs or () if not req.finished()]
 
-    def _report_turn(self) -> None:
+    def _report_step(self) -> None:
         arrays = _together(self._recorder.take())
         report = {
-            "op": "turned",
-            "turn": self._turn,
+            "op": "stepped",
+            "number": self._step,
             "last": self._recorder.last,
             **scheduler_state(self.scheduler),
         }
-        self._turn = None
+        self._step = None
         wire.send(self._sock, report, arrays, quick=True)
 
     def _answer(self, command: dict[str, Any]) -> tuple[dict[str, Any], wire.Held]:
@@ -213,7 +212,7 @@ class Gate:
             pass  # the control side is gone; SGLang still logs the traceback
 
     def _last_words(self) -> wire.Held:
-        """Rounds of the turns before the one that crashed, where the device still gives them, and what it said."""
+        """Rounds of the steps before the one that crashed, where the device still gives them, and what it said."""
         said: list[tuple[Any, Arrays]] = [(message, {}) for message in self._recorder.last_said]
         try:
             return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
@@ -239,53 +238,3 @@ def announced_name(item: Any) -> str:
     if kind == "AbortReq":
         return f"abort:{plain_rid(rid)}"
     return plain_rid(rid) if isinstance(rid, str) else kind
-
-
-def scheduler_state(scheduler: Any) -> dict[str, Any]:
-    """Who is running, waiting or half prefilled; idle if there is nobody."""
-    running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
-    waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
-    chunked = getattr(scheduler, "chunked_req", None)
-    last = scheduler.last_batch
-    # The loop drops its last batch one turn late; until then SGLang itself refuses to flush.
-    in_last = last is not None and not last.is_empty()
-    pending = getattr(scheduler, "result_queue", None)
-    moving = in_transit(scheduler)
-    return {
-        "running": running,
-        "waiting": waiting,
-        "moving": moving,
-        "chunked": None if chunked is None else plain_rid(chunked.rid),
-        "idle": not (running or waiting or moving or chunked or in_last or pending),
-    }
-
-
-def in_transit(scheduler: Any) -> list[str]:
-    """Requests in the queues of a hand-over between a prefill and a decode side; none where there are no sides."""
-    queues = [
-        getattr(getattr(scheduler, "disagg_prefill_bootstrap_queue", None), "queue", None),
-        getattr(scheduler, "disagg_prefill_inflight_queue", None),
-        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "queue", None),
-        getattr(getattr(scheduler, "disagg_decode_prealloc_queue", None), "retracted_queue", None),
-        getattr(getattr(scheduler, "disagg_decode_transfer_queue", None), "queue", None),
-    ]
-    found = [entry for queue in queues for entry in queue or ()]
-    return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
-
-
-def pool_level(scheduler: Any) -> dict[str, int]:
-    """Token slots of the KV pool: free, held by the prefix cache, and all."""
-    allocator = scheduler.token_to_kv_pool_allocator
-    evictable = scheduler.tree_cache.evictable_size()
-    return {
-        "free": int(allocator.available_size()),
-        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
-        "total": int(scheduler.max_total_num_tokens),
-        **_metadata_rows(scheduler),
-    }
-
-
-def _metadata_rows(scheduler: Any) -> dict[str, int]:
-    """Free rows of the metadata buffers of a hand-over."""
-    rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
-    return {} if rows is None else {"metadata": int(rows.available_size())}

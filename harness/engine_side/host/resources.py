@@ -45,8 +45,8 @@ def _free_ports(number: int) -> int:
     number: different for engines that look at the same time; each begins at a place of its own.
     """
     blocks = (LAST_PORT - FIRST_PORT) // PORTS
-    for turn in range(blocks):
-        first = FIRST_PORT + PORTS * ((number + turn) % blocks)
+    for further in range(blocks):
+        first = FIRST_PORT + PORTS * ((number + further) % blocks)
         if all(_is_free(port) for port in range(first, first + PORTS)):
             return first - SGLANG_PORT_DELTA
     raise RuntimeError(f"no {PORTS} ports in a row are free between {FIRST_PORT} and {LAST_PORT}")

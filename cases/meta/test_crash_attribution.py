@@ -1,0 +1,62 @@
+"""Whose fault it is when a batch dies; no SGLang here, only code that lies where SGLang's would."""
+
+from types import ModuleType
+
+import pytest
+
+from harness.engine_side.host.crash_attribution import AT_WORK, HARNESS, watcher
+from harness.engine_side.probes.recorder import Recorder
+from harness.engine_side.transfer_backend.files import NotServed
+
+
+def in_sglang(text):
+    """Runs code that lies in SGLang, as far as a traceback can tell, and fails."""
+    module = ModuleType("pretended")
+    exec(compile(f"def fall():\n    raise RuntimeError({text!r})\n", "/x/sglang/srt/a.py", "exec"), module.__dict__)
+    module.fall()
+
+
+def in_probe():
+    Recorder().note("something")
+
+
+def remade_by_sglang():
+    try:
+        in_probe()
+    except RuntimeError:
+        in_sglang("the batch failed")
+
+
+def on_device():
+    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+
+def not_served():
+    raise NotServed("x")
+
+
+@pytest.mark.parametrize(
+    ("act", "ours"),
+    [
+        (in_probe, "recorder"),
+        (lambda: in_sglang("no attribute 'shape'"), None),
+        (remade_by_sglang, "recorder"),
+        (not_served, "transfer backend"),
+    ],
+)
+def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, ours):
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        act()
+    assert watcher(caught.value) == ours
+
+
+def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypatch):
+    monkeypatch.setattr(Recorder, "_current", lambda self: on_device())
+    with pytest.raises(RuntimeError) as caught:
+        in_probe()
+    assert watcher(caught.value) is None
+
+
+def test_what_is_said_to_be_at_work_is_there():
+    there = {path.stem for path in HARNESS.rglob("*") if path.is_dir() or path.suffix == ".py"}
+    assert set(AT_WORK) <= there

@@ -1,0 +1,149 @@
+"""Hosts that are forked from a process which has imported everything: what they share, and what is their own."""
+
+import json
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cases.processes import survivors
+from harness.engines import fork_server, process
+from harness.engines.errors import EngineError
+from harness.engines.fork_server import ForkServer, ForkServers, can_fork, kind_of
+from harness.engines.process import Launch
+
+ROOT = Path(__file__).resolve().parents[2]
+#: Stands in for the engine host: what it would import is a name in its environment; a fork says who it is and ends.
+HOST = f"""
+import json, os, socket, sys, tempfile
+sys.path.insert(0, {str(ROOT)!r})
+from harness.engine_side.host.fork_server import serve
+
+def prepare(boot):
+    os.environ["IMPORTED"] = boot["word"]
+    if boot["word"] == "broken":
+        raise ImportError("no such module")
+    return [os.getpid(), tempfile.gettempdir()]
+
+assert sys.argv[1] == "fork-server"
+path, (imported_by, _) = serve(socket.socket(fileno=int(sys.argv[2])), prepare)
+print("written by a fork", flush=True)
+told = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
+told |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
+with open(path + ".part", "w") as file:
+    json.dump(told, file)
+os.rename(path + ".part", path)
+os._exit(7)
+"""
+
+
+@pytest.fixture
+def launch(tmp_path, monkeypatch):
+    (tmp_path / "host.py").write_text(HOST)
+    monkeypatch.setattr(process, "HOST", tmp_path / "host.py")
+    boot = {"forked": True, "word": "yes", "environment": {"A": "1"}, "arguments": {"k": 3}, "flags": []}
+    return Launch(python=Path(sys.executable), pythonpath=(), boot=boot)
+
+
+@pytest.fixture
+def server(launch, tmp_path):
+    made = ForkServer(launch, tmp_path / "server.log")
+    yield made
+    made.close()
+
+
+def fork(server, folder, name, **environment):
+    """(what a forked host said, its process), once it has ended; it must be waited for by whoever asks."""
+    place = folder / name
+    (place / "tmp").mkdir(parents=True)
+    given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
+    server.ready()
+    forked = server.start(server.launch, place / "log", str(place / "told"), given)
+    assert forked.wait(timeout=20) == 7
+    return json.loads((place / "told").read_text()), forked
+
+
+def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroundings(server, tmp_path):
+    one, _ = fork(server, tmp_path, "one", MINE="one", OURS="both")
+    two, _ = fork(server, tmp_path, "two", ALSO="two", OURS="both")
+    assert one["imported_by"] == two["imported_by"] not in (one["pid"], two["pid"], os.getpid())
+    assert one["chance"] != two["chance"]
+    for name, told in (("one", one), ("two", two)):
+        assert told["session"] == told["pid"]
+        assert told["folder"] == str(tmp_path / name)
+        assert told["temporary"] == told["environment"]["TMPDIR"] == str(tmp_path / name / "tmp")
+        assert told["environment"]["IMPORTED"] == "yes"
+        assert told["environment"]["OURS"] == "both"
+        assert (tmp_path / name / "log").read_text() == "written by a fork\n"
+    assert ("MINE" in one["environment"], "MINE" in two["environment"], "ALSO" in two["environment"]) == (1, 0, 1)
+
+
+def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(server, tmp_path):
+    place = tmp_path / "one"
+    place.mkdir()
+    server.ready()
+    forked = server.start(server.launch, place / "log", str(place / "told"), dict(os.environ))
+    watched = psutil.Process(forked.pid)
+    assert survivors([watched]) == []
+    assert forked.poll() == forked.poll() == 7
+    assert watched.status() == psutil.STATUS_ZOMBIE
+    assert forked.wait(timeout=5) == 7
+    assert not psutil.pid_exists(forked.pid)
+
+
+def test_a_fork_server_ends_with_whoever_holds_it_and_leaves_no_folder(server, tmp_path):
+    server.ready()
+    process, folder = psutil.Process(server._process.pid), Path(server._folder.name)
+    assert folder.is_dir()
+    server._orders.close()  # as when this process ends
+    assert survivors([process]) == []
+    server.close()
+    assert not folder.exists()
+
+
+def test_what_cannot_be_imported_is_an_error_that_names_the_log(launch, tmp_path):
+    broken = replace(launch, boot={**launch.boot, "word": "broken"})
+    made = ForkServer(broken, tmp_path / "server.log")
+    with pytest.raises(EngineError, match=r"SGLang could not be imported .*its log: .*server\.log"):
+        made.ready()
+    assert "ImportError: no such module" in (tmp_path / "server.log").read_text()
+    assert made._process is None
+
+
+def test_a_fork_server_that_was_killed_is_an_error_and_not_a_wait(server, tmp_path):
+    server.ready()
+    server._process.kill()
+    with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
+        server.start(server.launch, tmp_path / "log", str(tmp_path / "told"), {})
+
+
+def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(launch, tmp_path):
+    kept = ForkServers(tmp_path)
+    other_arguments = replace(launch, boot={**launch.boot, "arguments": {"k": 1}})
+    other_environment = replace(launch, boot={**launch.boot, "environment": {"A": "2"}})
+    assert kind_of(launch) == kind_of(other_arguments) != kind_of(other_environment)
+    assert kept.engine(launch, tmp_path / "1.log").start == kept.server.start
+    first = kept.server
+    assert kept.engine(other_arguments, tmp_path / "2.log").start == first.start
+    running = psutil.Process(first._process.pid)
+    assert kept.engine(other_environment, tmp_path / "3.log").start != first.start
+    assert survivors([running]) == []
+    assert kept.started == 2
+    kept.close()
+
+
+@pytest.mark.parametrize("told", [{"forked": False}, {"lease": {"share": 4}}, {"handoff": {"side": "decode"}}])
+def test_what_differs_before_the_imports_is_not_forked(launch, told):
+    assert can_fork(launch)
+    assert not can_fork(replace(launch, boot={**launch.boot, **told}))
+    assert not can_fork(replace(launch, ranks=2))
+
+
+def test_every_part_of_a_boot_record_that_patches_look_at_makes_a_kind():
+    """What `LATER` leaves out is read nowhere before everything is imported, but for whether there are ranks."""
+    patches = (ROOT / "harness" / "engine_side" / "host" / "import_patches.py").read_text()
+    assert [name for name in fork_server.LATER if f'boot["{name}"]' in patches] == ["arguments"]
+    assert patches.count('boot["arguments"]') == patches.count('boot["arguments"]["enable_dp_attention"]') == 1

@@ -1,0 +1,120 @@
+"""Whether a target/draft pair can show the mistakes this project hunts: how often it agrees, and what moves it.
+
+A pair that always agrees hides a wrong chunk tail; one that never agrees exercises no verify; one that ignores
+positions hides a shift. This module must not judge: it only counts, on free-running speculation with t = 1.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.contract.types import RequestSpec, SpecConfig
+from reference.draft import Forced, Reading, draft, rotate
+from reference.model import Head, causal
+from reference.session import ReferenceSession
+
+#: Decode rows counted after a prompt: later ones hardly see the prompt's chunks any more.
+NEAR_PROMPT = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """accept_lengths: share of verifies by accept length 1 … k+1, over `verifies` of them.
+
+    moved_by_shift: share of later-step proposals that change when draft steps sit one position too far;
+    moved_by_tail: share of first proposals within NEAR_PROMPT rows of the prompt that change when each non-final
+    chunk's last draft row carries the target's guess. least_margin: smallest top-1 margin of a committed token.
+    distinct: share of generated tokens that are the first of their kind in their request.
+    """
+
+    verifies: int
+    accept_lengths: dict[int, float]
+    moved_by_shift: float
+    moved_by_tail: float
+    least_margin: float
+    distinct: float
+
+
+class _Shifted:
+    """A draft head whose rows behind the trunk sit one position too far, as in SGLang #25015."""
+
+    def __init__(self, head: Head, trunk: int) -> None:
+        self.target, self.features, self.enter, self.logits = head.target, head.features, head.enter, head.logits
+        self.head, self.trunk, self.algorithm = head, trunk, head.algorithm
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
+        shifted = positions.clone()
+        shifted[self.trunk :] += 1
+        return self.head.forward(tokens, hidden, shifted, mask)
+
+
+def random_prompts(
+    count: int, vocab: int, *, seed: int, shortest: int = 3, longest: int = 150
+) -> list[tuple[int, ...]]:
+    """`count` prompts of uniform length and ids, bos and eos (the last two) excepted."""
+    rng = random.Random(seed)
+    lengths = [rng.randint(shortest, longest) for _ in range(count)]
+    return [tuple(rng.randrange(vocab - 2) for _ in range(length)) for length in lengths]
+
+
+@torch.inference_mode()
+def measure(
+    head: Head, *, prompts: int = 24, chunk: int = 16, k: int = 3, new_tokens: int = 32, seed: int = 1
+) -> Measurement:
+    """Count over random prompts of 3 … 150 tokens; accept lengths, sensitivities, margins and variety."""
+    session = ReferenceSession(
+        head.target, head, SpecConfig.model_validate({"algorithm": head.algorithm, "k": k, "t": 1, "n": k + 1})
+    )
+    accepted: Counter[int] = Counter()
+    shifted: Counter[bool] = Counter()
+    tails: Counter[bool] = Counter()
+    margins: list[float] = []
+    fresh: list[float] = []
+    for prompt in random_prompts(prompts, head.target.config.vocab, seed=seed):
+        trace = session.speculate(RequestSpec(rid="m", prompt=prompt, max_new_tokens=new_tokens))
+        decodes = [record for record in trace.rounds if record.mode == "DECODE"]
+        accepted.update(record.lens[0] for record in decodes)
+        output = trace.ends[0].output_ids
+        reading = Reading.of(head, [*prompt, *output])
+        starts = [record.starts[0] for record in decodes if record.starts[0] < len(reading.tokens)]
+        shifted.update(_moved_by_shift(head, reading, starts, k))
+        tails.update(_moved_by_tail(head, reading, len(prompt), chunk))
+        top = torch.topk(head.target.logits(reading.final[len(prompt) - 1 : -1]), 2).values
+        margins.append(float((top[:, 0] - top[:, 1]).min()))
+        fresh.append(len(set(output)) / len(output))
+    total = sum(accepted.values())
+    return Measurement(
+        verifies=total,
+        accept_lengths={length: accepted[length] / total for length in range(1, k + 2)},
+        moved_by_shift=shifted[True] / max(1, shifted.total()),
+        moved_by_tail=tails[True] / max(1, tails.total()),
+        least_margin=min(margins),
+        distinct=sum(fresh) / len(fresh),
+    )
+
+
+def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> list[bool]:
+    """For each proposal after the first of the rounds at `starts`: whether it changes."""
+    rounds = [(start, Forced()) for start in starts]
+    right = draft(head, reading, rounds, k=k, t=1)
+    wrong = draft(_Shifted(head, len(reading.draft)), reading, rounds, k=k, t=1)
+    later = [[token for chain in chains for token in chain.candidates.tokens[1:]] for chains in (right, wrong)]
+    return [a != b for a, b in zip(*later, strict=True)]
+
+
+def _moved_by_tail(head: Head, reading: Reading, prompt: int, chunk: int) -> list[bool]:
+    """For each first proposal near the prompt: whether it changes; nothing if the prompt is one chunk."""
+    rows = len(reading.draft)
+    tails = list(range(chunk - 1, prompt - 1, chunk))
+    if not tails:
+        return []
+    wrong = rotate(reading.tokens, 0, rows).clone()
+    wrong[tails] = head.target.logits(reading.final[tails]).argmax(-1)
+    g = head.forward(wrong, head.enter(reading.hidden[:rows]), torch.arange(rows), causal(rows))
+    near = slice(prompt - 1, prompt - 1 + NEAR_PROMPT)
+    return (head.logits(g[near]).argmax(-1) != head.logits(reading.draft[near]).argmax(-1)).tolist()

@@ -1,0 +1,30 @@
+"""What SGLang is known to do otherwise, as departures that a reference can follow (see reference.departures).
+
+A module a defect; none of them judges. A defect is followed only where a run assumes it by its id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.defects.guessed_tail import GuessedTail
+from harness.defects.narrow_blocks import NarrowBlocks
+from harness.defects.refused_states import RefusedStates
+from harness.defects.shared_prefix_rows import SharedPrefixRows
+from harness.defects.slot_attention import SlotAttention
+from reference.departures import Departure
+
+#: By the ids of docs/findings, in the order in which one changes what the next one looks at.
+PREDICTED: dict[str, type[Departure]] = {
+    "F-003": SlotAttention,
+    "F-010": GuessedTail,
+    "F-012": SharedPrefixRows,
+    "F-020": RefusedStates,
+    "F-027": NarrowBlocks,
+}
+
+
+def departures(assumed: Iterable[str]) -> list[type[Departure]]:
+    """Those that a run assumes; ids that nobody predicts are somebody else's."""
+    wanted = set(assumed)
+    return [departure for name, departure in PREDICTED.items() if name in wanted]

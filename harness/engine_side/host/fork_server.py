@@ -1,0 +1,113 @@
+"""Forks SGLang's processes from one that has imported it, instead of new interpreters: a tenth of a boot's work.
+
+A boot on a CPU is mostly imports, three times over: host, scheduler, and a detokenizer that nothing is sent to while
+token ids go in and out (`skip_tokenizer_init`). `serve` forks hosts; `fork_children` lets a host fork what SGLang
+starts. For test sessions only, which boot engines by the dozen; commands start engines as SGLang does, and a test
+compares the two.
+
+Engine side: standard library only. It must not know what is imported or what a process does, nor read a boot record.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from multiprocessing import context, popen_fork
+from multiprocessing.process import BaseProcess
+from typing import Any, TypeVar
+
+from ...both_sides import wire
+
+Prepared = TypeVar("Prepared")
+
+#: SGLang's process that turns tokens into text.
+WITHOUT_WORK = "run_detokenizer_process"
+
+
+def serve(orders: socket.socket, prepare: Callable[[dict[str, Any]], Prepared]) -> tuple[str, Prepared]:
+    """Prepare once, by the first order's boot record, then fork for every order; returns in the forked only.
+
+    Returns the path of the socket that it shall connect to, and what was prepared. Whoever holds the other end of
+    `orders` collects each forked process when it likes, until when its exit status can be read; without them this ends.
+    """
+    before = dict(os.environ)
+    order, _ = wire.receive(orders)
+    prepared = prepare(order["boot"])
+    imported = {name: value for name, value in os.environ.items() if before.get(name) != value}
+    gc.collect()
+    gc.freeze()  # what nobody looks at is never written to, so that the forked share it
+    wire.send(orders, {"op": "ready"})
+    while True:
+        try:
+            order, _ = wire.receive(orders)
+        except (wire.WireClosed, OSError):
+            os._exit(0)
+        if order["op"] == "collect":
+            os.waitpid(order["pid"], 0)
+            wire.send(orders, {"op": "collected"})
+        elif _fork(orders):
+            _become(order, imported)
+            return str(order["path"]), prepared
+
+
+def _fork(orders: socket.socket) -> bool:
+    """True in the forked process, which leads a session of its own before anybody knows of it."""
+    begun, begins = os.pipe()
+    pid = os.fork()
+    if not pid:
+        orders.close()
+        os.close(begun)
+        os.setsid()
+        os.close(begins)
+        return True
+    os.close(begins)
+    os.read(begun, 1)  # its end of the pipe is closed
+    os.close(begun)
+    wire.send(orders, {"op": "forked", "pid": pid})
+    return False
+
+
+def _become(order: Mapping[str, Any], imported: Mapping[str, str]) -> None:
+    """Log, folder, environment and chance of a process of its own. imported: what was set by what was imported."""
+    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    for descriptor in (1, 2):
+        os.dup2(log, descriptor)
+    os.close(log)
+    os.chdir(order["folder"])
+    os.environ.clear()
+    os.environ.update({**order["environment"], **imported})
+    tempfile.tempdir = None
+    random.seed()
+
+
+def fork_children(first: Callable[[], None]) -> None:
+    """From here on `multiprocessing.Process(…).start()` forks this process, threads left behind; `first` runs first.
+
+    A CUDA context does not survive a fork: not for GPUs. Not for ranks either: with 0.5.11 the first of two never got a
+    request that SGLang's controller had sent.
+    """
+
+    def forked(process: BaseProcess) -> Any:
+        target = process._target  # type: ignore[attr-defined]
+        if target.__name__ == WITHOUT_WORK:
+            process._args, process._kwargs = (), {}  # type: ignore[attr-defined]
+            target = _wait
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            first()
+            target(*args, **kwargs)
+
+        process._target = run  # type: ignore[attr-defined]
+        return popen_fork.Popen(process)
+
+    context.Process._Popen = staticmethod(forked)  # type: ignore[assignment]
+
+
+def _wait() -> None:
+    while True:
+        signal.pause()

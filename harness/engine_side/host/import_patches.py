@@ -1,0 +1,66 @@
+"""What is put into SGLang's modules as they are imported: CPU stand-ins, our transfers, a plugin's algorithm.
+
+Engine side: nothing of SGLang or torch is imported before what is prepared here stands.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...both_sides import compat, plugin_algorithm
+from ..hooks import ImportHooks
+
+
+def install_patches(boot: dict[str, Any]) -> tuple[ImportHooks, Any]:
+    """The import hooks of this process, with everything prepared; and the CpuOps (None on a GPU)."""
+    hooks = ImportHooks()
+    hooks.install()
+    ops = _prepare_cpu(hooks, boot)
+    _prepare_handoff(hooks, boot)
+    _prepare_plugin(hooks, boot)
+    return hooks, ops
+
+
+def release_of(boot: dict[str, Any]) -> compat.Release:
+    """The hook table for what is about to boot."""
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    return compat.multi_layer(release) if boot["layered"] else release
+
+
+def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
+    """Install the CPU patches of the release; returns the CpuOps (None on a GPU)."""
+    if boot["device"] != "cpu":
+        return None
+    from ..replacement_kernels.cpu_ops import CpuOps
+
+    ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
+    release = release_of(boot)
+    seams = release.seams
+    if boot["arguments"]["enable_dp_attention"]:
+        seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
+    seams = (*seams, *(release.plan_seams if "F-011" in boot["assumed"] else ()))
+    if boot["overlap"]:
+        seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
+    ops.install(seams=seams, attention=boot["cpu_attention"])
+    return ops
+
+
+def _prepare_handoff(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """Our transfer backend, where this engine is one side of a disaggregated pair."""
+    if boot.get("handoff"):
+        from ..transfer_backend.classes import register
+
+        folder = boot["handoff"]["folder"]
+        hooks.after("sglang.srt.disaggregation.utils", lambda module: register(module, folder=folder))
+
+
+def _prepare_plugin(hooks: ImportHooks, boot: dict[str, Any]) -> None:
+    """A plugin's algorithm, where the scenario asks for one."""
+    if boot.get("plugin"):
+        release = release_of(boot)
+        hooks.after(
+            "sglang.srt.speculative.spec_info",
+            lambda module: plugin_algorithm.register(
+                module, kind=boot["plugin"], worker=(release.worker_module, release.worker)
+            ),
+        )

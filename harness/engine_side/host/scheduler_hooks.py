@@ -1,0 +1,158 @@
+"""Gate, probe and mutants, put into a scheduler process once SGLang has built its scheduler.
+
+Engine side. It is imported right after SGLang's scheduler module, and so after torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+import types
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...both_sides import compat, wire
+from ..hooks import Ledger
+from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
+from ..probes.graph_probe import GraphProbe
+from ..probes.names import CHAIN_CHOOSER
+from ..probes.probe import Probe
+from ..probes.recorder import Recorder
+from ..probes.staging import StagingBuffer
+from . import draft_input_builder
+from .gate import Gate
+from .import_patches import release_of
+from .processes import ENV_SOCKET, connect
+from .scheduler_state import pool_level
+from .watchdog import Watchdog
+
+if TYPE_CHECKING:
+    from ..mutants.armed import ArmedMutants
+
+
+def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
+    """Wrap the constructor so that hooks go in after SGLang's own source patches (its revert switch).
+
+    What must see CUDA graphs being captured goes in before the models are loaded, which is inside the constructor but
+    after those patches.
+    """
+    graphs: list[GraphProbe] = []
+
+    def construct(original: Any) -> Any:
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+            _install_in(self, module, boot, ops, graphs[0] if graphs else None, ranks=_ranks(given))
+
+        return __init__
+
+    def load(original: Any) -> Any:
+        def init_model_worker(self: Any, *args: Any, **kwargs: Any) -> Any:
+            graphs.append(_watch_captures(boot))
+            return original(self, *args, **kwargs)
+
+        return init_model_worker
+
+    Ledger().wrap(module, "Scheduler.__init__", construct)
+    if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
+        Ledger().wrap(module, "Scheduler.init_model_worker", load)
+
+
+def _ranks(given: dict[str, Any]) -> tuple[int, int]:
+    """(dp_rank, tp_rank) of this process: arguments of the constructor, in newer releases a context of its own."""
+    if "tp_rank" in given:
+        return given.get("dp_rank") or 0, given["tp_rank"]
+    from sglang.srt.runtime_context import get_parallel
+
+    parallel = get_parallel()
+    return parallel.attn_dp_rank or 0, parallel.tp_rank
+
+
+def _watch_captures(boot: dict[str, Any]) -> GraphProbe:
+    release = compat.lookup(boot["release"], overlap=boot["overlap"])
+    worker = importlib.import_module(release.worker_module)
+    importlib.import_module("sglang.srt.model_executor.model_runner")
+    probe = GraphProbe(device=boot["device"])
+    if boot.get("mutants_in_graphs"):
+        from ..mutants.graphs import GraphMutants
+
+        probe.mutants = GraphMutants()
+    probe.install(chooser_module=worker, choosers=("select_top_k_tokens", CHAIN_CHOOSER))
+    return probe
+
+
+def _install_in(
+    scheduler: Any,
+    module: types.ModuleType,
+    boot: dict[str, Any],
+    ops: Any,
+    graphs: GraphProbe | None,
+    *,
+    ranks: tuple[int, int],
+) -> None:
+    """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
+    release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
+    asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
+    recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
+    probe = Probe(recorder, release, graphs)
+    sock = connect(os.environ[ENV_SOCKET])
+    gate = Gate(sock, recorder, scheduler)
+    probe.ledger.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
+    for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
+        probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+    if boot["arguments"]["tp_size"] > 1:
+        Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
+    if boot["probe"] == "tokens":
+        probe.install_rounds()
+    elif boot["probe"] == "full":
+        probe.install()
+        if boot["arguments"]["enable_dp_attention"]:
+            DpProbe(probe).install()
+        if side:
+            HandoffProbe(probe, scheduler).install()
+        gate.make_mutants = lambda: _make_mutants(probe, scheduler)
+    hello = {
+        "op": "hello",
+        "role": "scheduler",
+        "pid": os.getpid(),
+        "dp_rank": ranks[0],
+        "tp_rank": ranks[1],
+        **_versions(boot),
+        "worker": type(scheduler.model_worker).__name__,
+        "worker_generation": release.generation,
+        "overlap": bool(getattr(scheduler, "enable_overlap", boot["overlap"])),
+        "probe": boot["probe"],
+        "graphs": {} if graphs is None else graphs.sizes(),
+        **({} if recorder.staging is None else {"copies": recorder.staging.batches}),
+        "backend": boot["arguments"]["attention_backend"],
+        "dtype": boot["arguments"]["dtype"],
+        "revert": boot["revert"],
+        "flags": boot["flags"],
+        "truncates_at_finish": release.truncates_at_finish,
+        "hooks_found": probe.ledger.found,
+        "hooks_missing": probe.ledger.missing,
+        "replaced": ops.describe() if ops is not None else [],
+        "pool": pool_level(scheduler),
+        **({"side": side, **widths(scheduler)} if side else {}),
+        **asked,
+    }
+    wire.send(sock, hello)
+
+
+def _versions(boot: dict[str, Any]) -> dict[str, Any]:
+    """Of SGLang, torch and the card; tree: the folder that a commit's SGLang was imported from."""
+    import sglang
+
+    tree = {} if boot.get("tree") is None else {"tree": str(Path(str(sglang.__file__)).resolve().parents[1])}
+    card = torch.cuda.get_device_name() if boot["device"] == "cuda" else ""
+    return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
+
+
+def _make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+    from ..mutants.sites import make_mutants
+
+    return make_mutants(probe, scheduler)

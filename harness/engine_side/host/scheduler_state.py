@@ -1,0 +1,59 @@
+"""What a scheduler holds, read off it: its requests, and the levels of its pools.
+
+Engine side: standard library only. It must not change anything of the scheduler.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+from ..probes.recorder import plain_rid
+
+#: Where a request can be between a prefill and a decode side.
+QUEUES = (
+    "disagg_prefill_bootstrap_queue.queue",
+    "disagg_prefill_inflight_queue",
+    "disagg_decode_prealloc_queue.queue",
+    "disagg_decode_prealloc_queue.retracted_queue",
+    "disagg_decode_transfer_queue.queue",
+)
+
+
+def scheduler_state(scheduler: Any) -> dict[str, Any]:
+    """Who is running, waiting or half prefilled; idle if there is nobody."""
+    running = [plain_rid(req.rid) for req in scheduler.running_batch.reqs]
+    waiting = [plain_rid(req.rid) for req in scheduler.waiting_queue]
+    chunked = getattr(scheduler, "chunked_req", None)
+    last = scheduler.last_batch
+    # The loop drops its last batch one step late; until then SGLang itself refuses to flush.
+    in_last = last is not None and not last.is_empty()
+    pending = getattr(scheduler, "result_queue", None)
+    moving = in_transit(scheduler)
+    return {
+        "running": running,
+        "waiting": waiting,
+        "moving": moving,
+        "chunked": None if chunked is None else plain_rid(chunked.rid),
+        "idle": not (running or waiting or moving or chunked or in_last or pending),
+    }
+
+
+def in_transit(scheduler: Any) -> list[str]:
+    """Requests in the queues of a hand-over between a prefill and a decode side; none where there are no sides."""
+    queues = [reduce(lambda owner, name: getattr(owner, name, None), path.split("."), scheduler) for path in QUEUES]
+    found = [entry for queue in queues for entry in queue or ()]
+    return [plain_rid(getattr(entry, "req", entry).rid) for entry in found]
+
+
+def pool_level(scheduler: Any) -> dict[str, int]:
+    """Token slots of the KV pool: free, held by the prefix cache, and all; free rows of a hand-over's metadata."""
+    rows = getattr(scheduler, "req_to_metadata_buffer_idx_allocator", None)
+    allocator = scheduler.token_to_kv_pool_allocator
+    evictable = scheduler.tree_cache.evictable_size()
+    return {
+        "free": int(allocator.available_size()),
+        "evictable": int(evictable if isinstance(evictable, int) else evictable[0]),
+        "total": int(scheduler.max_total_num_tokens),
+        **({} if rows is None else {"metadata": int(rows.available_size())}),
+    }

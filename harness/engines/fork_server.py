@@ -1,0 +1,170 @@
+"""Hosts forked from a process that has SGLang imported already, instead of started anew; one such process at a time.
+
+For test sessions on a CPU. It must never import sglang, and must not decide which engine is needed when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness.both_sides import wire
+from harness.engines import process, scratch
+from harness.engines.endings import exit_code
+from harness.engines.engine import Engine
+from harness.engines.errors import EngineError
+from harness.engines.process import Launch, environment_of
+from harness.engines.processes import interrupts_held
+
+#: Of a boot record: what is not looked at before everything is imported.
+LATER = ("arguments", "optional_arguments", "probe", "flags", "mutants_in_graphs")
+
+
+def kind_of(launch: Launch) -> str:
+    """Launches of one kind import the same, in the same environment and with the same patches."""
+    boot = {name: value for name, value in launch.boot.items() if name not in LATER}
+    return json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
+
+
+def can_fork(launch: Launch) -> bool:
+    """Not ranks, whose processes cannot be forked either; not what differs from engine to engine before the imports."""
+    boot = launch.boot
+    own = boot.get("lease") is not None or boot.get("handoff") is not None
+    return bool(boot.get("forked")) and launch.ranks == 1 and not own
+
+
+@dataclass(slots=True)
+class Forked:
+    """A host that is the fork server's child and not ours; see process.Started."""
+
+    pid: int
+    server: ForkServer
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """Its exit status; it can still be read by others afterwards, until `wait`."""
+        if self.returncode is None:
+            self.returncode = exit_code(self.pid)
+            if self.returncode is None and not Path(f"/proc/{self.pid}").exists():
+                self.returncode = -signal.SIGKILL  # its server is gone, and nobody knows
+        return self.returncode
+
+    def wait(self, timeout: float) -> int:
+        """Its exit status, once it has ended; subprocess.TimeoutExpired if it does not."""
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(f"forked host {self.pid}", timeout)
+            time.sleep(0.005)
+        self.server.collect(self.pid)
+        return code
+
+
+@dataclass(slots=True)
+class ForkServer:
+    """The process that is forked: `ready`, then `start` as often as wanted. EngineError where it cannot be had."""
+
+    launch: Launch
+    log: Path
+    _process: subprocess.Popen[bytes] | None = None
+    _orders: socket.socket | None = None
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def ready(self) -> None:
+        """Start it, unless it was before, and wait until it has imported everything."""
+        if self._process is not None:
+            return
+        try:
+            self._start()
+            self._ask({"op": "prepare", "boot": self.launch.boot})
+        except (OSError, wire.WireClosed) as error:
+            raise EngineError(f"SGLang could not be imported ({error}); its log: {self.log}") from error
+
+    def start(self, launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Forked:
+        """A new host, see process.StartHost; launch: of the same kind as this server's."""
+        order = {"op": "fork", "path": path, "log": str(log), "folder": str(log.parent)}
+        try:
+            return Forked(int(self._ask({**order, "environment": dict(environment)})["pid"]), self)
+        except (OSError, wire.WireClosed) as error:
+            raise EngineError(f"the process that engines are forked from is gone; its log: {self.log}") from error
+
+    def _start(self) -> None:
+        self._orders, theirs = socket.socketpair()
+        self._orders.settimeout(process.BOOT_SECONDS)
+        self._folder = scratch.ScratchFolder("fork-server-")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with theirs, self.log.open("ab") as output, interrupts_held():
+            self._process = subprocess.Popen(
+                [str(self.launch.python), "-P", str(process.HOST), "fork-server", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={**environment_of(self.launch), "TMPDIR": self._folder.name},
+                cwd=self.log.parent,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+
+    def _ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Its answer to an order. Without one it is ended: the next order would otherwise get this one's."""
+        try:
+            if self._orders is None:
+                raise wire.WireClosed("it was ended")
+            wire.send(self._orders, order)
+            return wire.receive(self._orders)[0]
+        except BaseException:
+            self.close()
+            raise
+
+    def collect(self, pid: int) -> None:
+        """A host that has ended may go; nothing happens where its server is gone too."""
+        with contextlib.suppress(OSError, wire.WireClosed):
+            self._ask({"op": "collect", "pid": pid})
+
+    def close(self) -> None:
+        """End it. Forked hosts live on; called twice is once."""
+        running, self._process = self._process, None
+        orders, self._orders = self._orders, None
+        folder, self._folder = self._folder, None
+        if orders is not None:
+            orders.close()
+        if running is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+        if folder is not None:
+            folder.cleanup()
+
+
+@dataclass(slots=True)
+class ForkServers:
+    """The fork server of the latest kind. logs: folder of their logs."""
+
+    logs: Path
+    started: int = 0
+    server: ForkServer | None = None
+
+    def engine(self, launch: Launch, log: Path) -> Engine:
+        """An engine of this launch, not booted yet; an engine of another kind must not live any more. EngineError."""
+        if self.server is None or kind_of(launch) != kind_of(self.server.launch):
+            self.close()
+            self.started += 1
+            self.server = ForkServer(launch, self.logs / f"fork-server-{self.started}.log")
+        self.server.ready()
+        return Engine(launch=launch, log=log, start=self.server.start)
+
+    def close(self) -> None:
+        """End the fork server, if there is one."""
+        if self.server is not None:
+            self.server.close()
+            self.server = None

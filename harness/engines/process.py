@@ -1,0 +1,252 @@
+"""One engine's processes from the control side: boot, who is there, and the certainty that they end with us.
+
+It must never import sglang, and must not know what is said to the processes once they are up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import psutil
+
+from harness.both_sides import wire
+from harness.engines import endings, scratch
+from harness.engines.endings import Endings
+from harness.engines.errors import EngineError, NoLease
+from harness.engines.processes import end_group, interrupts_held
+
+HOST = Path(__file__).parents[1] / "engine_side" / "host" / "engine_host.py"
+
+#: Deadlines in seconds. Interpreted kernels make everything slow on a CPU.
+BOOT_SECONDS = 300.0
+#: What looking at the cards may take beyond the time that a lease is waited for.
+LEASE_SECONDS = 60.0
+CLOSE_SECONDS = 5.0
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """Everything needed to boot one engine: interpreter, import path, and the boot record sent to the host."""
+
+    python: Path
+    pythonpath: tuple[Path, ...]
+    boot: dict[str, Any]
+    ranks: int = 1
+    #: the decode side, where prefill and decode are two processes
+    beside: Launch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """One connection: a scheduler rank, its watchdog, or the host."""
+
+    sock: socket.socket
+    hello: dict[str, Any]
+
+    @property
+    def rank(self) -> dict[str, int]:
+        return {"dp_rank": self.hello.get("dp_rank", 0), "tp_rank": self.hello.get("tp_rank", 0)}
+
+
+class Started(Protocol):
+    """What is asked of a started host; subprocess.Popen has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float) -> int: ...
+
+
+def environment_of(launch: Launch) -> dict[str, str]:
+    """What a host is started with, TMPDIR aside."""
+    path = {"PYTHONPATH": os.pathsep.join(map(str, launch.pythonpath))} if launch.pythonpath else {}
+    return {**os.environ, "PYTHONUNBUFFERED": "1", **path}
+
+
+def start_host(launch: Launch, log: Path, path: str, environment: Mapping[str, str]) -> Started:
+    """A host in a session of its own, which connects to the socket at `path`. Raises EngineError."""
+    with log.open("ab") as output:
+        try:
+            return subprocess.Popen(
+                [str(launch.python), "-P", str(HOST), path],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=environment,
+                cwd=log.parent,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineError(f"cannot start {launch.python}: {error.strerror}") from error
+
+
+#: A way to start a host: `start_host`, or a fork server's.
+StartHost = Callable[[Launch, Path, str, Mapping[str, str]], Started]
+
+
+@dataclass(slots=True)
+class HostProcess:
+    """The host and what it starts: `boot`, then talk to `ranks` and `host`, and always `close`."""
+
+    launch: Launch
+    log: Path
+    start: StartHost = start_host
+    process: Started | None = None
+    #: by the role that each says it has: host, scheduler, watchdog, lifeline
+    peers: dict[str, list[Peer]] = field(default_factory=lambda: defaultdict(list))
+    boot_seconds: float = 0.0
+    #: the share of a GPU this engine holds; empty without one (see harness.both_sides.leases)
+    lease: dict[str, Any] = field(default_factory=dict)
+    #: how each process ends, and which first; known from the boot's end on
+    endings: Endings | None = None
+    _folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @property
+    def ranks(self) -> list[Peer]:
+        return self.peers["scheduler"]
+
+    @property
+    def host(self) -> Peer:
+        return self.peers["host"][0]
+
+    def boot(self, progress: Progress = lambda _text: None) -> None:
+        """Start the host and wait for every rank's handshake; EngineError with the log's last lines otherwise.
+
+        NoLease when the launch asks for a share of a GPU and there is none. Waiting for one is no part of the boot.
+        """
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
+            try:
+                path = self._listen(listener)
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                # SGLang leaves its socket files behind; this folder goes with the engine.
+                environment = {**environment_of(self.launch), "TMPDIR": str(Path(path).parent)}
+                with interrupts_held():  # between the fork and the assignment, nobody could end the process
+                    self.process = self.start(self.launch, self.log, path, environment)
+                if (asked := self.launch.boot.get("lease")) is not None:
+                    self._await(listener, asked["wait"] + LEASE_SECONDS, progress, until="leased")
+                start = time.monotonic()
+                self._await(listener, BOOT_SECONDS, progress, until="booted")
+            except BaseException:
+                self.close()
+                raise
+        self.boot_seconds = time.monotonic() - start
+        self.ranks.sort(key=lambda peer: (peer.hello["dp_rank"], peer.hello["tp_rank"]))
+        self._watch_endings(self.process.pid)
+
+    def _listen(self, listener: socket.socket) -> str:
+        try:
+            scratch.remove_once()
+            self._folder = scratch.ScratchFolder()
+            path = str(Path(self._folder.name, "control.sock"))
+            listener.bind(path)  # socket paths have room for about 100 characters
+        except OSError as error:
+            where = f"cannot make a socket for the engine in {tempfile.gettempdir()}: {error.strerror or error}"
+            raise EngineError(f"{where}; name another folder with a short path:  export TMPDIR=/tmp") from error
+        listener.listen()
+        return path
+
+    def _await(self, listener: socket.socket, seconds: float, progress: Progress, *, until: str) -> None:
+        """Greet whoever connects until the host has said `until`; booted means every rank too."""
+        start, said = time.monotonic(), ""
+        with selectors.DefaultSelector() as selector:
+            for sock in (listener, *(peer.sock for peer in self.peers["host"])):
+                selector.register(sock, selectors.EVENT_READ)
+            while said != until or (until == "booted" and not self._all_here()):
+                self._check_alive()
+                if time.monotonic() > start + seconds:
+                    what = {"leased": "take a GPU lease", "booted": "boot"}[until]
+                    raise EngineError(f"the engine did not {what} within {seconds:.0f} s; {self.log_tail()}")
+                for key, _ in selector.select(timeout=0.5):
+                    if key.fileobj is not listener:
+                        said = self._host_says(progress)
+                    elif (peer := self._greet(listener)) is not None and peer.hello["role"] == "host":
+                        wire.send(peer.sock, self.launch.boot)
+                        selector.register(peer.sock, selectors.EVENT_READ)
+                if until == "booted":
+                    progress(f"booting ({time.monotonic() - start:.0f} s)")
+
+    def _all_here(self) -> bool:
+        """Every rank, and where there are several every watchdog."""
+        watchdogs = self.launch.ranks if self.launch.ranks > 1 else 0
+        return len(self.ranks) == self.launch.ranks and len(self.peers["watchdog"]) >= watchdogs
+
+    def _greet(self, listener: socket.socket) -> Peer | None:
+        sock, _ = listener.accept()
+        try:
+            hello, _arrays = wire.receive(sock)
+        except wire.WireClosed:  # it died between its call and its first word; why is in the log
+            sock.close()
+            return None
+        peer = Peer(sock=sock, hello=hello)
+        self.peers[hello["role"]].append(peer)
+        return peer
+
+    def _host_says(self, progress: Progress) -> str:
+        """The host's next message: its `op`, or the EngineError that it stands for."""
+        try:
+            message, _ = wire.receive(self.host.sock)
+        except wire.WireClosed:
+            raise EngineError(f"the engine ended while booting; {self.log_tail()}") from None
+        match message["op"]:
+            case "boot_failed":
+                raise EngineError(f"the engine would not start: {message['error']}; {self.log_tail()}")
+            case "no_lease":
+                raise NoLease(message["error"])
+            case "waiting":
+                progress(message["text"])
+            case "leased":
+                self.lease = message["lease"]
+            case "booted" if self.lease:
+                self.lease = {**self.lease, "used_mib": message["gpu_used_mib"]}
+        return str(message["op"])
+
+    def _check_alive(self) -> None:
+        assert self.process is not None
+        if (code := self.process.poll()) is not None:
+            raise EngineError(f"the engine ended with code {code} while booting; {self.log_tail()}")
+
+    def _watch_endings(self, host: int) -> None:
+        """From now on it is known how each of the engine's processes ends, and which first."""
+        known = {peer.hello["pid"]: "scheduler" for peer in self.ranks}
+        with contextlib.suppress(psutil.Error):
+            known = {one.pid: "SGLang's own" for one in psutil.Process(host).children(recursive=True)} | known
+        self.endings = Endings(processes={host: endings.MAIN, **known}, log=self.log)
+        self.endings.start()
+
+    def log_tail(self, lines: int = 6) -> str:
+        """Where the log is and how it ends."""
+        try:
+            text = self.log.read_text(errors="replace").strip().splitlines()
+        except OSError:
+            text = []
+        return f"full log: {self.log}; it ends with:\n  " + "\n  ".join(text[-lines:])
+
+    def close(self) -> None:
+        """End the engine's whole process group, by the id we started; safe to call twice."""
+        process, self.process = self.process, None  # two threads may close at once, while two sides boot
+        watch, self.endings = self.endings, None
+        if watch is not None:
+            watch.stop()
+        if process is not None:
+            end_group(process.pid)
+            process.wait(timeout=CLOSE_SECONDS)
+        for peer in [peer for peers in self.peers.values() for peer in peers]:
+            peer.sock.close()
+        self.peers.clear()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            folder.cleanup()

@@ -1,0 +1,88 @@
+"""Starting and ending process groups of ours, so that nothing of them is left: no process, semaphore or socket file.
+
+It must only ever touch processes of the group it is given, by their ids.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+#: How long Python's resource trackers may take to unlink what their dead processes held.
+TRACKER_SECONDS = 3.0
+SHARED_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Signals whose handlers raise (Ctrl-C) are delivered only at the end of this block: nobody could clean up in it.
+
+    None is lost. Between a fork and the assignment of its process, for example, nobody could end that process.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    numbers = [one for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(one))]
+    before = {number: signal.signal(number, lambda got, _frame: held.append(got)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for late in held:
+            signal.raise_signal(late)
+
+
+def end_group(group: int) -> None:
+    """Kill every process of the group; resource trackers last, after they cleaned up behind the others.
+
+    A tracker unlinks shared semaphores once all its processes are gone, and is gone itself then.
+    """
+    processes = _members(group)
+    memory = _own_memory(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            if not any("multiprocessing.resource_tracker" in word for word in process.cmdline()):
+                process.kill()
+    deadline = time.monotonic() + TRACKER_SECONDS
+    while _members(group) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+    for path in memory:
+        path.unlink(missing_ok=True)
+
+
+def _members(group: int) -> list[psutil.Process]:
+    """Every live process of the group."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
+            if os.getpgid(pid) == group:
+                process = psutil.Process(pid)
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+    return found
+
+
+def _own_memory(processes: list[psutil.Process]) -> set[Path]:
+    """Shared memory files these processes map and made: SGLang unlinks its own only when it may leave in peace.
+
+    A file that was there before them is somebody else's.
+    """
+    found = set()
+    born = min((process.create_time() for process in processes), default=0.0)
+    for process in processes:
+        with contextlib.suppress(psutil.Error, OSError):
+            for path in (Path(mapped.path) for mapped in process.memory_maps()):
+                if path.parent == SHARED_MEMORY and path.exists() and path.stat().st_ctime >= born:
+                    found.add(path)
+    return found

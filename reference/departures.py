@@ -1,0 +1,79 @@
+"""Where an engine may be known to differ from the papers, and how somebody can say so to a session.
+
+A session is given `Departure`s and asks each at these points; the base class differs in nothing, so a reference
+without any is the papers' algorithm. What a departure may look at of a request is `Followed`. This module must not
+know any departure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from harness.contract.batches import Part
+from harness.contract.types import Scenario, SpecConfig
+from reference.engine_view import EngineView
+from reference.mtp import MtpHead
+from reference.timeline import RequestTimeline
+from reference.windows import Reads, Window
+
+
+class Followed(Protocol):
+    """One request between two restarts, whose draft is layers of multi-token prediction.
+
+    ran: every part in which its layers ran, and its window. hidden [T,h]: the target's states.
+    """
+
+    head: MtpHead
+    spec: SpecConfig
+    view: EngineView
+    timeline: RequestTimeline
+    ran: list[tuple[Part, Window]]
+
+    @property
+    def hidden(self) -> Tensor: ...
+
+    @property
+    def reads(self) -> Reads:
+        """What its layers read, by every departure."""
+
+    @property
+    def filled(self) -> list[Window]:
+        """The windows in order, with all proposals."""
+
+
+class Departure:
+    """One way to differ from the papers; this one differs in nothing. A replay makes one of each that it is given."""
+
+    def attends(self, step: int, parents: Sequence[int]) -> Sequence[int]:
+        """Which beam of the step before each beam of an EAGLE draft step attends to (see reference.draft.Attends)."""
+        return parents
+
+    def follow(self, scenario: Scenario, requests: Sequence[Followed]) -> None:
+        """Look at all requests of a scenario before any row is asked for, in order of their submission."""
+
+    def reads(self, reads: Reads, request: Followed) -> Reads:
+        """What the layers of one request read, given what they read by the departures before this one."""
+        return reads
+
+    def says(self, part: Part, layer: int, g: Tensor) -> Tensor | None:
+        """What the last row of a layer says in one batch, given g [h]; None where nobody can know."""
+        return g
+
+
+class ReadsOtherwise(Reads):
+    """What `inner` reads, but for what a subclass says of it."""
+
+    def __init__(self, inner: Reads) -> None:
+        self.inner = inner
+
+    def token(self, text: Sequence[int], window: Window, at: int) -> int:
+        return self.inner.token(text, window, at)
+
+    def before(self, text: Sequence[int], window: Window, i: int) -> Sequence[int]:
+        return self.inner.before(text, window, i)
+
+    def states_again(self, window: Window, states: Tensor) -> Tensor:
+        return self.inner.states_again(window, states)

@@ -1,0 +1,248 @@
+"""One round of drafting with an EAGLE head: what draft rows read, and k levels of proposals from t beams.
+
+Sources: EAGLE (arXiv 2401.15077) section 3.1, the shift by one token (`rotate`, `Reading`); EAGLE-2 (arXiv 2406.16858)
+section 4.1, expansion: every beam proposes its t likeliest next tokens, and the t proposals with the greatest path
+value (here the sum of log-probabilities) grow next. With t = 1 this is EAGLE's plain chain. Every step runs the whole
+sequence and all beams so far, each seeing the rows before its round and its own ancestors.
+
+A round can be conditioned: `Forced` says what somebody else proposed and fed, and then each step is answered for
+that input, so that one odd proposal is one difference and not a cascade. What *should* have been fed stays in
+`Step.expected_ids`. This module must not choose trees or verify.
+
+Shapes: T tokens, c committed tokens, t beams, h hidden width, w width of what the target hands over, h' of what a
+draft row hands on, V vocabulary, m candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from reference.model import Head, causal
+from reference.tree import Candidates, branch_mask
+
+Proposals = tuple[tuple[int, ...], ...]
+#: (step, the beam of the step before that each beam grew from) -> which beam of the step before each one attends to,
+#: with all that one attends to. At step 0 both are -1: nothing of the round is there yet.
+Attends = Callable[[int, Sequence[int]], Sequence[int]]
+
+
+def ancestors_only(step: int, parents: Sequence[int]) -> Sequence[int]:
+    """EAGLE-2: a beam attends to the beams it grew from."""
+    return parents
+
+
+def rotate(tokens: Tensor, start: int, stop: int) -> Tensor:
+    """Input ids int64 [stop-start] of draft rows start..stop-1 of `tokens` int64 [T]: row j carries tokens[j+1].
+
+    The head at row j predicts the feature of j+1 from the feature of j and the token that was really chosen at j+1.
+    The same rule serves a prompt chunk [start, stop) and the tokens a verify committed. The last row of a final chunk
+    needs the token the target chose after it, so that token must be in `tokens`: IndexError otherwise.
+    """
+    if not 0 <= start <= stop < len(tokens):
+        raise IndexError(f"draft rows {start}..{stop - 1} need token {stop}, but the request has {len(tokens)} tokens")
+    return tokens[start + 1 : stop + 1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Both models over one request's tokens int64 [T].
+
+    hidden [T,w]: what the target hands to the head. final [T,h]: what its own logits come from. entered [T-1,h']:
+    hidden as it enters the draft layer. draft [T-1,h']: what draft rows hand on.
+
+    Both are causal, so rows of a shorter prefix are the same: one reading serves every round of a request.
+    """
+
+    tokens: Tensor
+    hidden: Tensor
+    final: Tensor
+    entered: Tensor
+    draft: Tensor
+
+    @staticmethod
+    def of(head: Head, tokens: Sequence[int]) -> Reading:
+        """Read `tokens` from scratch, each model once over the whole sequence."""
+        ids = torch.as_tensor(tokens)
+        states, rows = head.target.hidden_states(ids), len(ids) - 1
+        hidden = head.features(states)
+        entered = head.enter(hidden[:rows])
+        g = head.forward(rotate(ids, 0, rows), entered, torch.arange(rows), causal(rows))
+        return Reading(tokens=ids, hidden=hidden, final=states[-1], entered=entered, draft=g)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forced:
+    """What another side did in this round; what is absent is left to the reference.
+
+    first: its t first proposals. chosen[i][s]: the t proposals of beam s at step i. input_ids[i], parents[i]: the t
+    tokens it fed at step i and the beam each grew from (-1: not known).
+    """
+
+    first: tuple[int, ...] = ()
+    chosen: dict[int, Proposals] = field(default_factory=dict)
+    input_ids: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    parents: dict[int, tuple[int, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """Draft forward i of a round: t beams, all at position c+i.
+
+    expected_ids, expected_parents: what should be fed, given the proposals of the step before. hidden_in, hidden_out
+    [t,h'] and logits [t,V] answer what was fed, which is the same unless forced.
+    """
+
+    expected_ids: tuple[int, ...]
+    expected_parents: tuple[int, ...]
+    hidden_in: Tensor
+    hidden_out: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chain:
+    """A round's k-1 steps and all its candidates."""
+
+    steps: tuple[Step, ...]
+    candidates: Candidates
+
+
+def best(values: Tensor, count: int) -> list[int]:
+    """Indices of the `count` largest of values [m], best first, ties to the lowest index."""
+    return torch.sort(values, descending=True, stable=True).indices[:count].tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beams:
+    """t beams to feed: token, beam of the step before (-1 at step 0), and candidate index of each."""
+
+    input_ids: tuple[int, ...]
+    parents: tuple[int, ...]
+    nodes: tuple[int, ...]
+
+
+class _Pool:
+    """Candidates so far, growing level by level."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[float] = []
+        self.parents: list[int] = []
+        self.level: list[tuple[int, int]] = []  # newest level: (candidate, beam it came from)
+
+    def add(self, beams: _Beams | None, proposals: Proposals, log_probs: Tensor) -> None:
+        """A level: beam s (None: the root alone) proposes proposals[s]; log_probs [s,V] are the reference's own."""
+        nodes = beams.nodes if beams else (-1,)
+        self.level = []
+        for beam, (parent, tokens) in enumerate(zip(nodes, proposals, strict=True)):
+            before = self.scores[parent] if parent >= 0 else 0.0
+            self.level += [(len(self.tokens) + i, beam if beams else -1) for i in range(len(tokens))]
+            self.tokens += tokens
+            self.scores += [before + gain for gain in log_probs[beam, list(tokens)].tolist()]
+            self.parents += [parent] * len(tokens)
+
+    def select(self, t: int) -> _Beams:
+        """The t candidates of the newest level with the best scores, best first."""
+        nodes, parents = zip(*self._ranked()[:t], strict=True)
+        return _Beams(input_ids=tuple(self.tokens[node] for node in nodes), parents=parents, nodes=nodes)
+
+    def locate(self, input_ids: Sequence[int], parents: Sequence[int], expected: _Beams) -> _Beams:
+        """The beams another side fed, each found among the newest candidates (best first where the parent is not
+        known). One that nobody proposed stands in the expected beam's place, having none of its own."""
+        free = self._ranked()
+        found: list[tuple[int, int]] = []
+        for slot, (token, parent) in enumerate(zip(input_ids, parents, strict=True)):
+            fits = [(node, beam) for node, beam in free if self.tokens[node] == token and parent in (-1, beam)]
+            found.append(fits[0] if fits else (expected.nodes[slot], expected.parents[slot]))
+            free = [entry for entry in free if entry not in fits[:1]]
+        nodes, origins = zip(*found, strict=True)
+        return _Beams(input_ids=tuple(input_ids), parents=origins, nodes=nodes)
+
+    def _ranked(self) -> list[tuple[int, int]]:
+        """The newest level, best first, ties to the candidate proposed first."""
+        return sorted(self.level, key=lambda entry: -self.scores[entry[0]])
+
+
+class _Round:
+    """One round in progress: its candidates, and the rows fed so far (they hang on the sequence's first c rows)."""
+
+    def __init__(self, head: Head, reading: Reading, committed: int, forced: Forced, t: int, attends: Attends) -> None:
+        self.head, self.committed, self.forced, self.t, self.attends = head, committed, forced, t, attends
+        self.pool, self.steps = _Pool(), list[Step]()
+        self.tokens, self.positions, self.origins = list[int](), list[int](), list[int]()
+        self.hidden: list[Tensor] = []
+        self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
+        logits = head.logits(self.output)
+        self.pool.add(None, (forced.first or tuple(best(logits[0], t)),), logits.log_softmax(-1))
+
+    def feed(self, i: int) -> tuple[_Beams, _Beams]:
+        """Add the rows of step i; returns the beams expected and the beams fed."""
+        expected = beams = self.pool.select(self.t)
+        if i in self.forced.input_ids:
+            parents = self.forced.parents.get(i, (-1,) * self.t)
+            beams = self.pool.locate(self.forced.input_ids[i], parents, expected)
+        before = len(self.tokens) - self.t  # where the rows of the step before begin
+        self.tokens += beams.input_ids
+        self.positions += [self.committed + i] * self.t
+        self.origins += [-1 if beam < 0 else before + beam for beam in self.attends(i, beams.parents)]
+        self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
+        return expected, beams
+
+    def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor) -> None:
+        """Take what the head said about the rows of step i: output [t,h']."""
+        logits = self.head.logits(output)
+        chosen = self.forced.chosen.get(i) or tuple(tuple(best(row, self.t)) for row in logits)
+        self.pool.add(fed, chosen, logits.log_softmax(-1))
+        self.output = output
+        step = Step(
+            expected_ids=expected.input_ids,
+            expected_parents=expected.parents,
+            hidden_in=self.hidden[-1],
+            hidden_out=output,
+            logits=logits,
+        )
+        self.steps.append(step)
+
+    def chain(self) -> Chain:
+        pool = self.pool
+        candidates = Candidates(tokens=tuple(pool.tokens), scores=tuple(pool.scores), parents=tuple(pool.parents))
+        return Chain(steps=tuple(self.steps), candidates=candidates)
+
+
+def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Tensor]:
+    """g of each round's newest rows [t,h'], in one forward over the sequence and every row fed."""
+    rows = len(reading.draft)
+    output = head.forward(
+        torch.cat((reading.tokens[1:], *(torch.tensor(r.tokens) for r in rounds))),
+        torch.cat((reading.entered, *(hidden for r in rounds for hidden in r.hidden))),
+        torch.cat((torch.arange(rows), *(torch.tensor(r.positions) for r in rounds))),
+        branch_mask(rows, [(r.committed, r.origins) for r in rounds]),
+    )[rows:]
+    return [
+        newest[-r.t :] for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True)
+    ]
+
+
+def draft(
+    head: Head,
+    reading: Reading,
+    rounds: Sequence[tuple[int, Forced]],
+    *,
+    k: int,
+    t: int,
+    attends: Attends = ancestors_only,
+) -> list[Chain]:
+    """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, in k-1 forwards.
+
+    The first level comes from the sequence's row c-1. Rounds do not see each other, nor the sequence from row c on.
+    """
+    live = [_Round(head, reading, committed, forced, t, attends) for committed, forced in rounds]
+    for i in range(k - 1 if live else 0):
+        beams = [r.feed(i) for r in live]
+        for r, (expected, fed), output in zip(live, beams, _forward(head, reading, live), strict=True):
+            r.answer(i, expected, fed, output)
+    return [r.chain() for r in live]

@@ -1,0 +1,135 @@
+"""The rows of one request whose draft is an EAGLE head: what each draft forward should be fed, and what it should say.
+
+Everything follows from `Reading` (both models over one token sequence) and, when conditioned, from what the other side
+proposed. This module must not look at a trace but through `EngineView`, or decide which rounds happen.
+
+Symbols: c committed length, k steps, t topk, n tree nodes, h hidden width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.contract.batches import Part
+from harness.contract.types import Phase, SpecConfig
+from reference.departures import Departure
+from reference.draft import Chain, Proposals, Reading, draft, rotate
+from reference.engine_view import Conditions, EngineView
+from reference.model import Head
+from reference.rows import Writer
+from reference.timeline import RequestTimeline
+from reference.tree import Tree, build_tree
+
+
+class HeadDrafts:
+    """temperature: at which drafts were drawn; None where they are the head's best."""
+
+    def __init__(
+        self,
+        head: Head,
+        spec: SpecConfig,
+        timeline: RequestTimeline,
+        view: EngineView,
+        *,
+        departures: Sequence[Departure] = (),
+        temperature: float | None = None,
+    ) -> None:
+        self.head, self.spec, self.view, self.temperature = head, spec, view, temperature
+        self._departures = departures
+        self.timeline, self.reading = timeline, Reading.of(head, timeline.tokens)
+        self.hidden, self.final = self.reading.hidden, self.reading.final
+
+    def knows(self, part: Part) -> bool:
+        """Whether the proposals of a decode round can be told: always."""
+        return True
+
+    def handed_rows(self, writer: Writer, part: Part) -> None:
+        """What a decode side must hold after a hand-over at c committed tokens: a row a position, token full[slot + 1].
+
+        The last row carries the draft's own state there and its t best proposals, as if the prompt had been read here.
+        """
+        c, reading = part.start, self.reading
+        g = reading.draft[c - 1 : c]
+        logits, ids = self.head.logits(g), reading.tokens[1 : c + 1]
+        writer.add(part, Phase.PREBUILT, input_id=ids, hidden_out=g, logits=logits, choose=self.spec.t, scored=True)
+
+    def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
+        """Draft rows c .. c+length-1, for a prompt chunk (DRAFT_PREFILL) or committed tokens (EXTEND).
+
+        The last row makes the first proposals of the next decode round: its best, or what was drawn. Rows whose token
+        is not known are left out.
+        """
+        c, reading = part.start, self.reading
+        if not length:
+            return
+        stop = min(c + length, len(reading.tokens) - 1)
+        g = reading.draft[stop - 1 : stop] if stop == c + length else None
+        drawn = self.view.proposed(part) if self.temperature else ()
+        writer.add(
+            part,
+            phase,
+            input_id=rotate(reading.tokens, c, stop),
+            position=range(c, stop),
+            hidden_in=reading.hidden[c:stop],
+            hidden_out=g,
+            logits=None if g is None else self.head.logits(g),
+            choose=self.spec.t,
+            scored=True,
+            drawn=[drawn] if drawn else (),
+            temperature=self.temperature or 1.0,
+        )
+
+    def trees(self, writer: Writer, rounds: Sequence[tuple[Part, Conditions]]) -> list[tuple[Tree, np.ndarray]]:
+        """DRAFT rows of decode rounds; the tree of each, and the distributions that its tokens were drawn from.
+
+        Distributions [k,V] are empty where drafts are not drawn.
+        """
+        spec, forced = self.spec, [(part.start, conditions.forced) for part, conditions in rounds]
+        chains = draft(self.head, self.reading, forced, k=spec.k, t=spec.t, attends=self._attends)
+        found = []
+        for (part, conditions), chain in zip(rounds, chains, strict=True):
+            self._draft_rows(writer, part, chain, conditions.forced.chosen if self.temperature else {})
+            tree = build_tree(int(self.reading.tokens[part.start]), chain.candidates, spec.n)
+            found.append((tree, self._drafted(part.start, chain)))
+        return found
+
+    def _attends(self, step: int, parents: Sequence[int]) -> Sequence[int]:
+        for departure in self._departures:
+            parents = departure.attends(step, parents)
+        return parents
+
+    def _drafted(self, c: int, chain: Chain) -> np.ndarray:
+        """The distribution [k,V] that each drafted token was drawn from: the row before the round, then each step."""
+        if not self.temperature:
+            return np.empty((0, 0))
+        last = self.head.logits(self.reading.draft[c - 1])
+        logits = torch.stack([last, *(step.logits[0] for step in chain.steps)])
+        return distribution(logits, self.temperature)
+
+    def _draft_rows(self, writer: Writer, part: Part, chain: Chain, drawn: Mapping[int, Proposals]) -> None:
+        for i, step in enumerate(chain.steps):
+            writer.add(
+                part,
+                Phase.DRAFT,
+                step=i,
+                input_id=step.expected_ids,
+                position=[part.start + i] * self.spec.t,
+                parent=step.expected_parents,
+                hidden_in=step.hidden_in,
+                hidden_out=step.hidden_out,
+                logits=step.logits,
+                choose=self.spec.t,
+                scored=True,
+                drawn=drawn.get(i, ()),
+                temperature=self.temperature or 1.0,
+            )
+
+
+def distribution(logits: Tensor, temperature: float) -> np.ndarray:
+    """logits [n,V] -> float64 [n,V]."""
+    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).numpy()
+    return probabilities

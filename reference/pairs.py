@@ -1,0 +1,62 @@
+"""From the two folders of a pair to the models in them, by the architecture that each names.
+
+It must not build anything itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from reference import eagle3, mla, model, mtp
+from reference.checkpoint import CheckpointError, read_json
+from reference.model import Head, Target
+from reference.mtp import MtpHead
+
+AnyHead = Head | MtpHead
+_TARGETS: dict[str | None, Callable[..., Target]] = {
+    mla.ARCHITECTURE: mla.load_target,
+    mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
+    model.STEP_ARCHITECTURE: mtp.load_step_target,
+}
+_HEADS: dict[str | None, Callable[..., AnyHead]] = {
+    model.DRAFT_ARCHITECTURE: model.DraftHead.load,
+    eagle3.ARCHITECTURE: eagle3.Eagle3Head.load,
+    mla.ARCHITECTURE: mla.NextNHead.load,
+    mtp.MIMO_ARCHITECTURE: MtpHead.load,
+    model.STEP_ARCHITECTURE: mtp.load_step_head,
+}
+
+
+def load_pair(
+    target: Path, draft: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+) -> tuple[Target, AnyHead]:
+    """Read both folders; CheckpointError if they are not a pair built here.
+
+    held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+    """
+    read = load_target(target, dtype, held=held)
+    return read, load_head(draft, read, dtype, held=held)
+
+
+def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+    """Read the target's folder; CheckpointError if none built here. held: see load_pair."""
+    return _TARGETS.get(_architecture(path), Target.load)(path, dtype, held=held)
+
+
+def load_head(
+    path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+) -> AnyHead:
+    """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`. held: see load_pair."""
+    if _architecture(path) not in _HEADS:
+        found = read_json(Path(path) / "config.json").get("architectures")
+        raise CheckpointError(f"{path}: architectures is {found!r}; expected one of {', '.join(map(str, _HEADS))}")
+    return _HEADS[_architecture(path)](path, target, dtype, held=held)
+
+
+def _architecture(path: Path) -> str | None:
+    """What a folder's config names as its one architecture; None where it names another number of them."""
+    found = read_json(Path(path) / "config.json").get("architectures")
+    return found[0] if isinstance(found, list) and len(found) == 1 else None
