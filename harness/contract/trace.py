@@ -216,6 +216,11 @@ class RowBuilder:
         for name, column in self.columns.items():
             column.append(values[name])
 
+    def extend(self, count: int, **columns: Sequence[Any]) -> None:
+        """`count` rows at once: a value a row for each column named, the others as `add` leaves them."""
+        for name, column in self.columns.items():
+            column.extend(columns[name] if name in columns else [_ABSENT[name]] * count)
+
     def build(self) -> Rows:
         c = self.columns
         return Rows(
@@ -224,6 +229,15 @@ class RowBuilder:
             floats={name: np.asarray(c[name], dtype=np.float32) for name in FLOAT_COLUMNS},
             lists={name: Ragged.of(c[name], dtype) for name, dtype in LIST_COLUMNS.items()},
         )
+
+
+#: What a row says of a column that does not apply to it.
+_ABSENT: dict[str, Any] = {
+    **dict.fromkeys(INT_COLUMNS, -1),
+    **dict.fromkeys(("dp_rank", "epoch", "step"), 0),
+    **dict.fromkeys(FLOAT_COLUMNS, float("nan")),
+    **dict.fromkeys(LIST_COLUMNS, ()),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
