@@ -7,8 +7,8 @@ import pytest
 from cases.fixed import default_scenarios
 from harness.checks.coverage import OWN_KERNEL, SUBJECTS
 from harness.checks.registry import COMPARED
+from harness.contract.merge import merge
 from harness.contract.types import Outcome
-from harness.driving.runner import merge
 
 pytestmark = [pytest.mark.also_on("0.5.13")]
 

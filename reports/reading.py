@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.archive.store import StoredScenario
-from harness.checks.findings import group
-from harness.contract.texts import text_identical
-from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 from reports.frames import Frames, case_frames
 from reports.source import Source, open_source, short, verdict_of
 
@@ -49,17 +47,9 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
-    rounds, verdict, findings = case.engine.rounds, verdict_of(case), tuple(group(case.findings))
-    return ScenarioResult(
-        scenario=case.scenario,
-        verdict=verdict,
-        divergences=case.findings,
-        findings=findings,
-        known=known_of(case.scenario, verdict, findings, release=source.release, device=source.device),
-        folder=short(case.folder),
-        specimen=source.specimen(case.folder),
-        text_identical=None if case.reference is None else text_identical(case.engine, case.reference, case.scenario),
-        rounds=len(rounds),
-        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
-        seconds={},
+    setup = Setup(release=source.release, device=source.device)
+    places = {"folder": short(case.folder), "specimen": source.specimen(case.folder)}
+    found = ScenarioResult.of(
+        case.scenario, case.engine, case.reference, verdict_of(case), case.findings, setup=setup, **places
     )
+    return found.without_rows()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.checks import findings
 from harness.checks.findings import Finding
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult
@@ -36,23 +37,18 @@ class Defect:
 
 def by_signature(results: Sequence[ScenarioResult]) -> list[Defect]:
     """Roots first, each in the order of the results."""
-    members: dict[str, list[tuple[int, Finding]]] = {}
-    for at, one in enumerate(results):
-        for found in one.findings:
-            members.setdefault(found.signature, []).append((at, found))
-    defects = [_defect(signature, found, results) for signature, found in members.items()]
-    return sorted(defects, key=lambda defect: bool(defect.cause))
+    return [_defect(shared, results) for shared in findings.by_signature(one.findings for one in results)]
 
 
-def _defect(signature: str, members: list[tuple[int, Finding]], results: Sequence[ScenarioResult]) -> Defect:
-    roots = [(at, found) for at, found in members if found.is_root]
-    at, first = (roots or members)[0]
+def _defect(shared: findings.Shared, results: Sequence[ScenarioResult]) -> Defect:
+    at, first = (shared.roots or shared.members)[0]
+    known = {one.id for place, _ in shared.members for one in results[place].known.get(shared.signature, ())}
     return Defect(
-        signature=signature,
+        signature=shared.signature,
         at=at,
         first=first,
-        count=sum(found.count for _, found in members),
-        scenarios=tuple(results[place].scenario.name for place, _ in members),
-        cause="" if roots else str(first.consequence_of),
-        known=tuple(sorted({one.id for place, _ in members for one in results[place].known.get(signature, ())})),
+        count=shared.count,
+        scenarios=tuple(results[place].scenario.name for place, _ in shared.members),
+        cause="" if shared.roots else str(first.consequence_of),
+        known=tuple(sorted(known)),
     )

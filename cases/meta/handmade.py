@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
+from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
 from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 VOCAB = 61
@@ -364,7 +364,7 @@ def copy_rows(rows: Rows) -> Rows:
         ints={name: column.copy() for name, column in rows.ints.items()},
         strings={name: column.copy() for name, column in rows.strings.items()},
         floats={name: column.copy() for name, column in rows.floats.items()},
-        lists={name: [value.copy() for value in column] for name, column in rows.lists.items()},
+        lists={name: Ragged(column.values.copy(), column.offsets) for name, column in rows.lists.items()},
     )
 
 
@@ -381,7 +381,9 @@ def take_rows(rows: Rows, order: Iterable[int]) -> Rows:
         ints={name: column[at] for name, column in rows.ints.items()},
         strings={name: column[at] for name, column in rows.strings.items()},
         floats={name: column[at] for name, column in rows.floats.items()},
-        lists={name: [column[index] for index in at] for name, column in rows.lists.items()},
+        lists={
+            name: Ragged.of([column[index] for index in at], column.values.dtype) for name, column in rows.lists.items()
+        },
     )
 
 

@@ -10,12 +10,12 @@ from typing import Any
 from cases.meta import handmade
 from harness.archive import digests
 from harness.archive.writer import RunWriter, write_specimen
-from harness.checks import group, judge
+from harness.checks import judge
+from harness.contract.merge import merge
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
 from harness.contract.types import Key as RowKey
-from harness.driving.progress import Cost, RunResult, ScenarioResult
-from harness.driving.runner import merge
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 
 RUN = Path("runs/20261128-0036-dbc5")
 ID = "0123456789ab"  # a new field of Scenario changes every id, and no text that is kept here
@@ -119,19 +119,19 @@ def result(
     trace: Trace | None = None,
 ) -> ScenarioResult:
     place = f"{scenario.name}-{ID}"
-    rounds = () if trace is None else trace.rounds
-    return ScenarioResult(
-        scenario=scenario,
-        verdict=verdict,
-        divergences=tuple(divergences),
-        findings=tuple(group(divergences)),
+    nothing = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
+    specimen = RUN / "specimens" / place if divergences else None
+    found = ScenarioResult.of(
+        scenario,
+        trace or nothing,
+        None,
+        verdict,
+        divergences,
+        setup=Setup(release="0.5.23"),
         folder=RUN / place,
-        specimen=RUN / "specimens" / place if divergences else None,
-        text_identical=identical,
-        rounds=len(rounds),
-        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in rounds),
-        seconds={},
+        specimen=specimen,
     )
+    return replace(found, text_identical=identical, known={})
 
 
 def run_of(*results: ScenarioResult, revert: int | None = None, cost: Cost = COST, **header: Any) -> RunResult:

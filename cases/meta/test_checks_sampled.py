@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from cases.meta import handmade
 from harness.checks.judge import judge
 from harness.contract.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
 from harness.driving.oracle import Oracle
@@ -173,7 +174,4 @@ def test_a_token_less_is_a_tie_where_a_coin_was_at_the_edge_and_a_lost_row_elsew
 
 def without(rows, gone):
     """All but some rows."""
-    kept = [i for i in range(len(rows)) if i not in set(gone)]
-    columns = {name: {own: column[kept] for own, column in getattr(rows, name).items()} for name in ("ints", "strings")}
-    lists = {name: [column[i] for i in kept] for name, column in rows.lists.items()}
-    return replace(rows, **columns, floats={name: column[kept] for name, column in rows.floats.items()}, lists=lists)
+    return handmade.take_rows(rows, [i for i in range(len(rows)) if i not in set(gone)])

@@ -6,7 +6,7 @@ import torch
 
 import harness.checks.judge  # noqa: F401  registers the checks
 from harness.checks.evidence import gather
-from harness.checks.registry import CHECKS
+from harness.checks.registry import CHECKS, run_check
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import Op, RequestSpec, Scenario
 from harness.engine_side.probes.verify_probe import holes, wrong_copies
@@ -32,7 +32,7 @@ def judged(wrong):
     data = {"round": 3, "rids": ["a", "b"], "epochs": [0, 0], "committed": [6, 8], "holes": [2, 0], "wrong": [wrong, 0]}
     event = Event(name="tails", tick=4, data=data)
     trace = Trace(side="engine", scenario_id="x", header={}, rows=RowBuilder().build(), events=(event,))
-    return CHECKS["tails"].judge(gather(SCENARIO, trace, None))
+    return run_check(CHECKS["tails"], gather(SCENARIO, trace, None))
 
 
 def test_holes_are_the_first_slots_of_every_branch_but_the_first():

@@ -158,7 +158,7 @@ def test_every_kind_is_some_checks_business():
 @pytest.mark.parametrize(
     ("change", "error"),
     [
-        ({"name": "two words"}, "identifier"),
+        ({"id": "two words"}, "identifier"),
         ({"kinds": ()}, "at least one kind"),
         ({"protects": "much"}, "a sentence"),
         ({"reads": ("weather",)}, "weather"),
@@ -166,13 +166,13 @@ def test_every_kind_is_some_checks_business():
     ],
 )
 def test_half_described_checks_are_refused(lone_registry, change, error):
-    good = {"name": "good", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
+    good = {"id": "good", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
     with pytest.raises(ValueError, match=error):
         register(**{**good, **change})
 
 
 def test_names_are_unique(lone_registry):
-    about = {"name": "once", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
+    about = {"id": "once", "kinds": (Kind.TOKEN,), "reads": ("engine",), "protects": PROTECTS}
     register(**about)(lambda evidence: CheckResult())
     with pytest.raises(ValueError, match="twice"):
         register(**about)
@@ -195,7 +195,7 @@ def test_kind_that_a_check_does_not_declare_is_unknown():
     key = Key(dp_rank=0, rid="r", epoch=0, committed=0, phase="DRAFT", step=0, slot=0)
     found = Divergence(kind=Kind.LEAK, check="odd", key=key, round=0, expected=0, observed=1)
     check = Check(
-        name="odd",
+        id="odd",
         kinds=frozenset({Kind.TOKEN}),
         reads=("engine",),
         protects=PROTECTS,

@@ -209,7 +209,7 @@ def spawn(*_):
     os._exit(0)
 
 envs.current = lambda: None
-runner._load_oracle = lambda *_: None  # imports torch in another thread, while the engine boots
+runner.load_oracle = lambda *_: None  # imports torch in another thread, while the engine boots
 process.environment_of = spawn
 pretended_engine.furnish(pathlib.Path(os.environ["EAGLECHECK_HOME"]))
 app(["run"])

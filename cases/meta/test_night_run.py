@@ -10,10 +10,10 @@ from cases.boots import BOOTS
 from cases.meta import results
 from cases.meta.nights import AHEAD
 from harness.archive.store import WriteError, read_specimen
-from harness.checks import group, judge
+from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.driving.live import ScenarioOutcome
+from harness.driving.progress import ScenarioResult, Setup
 from harness.engines.errors import EngineError
 from harness.night import cells
 from harness.night.run import Driver, accept_lengths
@@ -33,17 +33,8 @@ class ByHand:
             raise answer
         trace, reference = results.traces(scenario, answer)
         verdict, divergences = judge(scenario, trace, reference)
-        return ScenarioOutcome(
-            scenario=scenario,
-            release=engine,
-            revert=revert,
-            trace=trace,
-            reference=reference,
-            verdict=verdict,
-            divergences=tuple(divergences),
-            findings=tuple(group(divergences)),
-            text_identical=True,
-        )
+        setup = Setup(release=engine, revert=revert)
+        return ScenarioResult.of(scenario, trace, reference, verdict, divergences, setup=setup)
 
     def close(self):
         self.closed += 1

@@ -7,10 +7,11 @@ import pytest
 
 from cases.meta import results
 from harness.contract.types import Outcome
-from harness.driving import runner
+from harness.driving import pool, runner
 from harness.engines.envs import EngineEnv
 from harness.engines.errors import EngineError, EngineNotClean
 
+LAUNCH = SimpleNamespace(beside=None, boot={}, python="python", pythonpath=())
 SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined"))
 
 
@@ -22,6 +23,7 @@ def engines(monkeypatch):
     class Pretended:
         handshakes = ({"release": "0.5.23", "device": "cpu"},)
         boots_seconds = 0.0
+        process = SimpleNamespace(poll=lambda: None)
 
         def __init__(self, *, launch, log):
             assert all(one.closed for one in started), "two engines at a time"
@@ -34,9 +36,10 @@ def engines(monkeypatch):
         def close(self):
             self.closed = True
 
-    monkeypatch.setattr(runner, "Engine", Pretended)
-    monkeypatch.setattr(runner, "build_launch", lambda **_options: SimpleNamespace(beside=None))
-    monkeypatch.setattr(runner, "_load_oracle", lambda *_folders: None)
+    monkeypatch.setattr(pool, "Engine", Pretended)
+    monkeypatch.setattr(pool, "can_fork", lambda _launch: False)
+    monkeypatch.setattr(runner, "build_launch", lambda **_options: LAUNCH)
+    monkeypatch.setattr(runner, "load_oracle", lambda *_folders: None)
     return started
 
 
@@ -51,7 +54,7 @@ def test_an_engine_that_is_given_up_is_ended_first(engines, monkeypatch, tmp_pat
     def drive(*_arguments, **_options):
         raise why
 
-    monkeypatch.setattr(runner, "drive", drive)
+    monkeypatch.setattr(pool, "drive", drive)
     done = runner.run(plan(tmp_path))
     assert [one.verdict.outcome for one in done.results] == [Outcome.UNKNOWN] * len(SCENARIOS)
     assert len(engines) >= len(SCENARIOS)

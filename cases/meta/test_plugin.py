@@ -65,15 +65,14 @@ def _processes(folder):
 FAILING = """
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.driving.live import ScenarioOutcome
+from harness.driving.progress import ScenarioResult, Setup
 def test_one(engines):
     scenario = handmade.scenario()
     trace, reference = handmade.build(scenario)
     trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
     verdict, divergences = judge(scenario, trace, reference)
-    engines.latest = ScenarioOutcome(
-        scenario=scenario, release="0.5.13", revert=None, trace=trace, reference=reference, verdict=verdict,
-        divergences=tuple(divergences), findings=tuple(group(divergences)), text_identical=True,
+    engines.latest = ScenarioResult.of(
+        scenario, trace, reference, verdict, divergences, setup=Setup(release="0.5.13")
     )
     assert engines.latest.passed
 """

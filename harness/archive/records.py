@@ -48,12 +48,10 @@ class SpecimenManifest(_Strict):
     replay: str
 
 
-class ScenarioVerdict(_Strict):
-    """verdict.json of one scenario."""
+class _VerdictFields(_Strict):
+    """What either sort of verdict.json says, as harness.contract.types.Verdict does."""
 
     store_version: Literal[1] = STORE_VERSION
-    scenario: str
-    scenario_id: str
     outcome: Outcome
     reasons: tuple[str, ...]
     coverage: dict[str, int]
@@ -62,40 +60,34 @@ class ScenarioVerdict(_Strict):
     ties: int
     kinds: tuple[str, ...]
     root_kinds: tuple[str, ...]
-
-    @classmethod
-    def of(cls, scenario: Scenario, verdict: Verdict) -> ScenarioVerdict:
-        return cls(scenario=scenario.name, scenario_id=scenario.id, **_verdict_fields(verdict))
 
     def verdict(self) -> Verdict:
         """The record the rest of the harness speaks of."""
         return Verdict(**{name: getattr(self, name) for name in Verdict.__slots__})
 
 
-class RunVerdict(_Strict):
+class ScenarioVerdict(_VerdictFields):
+    """verdict.json of one scenario."""
+
+    scenario: str
+    scenario_id: str
+
+    @classmethod
+    def of(cls, scenario: Scenario, verdict: Verdict) -> ScenarioVerdict:
+        return cls(scenario=scenario.name, scenario_id=scenario.id, **_fields(verdict))
+
+
+class RunVerdict(_VerdictFields):
     """verdict.json of a run. Written last."""
 
-    store_version: Literal[1] = STORE_VERSION
-    outcome: Outcome
-    reasons: tuple[str, ...]
-    coverage: dict[str, int]
-    inside: dict[str, int] = {}
-    compared: dict[str, int]
-    ties: int
-    kinds: tuple[str, ...]
-    root_kinds: tuple[str, ...]
     scenarios: tuple[ScenarioVerdict, ...]
 
     @classmethod
     def of(cls, verdict: Verdict, scenarios: list[ScenarioVerdict]) -> RunVerdict:
-        return cls(scenarios=tuple(scenarios), **_verdict_fields(verdict))
-
-    def verdict(self) -> Verdict:
-        """The record the rest of the harness speaks of."""
-        return Verdict(**{name: getattr(self, name) for name in Verdict.__slots__})
+        return cls(scenarios=tuple(scenarios), **_fields(verdict))
 
 
-def _verdict_fields(verdict: Verdict) -> dict[str, Any]:
+def _fields(verdict: Verdict) -> dict[str, Any]:
     return {name: plain(getattr(verdict, name)) for name in Verdict.__slots__}
 
 

@@ -5,7 +5,6 @@ It must not trust a file: see `harness.archive.trace_faults`.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.archive.trace_faults import check_version, damaged
-from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, TRACE_SCHEMA, Rows
+from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, TRACE_SCHEMA, Ragged, Rows
 
 VERSION_KEY = b"eaglecheck.trace"
 
@@ -47,11 +46,10 @@ def _table(rows: Rows) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=arrow_schema())
 
 
-def _list_array(values: list[np.ndarray], kind: type) -> pa.Array:
-    offsets = np.zeros(len(values) + 1, dtype=np.int32)
-    np.cumsum([len(value) for value in values], out=offsets[1:])
-    flat: np.ndarray = np.concatenate(values).astype(kind) if values else np.zeros(0, dtype=kind)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(flat, type=LIST_TYPES[kind]))
+def _list_array(column: Ragged, kind: type) -> pa.Array:
+    return pa.ListArray.from_arrays(
+        pa.array(column.offsets.astype(np.int32)), pa.array(column.values, type=LIST_TYPES[kind])
+    )
 
 
 def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
@@ -90,14 +88,14 @@ def _schema_difference(schema: pa.Schema, wanted: pa.Schema) -> str:
 
 
 def _rows(table: pa.Table) -> Rows:
-    lists: dict[str, list[np.ndarray]] = {}
-    for name, kind in LIST_COLUMNS.items():
-        array = table.column(name).combine_chunks()
-        offsets, flat = array.offsets.to_numpy(), array.values.to_numpy(zero_copy_only=False).astype(kind)
-        lists[name] = [flat[start:end] for start, end in pairwise(offsets.tolist())]
     return Rows(
         ints={name: table.column(name).to_numpy().astype(np.int64) for name in INT_COLUMNS},
         strings={name: np.asarray(table.column(name).to_pylist(), dtype=object) for name in STRING_COLUMNS},
         floats={name: table.column(name).to_numpy().astype(np.float32) for name in FLOAT_COLUMNS},
-        lists=lists,
+        lists={name: _ragged(table.column(name).combine_chunks(), kind) for name, kind in LIST_COLUMNS.items()},
     )
+
+
+def _ragged(array: pa.ListArray, kind: type) -> Ragged:
+    values = array.values.to_numpy(zero_copy_only=False)
+    return Ragged(values.astype(kind), array.offsets.to_numpy().astype(np.int64))

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
 from harness.contract.types import Phase
 from harness.coverage import POINTS, count
 
 #: Subject of a replaced operation -> counters that then prove nothing about the engine.
 SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accepts",)}
-
-#: Subject of operations that only a batch with a temperature asks for.
-SAMPLED = "sampled"
 
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
@@ -62,15 +60,6 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
         exempt.add("proposals")
     return frozenset(exempt), notes
-
-
-def sampler_replaced(evidence: Evidence) -> str:
-    """The kernel that walks trees by coins, if ours stands in for it; else empty. Rejection sampling has its own."""
-    if evidence.scenario.engine.rejection:
-        return ""
-    replaced = evidence.engine.header.get("replaced") or ()
-    names = (str(entry.get("operation", "?")) for entry in replaced if entry.get("subject") == SAMPLED)
-    return next((name for name in names if "sampling" in name.rpartition(".")[2]), "")
 
 
 def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,15 +20,15 @@ from harness.contract.types import Divergence, Kind, Phase, Scenario
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One side's rows as plain lists (fast to index one by one) and grouped.
+    """One side's rows as plain lists, for what is walked row by row, and grouped.
 
-    groups: share -> phase -> row numbers, sorted by (step, slot).
+    groups: share -> phase -> row numbers, sorted by (step, slot). choices: what each row chose.
     """
 
     rows: Rows
-    rid: list[str]
     phase: list[str]
     ints: dict[str, list[int]]
+    choices: list[list[int]]
     groups: dict[Share, dict[str, list[int]]]
 
     def of(self, share: Share, phase: Phase) -> list[int]:
@@ -43,13 +44,13 @@ class Table:
 
     def chosen(self, index: int) -> list[int]:
         """What the side chose from row `index`."""
-        return [int(token) for token in self.rows.lists["chosen_ids"][index]]
+        return self.choices[index]
 
 
 def tabulate(rows: Rows) -> Table:
     """Index the rows of one side."""
     ints = {name: column.tolist() for name, column in rows.ints.items()}
-    rid, phase = [str(r) for r in rows.strings["rid"]], [str(p) for p in rows.strings["phase"]]
+    rid, phase = rows.strings["rid"].tolist(), rows.strings["phase"].tolist()
     groups: dict[Share, dict[str, list[int]]] = {}
     shares = zip(ints["dp_rank"], rid, ints["epoch"], ints["committed"], strict=True)
     for index, (share, name) in enumerate(zip(shares, phase, strict=True)):
@@ -58,7 +59,10 @@ def tabulate(rows: Rows) -> Table:
     for by_phase in groups.values():
         for indices in by_phase.values():
             indices.sort(key=lambda index: (steps[index], slots[index]))
-    return Table(rows=rows, rid=rid, phase=phase, ints=ints, groups=groups)
+    chosen = rows.lists["chosen_ids"]
+    tokens, bounds = chosen.values.tolist(), pairwise(chosen.offsets.tolist())
+    choices = [tokens[start:end] for start, end in bounds]
+    return Table(rows=rows, phase=phase, ints=ints, choices=choices, groups=groups)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +103,6 @@ class Evidence:
         index: int,
         *,
         kind: Kind,
-        check: str,
         expected: object,
         observed: object,
         hint: str = "",
@@ -107,7 +110,6 @@ class Evidence:
         """An EXACT divergence at engine row `index`."""
         return Divergence(
             kind=kind,
-            check=check,
             key=self.table.rows.key(index),
             round=self.table.ints["round"][index],
             expected=expected,

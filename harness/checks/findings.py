@@ -76,6 +76,34 @@ def group(divergences: Iterable[Divergence]) -> list[Finding]:
     return sorted(findings, key=lambda finding: not finding.is_root)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """One signature over many scenarios. members: (place of a scenario among them, its finding there), in order."""
+
+    signature: str
+    members: tuple[tuple[int, Finding], ...]
+
+    @property
+    def roots(self) -> tuple[tuple[int, Finding], ...]:
+        """Those that nothing earlier explains."""
+        return tuple((at, found) for at, found in self.members if found.is_root)
+
+    @property
+    def count(self) -> int:
+        """Divergences in all scenarios."""
+        return sum(found.count for _, found in self.members)
+
+
+def by_signature(scenarios: Iterable[Iterable[Finding]]) -> list[Shared]:
+    """The findings of many scenarios, one defect one entry, in order of first appearance; roots first."""
+    members: dict[str, list[tuple[int, Finding]]] = {}
+    for at, findings in enumerate(scenarios):
+        for found in findings:
+            members.setdefault(found.signature, []).append((at, found))
+    shared = [Shared(signature=signature, members=tuple(found)) for signature, found in members.items()]
+    return sorted(shared, key=lambda one: not one.roots)
+
+
 def _finding(signature: str, members: list[Divergence]) -> Finding:
     roots = [found for found in members if not found.cause]
     return Finding(

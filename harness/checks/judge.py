@@ -1,6 +1,6 @@
 """Composes all checks into one verdict, coverage included. FAIL > UNKNOWN > PASS.
 
-This module must not compare rows. Importing it imports every family, which registers its checks.
+This module must not compare rows. Importing it imports every module of checks, which registers them.
 """
 
 from __future__ import annotations
@@ -8,105 +8,25 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.checks import (
-    chain,
-    extend,
-    handoff,
-    inputs,
-    ledger,
-    losslessness,
-    positions,
+    accepts,  # noqa: F401
+    copied_states,  # noqa: F401
+    inputs,  # noqa: F401
+    outputs,  # noqa: F401
+    positions,  # noqa: F401
     ranks,
-    rounds,
-    sampled,
-    seeds,
-    slots,
-    states,
-    tails,
-    verify,
+    reference_rows,  # noqa: F401
+    rows,  # noqa: F401
+    slots,  # noqa: F401
 )
 from harness.checks.coverage import check_handshake, compared_enough, not_exercised, situations_wanted
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
-from harness.checks.registry import CHECKS, CheckResult, Tie, register, run_check
-from harness.checks.rounds import ends_here
-from harness.checks.verify import truncated
+from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.contract import known_issues
-from harness.contract.align import unpaired
-from harness.contract.batches import Part, Share
+from harness.contract.batches import Part
 from harness.contract.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
-from harness.contract.trace import Event, Trace
-from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Scenario, Verdict
-
-FAMILIES = (
-    positions,
-    inputs,
-    rounds,
-    slots,
-    states,
-    ledger,
-    ranks,
-    chain,
-    verify,
-    extend,
-    handoff,
-    losslessness,
-    sampled,
-    tails,
-    seeds,
-)
-
-
-@register(
-    name="align",
-    kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW),
-    reads=("engine", "reference"),
-    protects="both sides ran the same forwards for the same requests: a row on one side only is a finding",
-)
-def check_alignment(evidence: Evidence) -> CheckResult:
-    """MISSING_ROW and EXTRA_ROW between the sides."""
-    assert evidence.aligned is not None
-    assert evidence.reference is not None
-    stopped = {
-        str(event.data["rid"]): event for event in evidence.reference.events if event.name == "reference_stopped"
-    }
-    near = sampled.near_ties(evidence)
-    pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
-    found = [
-        divergence
-        for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
-        if not _unneeded(evidence, divergence, pruned)
-        and not _unanswered(divergence, stopped)
-        and not _by_a_coin(divergence, near)
-    ]
-    reasons = [
-        f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
-        for rid, event in stopped.items()
-    ]
-    return CheckResult(divergences=found, unknown=reasons)
-
-
-def _by_a_coin(divergence: Divergence, near: frozenset[Share]) -> bool:
-    """A token more or less that a coin at the edge of a share decides: a tie of check `sampled`, not a lost row."""
-    key = divergence.key
-    return key.phase == Phase.ACCEPT and (key.dp_rank, key.rid, key.epoch, key.committed) in near
-
-
-def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
-    """An engine row of a request that the reference had to give up: not extra, but UNKNOWN, with the reason."""
-    event = stopped.get(divergence.key.rid)
-    return event is not None and divergence.kind is Kind.EXTRA_ROW and divergence.round >= int(event.data["round"])
-
-
-def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[tuple[int, str, int, int]]) -> bool:
-    """What older workers leave out for a request that has just ended: its draft extend, the rest of its walk."""
-    key = divergence.key
-    share = (key.dp_rank, key.rid, key.epoch, key.committed)
-    if divergence.kind is not Kind.MISSING_ROW or share not in pruned:
-        return False
-    if key.phase == Phase.EXTEND:
-        return not evidence.table.of(share, Phase.EXTEND)
-    accepted = len(evidence.table.of(share, Phase.ACCEPT))
-    return key.phase == Phase.ACCEPT and truncated(evidence, share) and 0 < accepted <= key.slot
+from harness.contract.trace import Trace
+from harness.contract.types import Divergence, Kind, Outcome, Policy, Scenario, Verdict
 
 
 def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
@@ -123,14 +43,14 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     result.divergences += _tie_rate(result, evidence)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
     divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
-    if any(found.hint == ledger.LOST for found in divergences):
+    if any(found.hint == ranks.LOST for found in divergences):
         divergences = settle(_not_cut_off(divergences), ticks=evidence.ticks, prefix_hits=hits)
     return _verdict(evidence, result, divergences), divergences
 
 
 def _not_cut_off(divergences: list[Divergence]) -> list[Divergence]:
     """What was seen before somebody ended the engine: neither that end nor what is missing since."""
-    ends = {found.signature for found in divergences if found.hint == ledger.LOST}
+    ends = {found.signature for found in divergences if found.hint == ranks.LOST}
     return [
         replace(found, first=False) for found in divergences if found.signature not in ends and found.cause not in ends
     ]
@@ -146,7 +66,7 @@ def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
     budget, topk = budget_for(evidence.dtype), evidence.scenario.spec.t
     if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget, topk=topk):
         return []
-    first: Tie = result.ties[0]
+    first = result.ties[0]
     return [
         Divergence(
             kind=Kind.TOKEN,
@@ -187,7 +107,7 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
-    lost = [why for event in evidence.engine.events if (why := ledger.lost_by(event))]
+    lost = [why for event in evidence.engine.events if (why := ranks.lost_by(event))]
     unknown = lost or [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]

@@ -9,17 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
 from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
 from harness.contract.tolerance import Floats, RowErrors, judge_rows
-from harness.contract.trace import Rows
 from harness.contract.types import Divergence, Kind, Policy
-
-Bools = npt.NDArray[np.bool_]
-Singles = npt.NDArray[np.float32]
 
 
 def compare_floats(pairs: Pairs) -> CheckResult:
@@ -81,39 +76,35 @@ def _hidden_hints(pairs: Pairs, wrong: Floats, at_theirs: Ints, theirs: Floats) 
     return [str(hint) for hint in hints]
 
 
-def _both(pairs: Pairs, column: str) -> Iterator[tuple[Ints, list[Singles], list[Singles]]]:
-    """Pairs grouped by list lengths, so that each group stacks: (places, [engine lists], [reference lists])."""
-    mine, theirs = pairs.mine.lists[column], pairs.theirs.lists[column]
-    groups: dict[tuple[int, int], list[int]] = {}
-    for place, (one, other) in enumerate(zip(pairs.engine.tolist(), pairs.reference.tolist(), strict=True)):
-        if len(mine[one]) and len(theirs[other]):
-            groups.setdefault((len(mine[one]), len(theirs[other])), []).append(place)
-    for places in groups.values():
-        at = np.asarray(places, dtype=np.int64)
-        yield at, [mine[one] for one in pairs.engine[at]], [theirs[other] for other in pairs.reference[at]]
+def _groups(pairs: Pairs, column: str) -> Iterator[Ints]:
+    """Places of pairs with a list on both sides, grouped by how long these are, so that each group stacks."""
+    mine, theirs = pairs.lengths(column)
+    for lengths in {*zip(mine.tolist(), theirs.tolist(), strict=True)}:
+        if all(lengths):
+            yield np.flatnonzero((mine == lengths[0]) & (theirs == lengths[1]))
 
 
-def _stack(rows: Rows, column: str, indices: Ints) -> npt.NDArray[np.float64]:
-    return np.stack([rows.lists[column][index] for index in indices.tolist()]).astype(np.float64)
+def _stacked(pairs: Pairs, column: str, places: Ints) -> tuple[np.ndarray, np.ndarray]:
+    """A list column of either side at these places [m]: [m, w] each."""
+    mine, theirs = pairs.lists(column)
+    return mine.stacked(pairs.engine[places]), theirs.stacked(pairs.reference[places])
 
 
 def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
     """Top logits: the engine's value against the reference's, for every id both lists have."""
-    for places, _, _ in _both(pairs, "top_logits"):
-        engine, reference = pairs.engine[places], pairs.reference[places]
-        my_ids, their_ids = _stack(pairs.mine, "top_ids", engine), _stack(pairs.theirs, "top_ids", reference)
-        mine, theirs = _stack(pairs.mine, "top_logits", engine), _stack(pairs.theirs, "top_logits", reference)
+    for places in _groups(pairs, "top_logits"):
+        my_ids, their_ids = _stacked(pairs, "top_ids", places)
+        mine, theirs = (values.astype(np.float64) for values in _stacked(pairs, "top_logits", places))
         same = my_ids[:, :, None] == their_ids[:, None, :]
         shared = same.any(axis=2)
         truth = np.take_along_axis(theirs, same.argmax(axis=2), axis=1)
-        scale = np.abs(theirs).max(axis=1)
         blank = ~shared & np.isfinite(mine)  # ids the reference does not list; a NaN stays a failure
         errors = judge_rows(
             engine=np.where(blank, 0.0, mine),
             truth=np.where(shared, truth, 0.0),
             budget=pairs.budget,
-            own_error=pairs.evidence.own_errors(reference),
-            scale=scale,
+            own_error=pairs.evidence.own_errors(pairs.reference[places]),
+            scale=np.abs(theirs).max(axis=1),
         )
         nothing_shared = ~shared.any(axis=1)
         result.count("logits", int((~nothing_shared).sum()))
@@ -126,25 +117,21 @@ def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
 def _lse(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
     """Log-sum-exp, where the row has logits on both sides. An engine that records none here is not asked."""
     mine, theirs = pairs.mine.floats["lse"][pairs.engine], pairs.theirs.floats["lse"][pairs.reference]
-    recorded = _has_logits(pairs.mine, pairs.engine) & _has_logits(pairs.theirs, pairs.reference)
-    places = np.flatnonzero(recorded)
+    ours, expected = pairs.lengths("top_ids")
+    places = np.flatnonzero((ours > 0) & (expected > 0))
     if not len(places) or np.isnan(mine[places]).all():
         return
-    tops = [np.abs(pairs.theirs.lists["top_logits"][row]).max() for row in pairs.reference[places].tolist()]
-    scale = np.maximum(np.abs(theirs[places]).astype(np.float64), np.asarray(tops, dtype=np.float64))
+    logits = pairs.theirs.lists["top_logits"]
+    tops = np.asarray([np.abs(logits[row]).max() for row in pairs.reference[places]], dtype=np.float64)
     errors = judge_rows(
         engine=mine[places, None],
         truth=theirs[places, None],
         budget=pairs.budget,
         own_error=pairs.evidence.own_errors(pairs.reference[places]),
-        scale=scale,
+        scale=np.maximum(np.abs(theirs[places]).astype(np.float64), tops),
     )
     for row in np.flatnonzero(~errors.passed).tolist():
         _report(pairs, int(places[row]), errors, row, "lse-off", result, failed, width=1)
-
-
-def _has_logits(rows: Rows, indices: Ints) -> Bools:
-    return np.asarray([len(rows.lists["top_ids"][index]) > 0 for index in indices.tolist()], dtype=np.bool_)
 
 
 def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
@@ -152,25 +139,19 @@ def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
 
     With t = 1 a release from 0.5.13 on takes the argmax and reports 1.0 for every row: that says nothing.
     """
-    skip_ones = pairs.evidence.scenario.spec.t == 1
-    for places, mine, theirs in _both(pairs, "chosen_probs"):
-        if len(mine[0]) != len(theirs[0]):
+    same_choices = pairs.equal("chosen_ids")
+    for places in _groups(pairs, "chosen_probs"):
+        engine, truth = _stacked(pairs, "chosen_probs", places)
+        if engine.shape != truth.shape:
             continue  # already SHAPE by the number of choices
-        engine, truth = np.stack(mine), np.stack(theirs)
-        asked = _same_choices(pairs, places)
-        if skip_ones:
+        asked = same_choices[places]
+        if pairs.evidence.scenario.spec.t == 1:
             asked &= ~(engine == 1.0).all(axis=1)
         # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
         own = pairs.evidence.own_errors(pairs.reference[places]) / 2
         errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, own_error=own, scale=np.ones(len(engine)))
         for row in np.flatnonzero(asked & ~errors.passed).tolist():
             _report(pairs, int(places[row]), errors, row, "scores-off", result, failed, width=engine.shape[1])
-
-
-def _same_choices(pairs: Pairs, places: Ints) -> Bools:
-    mine, theirs = pairs.mine.lists["chosen_ids"], pairs.theirs.lists["chosen_ids"]
-    rows = zip(pairs.engine[places].tolist(), pairs.reference[places].tolist(), strict=True)
-    return np.asarray([mine[one].tolist() == theirs[other].tolist() for one, other in rows], dtype=np.bool_)
 
 
 def _shape(pairs: Pairs, place: int, expected: int, observed: int, hint: str) -> Divergence:

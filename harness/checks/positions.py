@@ -6,65 +6,49 @@ extend that starts at p at p+j. Also the shape of the tree itself: one root, eve
 
 from __future__ import annotations
 
+import numpy as np
+
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.align import Ints
+from harness.contract.types import Kind, Phase
 
 #: Phases whose row j sits at start + j.
 RUNNING = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.EXTEND)
 
 
 @register(
-    name="positions",
+    id="positions",
     kinds=(Kind.POSITION, Kind.PARENT),
     reads=("engine",),
     protects="every forward runs at the position its token has in the request, and the draft tree is a tree",
 )
 def check_positions(evidence: Evidence) -> CheckResult:
     """POSITION and PARENT from rows alone."""
-    result = CheckResult()
-    _running_rows(evidence, result)
-    _draft_rows(evidence, result)
+    result, rows = CheckResult(), evidence.engine.rows
+    phases, committed = rows.strings["phase"], rows.ints["committed"]
+    running = np.logical_or.reduce([phases == phase for phase in RUNNING])
+    for column, mine in (("slot", running), ("step", phases == Phase.DRAFT)):
+        where = np.flatnonzero(mine)
+        _compare(evidence, where, (committed + rows.ints[column])[where], result)
     for share, indices in evidence.table.each(Phase.VERIFY):
         depths = _depths(evidence, indices, result)
-        for index, depth in zip(indices, depths, strict=True):
-            if depth is not None:
-                _compare(evidence, index, share[3] + depth, result)
+        known = [(index, share[3] + depth) for index, depth in zip(indices, depths, strict=True) if depth is not None]
+        at, expected = np.asarray(known, dtype=np.int64).reshape(-1, 2).T
+        _compare(evidence, at, expected, result)
     return result
 
 
-def _running_rows(evidence: Evidence, result: CheckResult) -> None:
-    slots = evidence.table.ints["slot"]
-    for share, indices in evidence.table.each(*RUNNING):
-        for index in indices:
-            _compare(evidence, index, share[3] + slots[index], result)
-
-
-def _draft_rows(evidence: Evidence, result: CheckResult) -> None:
-    steps = evidence.table.ints["step"]
-    for share, indices in evidence.table.each(Phase.DRAFT):
-        for index in indices:
-            _compare(evidence, index, share[3] + steps[index], result)
-
-
-def _compare(evidence: Evidence, index: int, expected: int, result: CheckResult) -> None:
-    result.count("positions", 1)
-    observed = evidence.table.ints["position"][index]
-    if observed != expected:
-        result.divergences.append(position_divergence(evidence, index, expected, check="positions"))
-
-
-def position_divergence(evidence: Evidence, index: int, expected: int, *, check: str) -> Divergence:
-    """POSITION at engine row `index`; the hint says by how much it is off."""
-    observed = evidence.table.ints["position"][index]
-    return evidence.divergence(
-        index,
-        kind=Kind.POSITION,
-        check=check,
-        expected=expected,
-        observed=observed,
-        hint=offset_hint(observed - expected),
-    )
+def _compare(evidence: Evidence, rows: Ints, expected: Ints, result: CheckResult) -> None:
+    """POSITION at engine rows [m] that do not stand at `expected` [m]; the hint says by how much they are off."""
+    observed = evidence.engine.rows.ints["position"][rows]
+    result.count("positions", len(rows))
+    for place in np.flatnonzero(observed != expected):
+        wanted, seen = int(expected[place]), int(observed[place])
+        found = evidence.divergence(
+            int(rows[place]), kind=Kind.POSITION, expected=wanted, observed=seen, hint=offset_hint(seen - wanted)
+        )
+        result.divergences.append(found)
 
 
 def offset_hint(offset: int) -> str:
@@ -84,14 +68,7 @@ def _depths(evidence: Evidence, indices: list[int], result: CheckResult) -> list
         if fault:
             expected = -1 if slots[index] == 0 else "a node whose line ends at the root"
             result.divergences.append(
-                evidence.divergence(
-                    index,
-                    kind=Kind.PARENT,
-                    check="positions",
-                    expected=expected,
-                    observed=parents[index],
-                    hint=fault,
-                )
+                evidence.divergence(index, kind=Kind.PARENT, expected=expected, observed=parents[index], hint=fault)
             )
     result.count("parents", len(indices))
     return depths

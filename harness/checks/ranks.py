@@ -1,29 +1,192 @@
-"""What the ranks of a DP group must agree on in one forward: the shape of draft states, and the token counts announced.
+"""What is asked of a rank as a whole: it is alive, in step with the others, gives every slot back; idle ones too.
 
-Read from the `idle_state` and `busy_state` events of the engine side, one a rank and model forward; an idle rank has no
-rows, so this is all there is to see of it. No weights, no reference.
+Read from events and batch records, of which every rank leaves some; an idle rank has no rows, so its `idle_state`
+events (one a model forward, `busy_state` where it has work) are all there is to see of it. No weights, no reference.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.trace import Event
-from harness.contract.types import Divergence, Key, Kind
+from harness.contract.trace import ENDS, Event
+from harness.contract.types import Divergence, Key, Kind, Phase
+
+#: Folders of what runs in the place of SGLang's own code (`stand_ins`: in older traces).
+REPLACEMENTS = ("replacement_kernels", "transfer_backend", "stand_ins")
+#: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
+LOST = "ended-from-outside"
+#: Forwards that every rank of a DP group must enter together, since each contains collectives.
+COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
+
+
+@register(
+    id="ledger",
+    kinds=(Kind.LOCKSTEP, Kind.LEAK, Kind.CRASH, Kind.HANG),
+    reads=("scenario", "engine"),
+    protects="ranks stay in step, idle ones too; the pool gets back every slot; nothing dies or stops",
+)
+def check_resource_accounting(evidence: Evidence) -> CheckResult:
+    """LOCKSTEP, LEAK, CRASH, HANG."""
+    result = CheckResult()
+    result.divergences += _stops(evidence)
+    if evidence.scenario.engine.dp > 1:
+        result.divergences += _lockstep(evidence)
+        result.divergences += _stuck(evidence)
+    result.divergences += _leaks(evidence)
+    if not result.divergences:
+        result.unknown += _levels_missing(evidence)
+    return result
+
+
+def _stops(evidence: Evidence) -> Iterator[Divergence]:
+    """CRASH and HANG events, and with hint LOST what cut the run off from outside."""
+    for event in evidence.engine.events:
+        if event.name not in ENDS:
+            continue
+        data = event.data
+        lost = lost_by(event)
+        yield Divergence(
+            kind=Kind.HANG if event.name == "hang" else Kind.CRASH,
+            key=Key.of_rank(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
+            round=int(data.get("round", -1)),
+            expected="the batch completes",
+            observed=str(data.get("error") or data.get("what") or event.name) + _stand_in(str(data.get("trace", ""))),
+            hint=LOST if lost else _site(str(data.get("site", ""))),
+        )
+
+
+def _stand_in(trace: str) -> str:
+    """What to add to an error that something of ours raised in the place of SGLang's own code, by its traceback."""
+    frames = re.findall(r'^  File "([^"]+)", line \d+, in (\S+)', trace, flags=re.MULTILINE)
+    file, function = frames[-1] if frames else ("", "")
+    if Path(file).parent.name not in REPLACEMENTS:
+        return ""
+    module = Path(file).stem
+    return f" (refused by our stand-in {module}.{function}, which SGLang called there in place of its own kernel)"
+
+
+def lost_by(event: Event) -> str:
+    """Why the engine ended, where somebody ended it; empty for everything else.
+
+    A trace of before this was asked says "killed" of every end without a word, whatever it came from.
+    """
+    if event.name == "lost":
+        return str(event.data.get("what", "ended from outside"))
+    unknown = event.name == "crash" and event.data.get("site") == "killed"
+    return f"{event.data.get('error', '')}; how is not known" if unknown else ""
+
+
+def _site(site: str) -> str:
+    """module:function of a crash site; the line would change with every release."""
+    return ":".join(site.split(":")[:2])
+
+
+def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
+    """LOCKSTEP where ranks (of a pair, the decode side's) entered different numbers of one forward in one tick."""
+    records = [record for record in evidence.engine.rounds if record.side != "prefill"]
+    ranks = sorted({(record.dp_rank, record.tp_rank) for record in records})
+    ticks: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
+    numbers: dict[tuple[int, tuple[int, int]], int] = {}
+    for record in records:
+        rank = (record.dp_rank, record.tp_rank)
+        entered = ticks.setdefault(record.tick, {}).setdefault(rank, {})
+        numbers.setdefault((record.tick, rank), record.index)
+        for phase, count in record.forwards.items():
+            entered[phase] = entered.get(phase, 0) + count
+    for tick, by_rank in sorted(ticks.items()):
+        number = min(numbers[tick, rank] for rank in by_rank)
+        for phase in COLLECTIVE:
+            counts = {rank: by_rank.get(rank, {}).get(phase, 0) for rank in ranks}
+            most = max(counts.values())
+            for rank, count in counts.items():
+                if count != most:
+                    yield Divergence(
+                        kind=Kind.LOCKSTEP,
+                        key=Key.of_rank(rank[0], phase),
+                        round=numbers.get((tick, rank), number),
+                        expected=most,
+                        observed=count,
+                        hint="absent" if rank not in by_rank else "fewer-forwards",
+                    )
+
+
+def _stuck(evidence: Evidence) -> Iterator[Divergence]:
+    """LOCKSTEP in the batch that hangs: a rank that came to a later forward without all of an earlier one."""
+    for event in evidence.engine.events:
+        ranks = event.data.get("ranks", ()) if event.name == "hang" else ()
+        entered = [(int(rank["dp_rank"]), dict(rank["forwards"]), rank) for rank in ranks if "forwards" in rank]
+        for place, phase in enumerate(COLLECTIVE):
+            most = max((forwards.get(phase, 0) for _, forwards, _ in entered), default=0)
+            for dp_rank, forwards, rank in entered:
+                further = any(forwards.get(later, 0) for later in COLLECTIVE[place + 1 :])
+                if further and forwards.get(phase, 0) < most:
+                    yield Divergence(
+                        kind=Kind.LOCKSTEP,
+                        key=Key.of_rank(dp_rank, phase),
+                        round=int(rank.get("at_round", -1)),
+                        expected=most,
+                        observed=forwards.get(phase, 0),
+                        hint="fewer-forwards",
+                    )
+
+
+def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str], int]:
+    """(dp_rank, what) -> slots free or evictable; the first 'start', the last 'end'.
+
+    what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
+    """
+    found: dict[tuple[int, str], int] = {}
+    for event in events:
+        if event.name != "pool" or event.data.get("when") != when:
+            continue
+        side = f"{event.data['side']}-" if event.data.get("side") else ""
+        levels = {side: int(event.data["free"]) + int(event.data.get("evictable", 0))}
+        if "metadata" in event.data:
+            levels[f"{side}metadata-"] = int(event.data["metadata"])
+        for what, level in levels.items():
+            if when == "end" or (event.dp_rank, what) not in found:
+                found[event.dp_rank, what] = level
+    return found
+
+
+def _leaks(evidence: Evidence) -> Iterator[Divergence]:
+    """LEAK where the pool does not hold at the end what it held at the start."""
+    start, end = _pool(evidence.engine.events, "start"), _pool(evidence.engine.events, "end")
+    last = max((record.index for record in evidence.engine.rounds), default=-1)
+    for place in sorted(set(start) & set(end)):
+        if end[place] != start[place]:
+            yield Divergence(
+                kind=Kind.LEAK,
+                key=Key.of_rank(place[0], "IDLE"),
+                round=last,
+                expected=start[place],
+                observed=end[place],
+                hint=place[1] + ("lost" if end[place] < start[place] else "freed-twice"),
+            )
+
+
+def _levels_missing(evidence: Evidence) -> Iterator[str]:
+    start, end = _pool(evidence.engine.events, "start"), _pool(evidence.engine.events, "end")
+    if not start or set(start) != set(end):
+        yield "pool levels at start and end are not both recorded, so a leak could not show"
+
 
 #: (tick, phase, step): one forward that all ranks enter together.
 Moment = tuple[int, str, int]
 
 
 @register(
-    name="idle_width",
+    id="idle_width",
     kinds=(Kind.SHAPE,),
     reads=("engine",),
     protects="an idle rank carries draft states of the width and dtype that busy ranks carry in the same forward",
 )
-def check_idle_width(evidence: Evidence) -> CheckResult:
+def check_states_of_idle_ranks(evidence: Evidence) -> CheckResult:
     """SHAPE where an `idle_state` event (data: phase, step, width, dtype, held, round) is not what it should be.
 
     Width and dtype are those of the busy ranks; `held` counts the rows of the state, of which there must be none.
@@ -32,18 +195,14 @@ def check_idle_width(evidence: Evidence) -> CheckResult:
     busy = _by_moment(evidence, "busy_state")
     for event in (event for event in evidence.engine.events if event.name == "idle_state"):
         if event.data.get("held"):
-            result.divergences.append(
-                _fault(event, kind=Kind.SHAPE, check="idle_width", expected=0, hint="idle-rows", field="held")
-            )
+            result.divergences.append(_fault(event, kind=Kind.SHAPE, expected=0, hint="idle-rows", field="held"))
         for field, hint in (("width", "idle-width"), ("dtype", "idle-dtype")):
             expected = _expected(evidence, event, field, busy.get(_moment(event), []))
             if expected in (None, "", -1):
                 continue  # a forward without a draft state
             result.count("idle_states", 1)
             if event.data[field] != expected:
-                result.divergences.append(
-                    _fault(event, kind=Kind.SHAPE, check="idle_width", expected=expected, hint=hint, field=field)
-                )
+                result.divergences.append(_fault(event, kind=Kind.SHAPE, expected=expected, hint=hint, field=field))
     return result
 
 
@@ -63,12 +222,12 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
 
 
 @register(
-    name="announced",
+    id="announced",
     kinds=(Kind.LOCKSTEP,),
     reads=("engine",),
     protects="every rank is told how many tokens each rank brings to a forward, and each brings that many",
 )
-def check_announced(evidence: Evidence) -> CheckResult:
+def check_announced_counts(evidence: Evidence) -> CheckResult:
     """LOCKSTEP where a count that a rank was told differs from the rows that rank fed."""
     result = CheckResult()
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
@@ -81,12 +240,12 @@ def check_announced(evidence: Evidence) -> CheckResult:
             told = event.data.get("announced") or []
             for rank, count in enumerate(told):
                 if rows.get(rank) is None:
-                    continue  # a rank that did not enter: the ledger says so
+                    continue  # a rank that did not enter: the resource accounting says so
                 result.count("token_counts", 1)
                 if count != rows[rank]:
                     exchanged = sorted(told) == sorted(rows.values())
                     hint = "exchanged" if exchanged else "own" if rank == event.dp_rank else "of-another-rank"
-                    divergence = _fault(event, kind=Kind.LOCKSTEP, check="announced", expected=rows[rank], hint=hint)
+                    divergence = _fault(event, kind=Kind.LOCKSTEP, expected=rows[rank], hint=hint)
                     result.divergences.append(divergence)
     return result
 
@@ -103,12 +262,11 @@ def _by_moment(evidence: Evidence, name: str) -> dict[Moment, list[Event]]:
     return found
 
 
-def _fault(event: Event, *, kind: Kind, check: str, expected: Any, hint: str, field: str = "announced") -> Divergence:
+def _fault(event: Event, *, kind: Kind, expected: Any, hint: str, field: str = "announced") -> Divergence:
     _, phase, step = _moment(event)
     return Divergence(
         kind=kind,
-        check=check,
-        key=Key(dp_rank=event.dp_rank, rid="", epoch=0, committed=-1, phase=phase, step=step, slot=0),
+        key=Key.of_rank(event.dp_rank, phase, step=step),
         round=int(event.data.get("round", -1)),
         expected=expected,
         observed=event.data[field],

@@ -1,4 +1,7 @@
-"""What a check is, and the list of all of them.
+"""What a check is, what it gives back, and the list of all of them.
+
+A check has an `id`. It stands in signatures (`KIND:id:PHASE:hint`), so stored runs and known issues are found by it: it
+never changes. Module and function are named by what the check is about, and may.
 
 A check is a pure function of `Evidence`. This module must not judge: it registers, and turns a crash inside a check
 into a reason for UNKNOWN so that one broken check never hides another's findings.
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.checks.evidence import Evidence
 from harness.contract.types import Divergence, Key, Kind
@@ -37,7 +40,6 @@ SOURCES = ("scenario", "engine", "reference")
 class Tie:
     """A token choice accepted although it differs: the reference margin was below the limit."""
 
-    check: str
     key: Key
     round: int
     expected: int
@@ -73,16 +75,9 @@ class CheckResult:
         if not margin < limit:
             self.divergences.append(found)
             return False
+        expected, observed = found.expected, found.observed
         self.ties.append(
-            Tie(
-                check=found.check,
-                key=found.key,
-                round=found.round,
-                expected=found.expected,
-                observed=found.observed,
-                margin=margin,
-                limit=limit,
-            )
+            Tie(key=found.key, round=found.round, expected=expected, observed=observed, margin=margin, limit=limit)
         )
         return True
 
@@ -102,9 +97,9 @@ Judge = Callable[[Evidence], CheckResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A registered check: name, kinds it may raise, sources it reads, what it protects, and the function."""
+    """A registered check: id, kinds it may raise, sources it reads, what it protects, and the function."""
 
-    name: str
+    id: str
     kinds: frozenset[Kind]
     reads: tuple[str, ...]
     protects: str
@@ -116,36 +111,37 @@ class Check:
         return "reference" in self.reads
 
 
-#: Every check by name.
+#: Every check by id.
 CHECKS: dict[str, Check] = {}
 
 
-def register(*, name: str, kinds: tuple[Kind, ...], reads: tuple[str, ...], protects: str) -> Callable[[Judge], Judge]:
+def register(*, id: str, kinds: tuple[Kind, ...], reads: tuple[str, ...], protects: str) -> Callable[[Judge], Judge]:
     """Decorator: put a check on the list. Refuses doubles and half descriptions."""
-    if name in CHECKS:
-        raise ValueError(f"check {name!r} is registered twice")
-    if not name.isidentifier() or not kinds or len(protects) < 20:
-        raise ValueError(f"check {name!r} needs an identifier, at least one kind, and a sentence on what it protects")
+    if id in CHECKS:
+        raise ValueError(f"check {id!r} is registered twice")
+    if not id.isidentifier() or not kinds or len(protects) < 20:
+        raise ValueError(f"check {id!r} needs an identifier, at least one kind, and a sentence on what it protects")
     foreign = sorted(set(reads) - set(SOURCES))
     if foreign or not reads:
-        raise ValueError(f"check {name!r} reads {foreign or 'nothing'}; allowed: {', '.join(SOURCES)}")
+        raise ValueError(f"check {id!r} reads {foreign or 'nothing'}; allowed: {', '.join(SOURCES)}")
 
     def keep(judge: Judge) -> Judge:
-        CHECKS[name] = Check(name=name, kinds=frozenset(kinds), reads=reads, protects=protects, judge=judge)
+        CHECKS[id] = Check(id=id, kinds=frozenset(kinds), reads=reads, protects=protects, judge=judge)
         return judge
 
     return keep
 
 
 def run_check(check: Check, evidence: Evidence) -> CheckResult:
-    """Run one check; a crash or an undeclared kind becomes a reason for UNKNOWN."""
+    """Run one check and put its id into what it found; a crash or an undeclared kind is a reason for UNKNOWN."""
     if check.needs_reference and evidence.reference is None:
-        return CheckResult(notes=[f"check {check.name!r} not run: there is no reference trace"])
+        return CheckResult(notes=[f"check {check.id!r} not run: there is no reference trace"])
     try:
         result = check.judge(evidence)
     except Exception as error:  # reported, never dropped
-        return CheckResult(unknown=[f"check {check.name!r} crashed: {type(error).__name__}: {error}"])
+        return CheckResult(unknown=[f"check {check.id!r} crashed: {type(error).__name__}: {error}"])
+    result.divergences = [replace(found, check=check.id) for found in result.divergences]
     undeclared = sorted({str(found.kind) for found in result.divergences} - {str(kind) for kind in check.kinds})
     if undeclared:
-        result.unknown.append(f"check {check.name!r} raised kinds it does not declare: {', '.join(undeclared)}")
+        result.unknown.append(f"check {check.id!r} raised kinds it does not declare: {', '.join(undeclared)}")
     return result

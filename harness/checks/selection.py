@@ -1,8 +1,7 @@
 """Near ties in what a tree round selects: which beams grow on, and which candidates become the verified tree.
 
 A selection compares path values, which carry the rounding of every level, so an engine in half precision may take
-another candidate of nearly the same value. This module only says how far apart two selections are by the reference's
-own values; it must not decide whether that is near enough.
+another candidate of nearly the same value: one tie, and the integers that follow are those of the other selection.
 """
 
 from __future__ import annotations
@@ -13,10 +12,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.checks.evidence import Evidence
+from harness.checks.registry import CheckResult, Tie
 from harness.contract.batches import Share
+from harness.contract.tolerance import Budget, tie_limit
 from harness.contract.types import Phase
 
 NEVER = float("inf")
+#: Phases whose inputs are a selection among what was proposed.
+SELECTED = (Phase.DRAFT, Phase.VERIFY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,3 +136,70 @@ def tree_gap(found: Round, tokens: Sequence[int], parents: Sequence[int]) -> flo
     values = np.asarray([one.value for one in found.candidates])
     left = np.delete(values, taken[1:])
     return float(left.max(initial=-NEVER) - values[taken[1:]].min(initial=NEVER)) if len(left) else 0.0
+
+
+class NearSelections:
+    """Which selections of a tree's beams and nodes are ties; each is asked for once, and only if something differs."""
+
+    def __init__(self, evidence: Evidence, phase: Phase, budget: Budget) -> None:
+        self._evidence, self._phase, self._budget = evidence, phase, budget
+        self._rounds: dict[Share, Round | None] = {}
+        self._known: dict[tuple[Share, int], bool] = {}
+
+    def covers(self, mine: int, theirs: int, column: str, result: CheckResult) -> bool:
+        """Whether what differs between two rows follows from a selection that is a tie; noted in `result` once.
+
+        A draft step's position does not depend on what was selected.
+        """
+        if self._evidence.scenario.spec.t == 1 or self._phase not in SELECTED:
+            return False
+        if self._phase is Phase.DRAFT and column == "position":
+            return False
+        key = self._evidence.engine.rows.key(mine)
+        share, step = (key.dp_rank, key.rid, key.epoch, key.committed), key.step
+        if (share, step) not in self._known:
+            self._known[share, step] = self._judge(mine, theirs, share, step, result)
+        return self._known[share, step]
+
+    def _judge(self, mine: int, theirs: int, share: Share, step: int, result: CheckResult) -> bool:
+        if share not in self._rounds:
+            self._rounds[share] = read_round(self._evidence, share)
+        found = self._rounds[share]
+        if found is None:
+            return False
+        gap = self._gap(found, share, step)
+        limit = self._limit(found, levels=step + 1 if self._phase is Phase.DRAFT else len(found.levels))
+        if not gap < limit:
+            return False
+        assert self._evidence.reference is not None
+        ours, truth = self._evidence.engine.rows, self._evidence.reference.rows
+        result.ties.append(
+            Tie(
+                key=ours.key(mine),
+                round=int(ours.ints["round"][mine]),
+                expected=int(truth.ints["input_id"][theirs]),
+                observed=int(ours.ints["input_id"][mine]),
+                margin=max(gap, 0.0),
+                limit=limit,
+            )
+        )
+        return True
+
+    def _gap(self, found: Round, share: Share, step: int) -> float:
+        if self._phase is Phase.DRAFT:
+            return beam_gap(found, step) if step < len(found.beams) else NEVER
+        table = self._evidence.table
+        nodes = table.of(share, Phase.VERIFY)
+        columns = ([table.ints[name][node] for node in nodes] for name in ("input_id", "parent"))
+        return tree_gap(found, *columns)
+
+    def _limit(self, found: Round, *, levels: int) -> float:
+        """Path values add up the rounding of every level; the widest row's counts for each."""
+        assert self._evidence.reference is not None
+        logits = self._evidence.reference.rows.lists["top_logits"]
+        own = self._evidence.own_errors(np.asarray(found.rows, dtype=np.int64))
+        limits = [
+            tie_limit(scale=float(np.abs(logits[row]).max(initial=0.0)), budget=self._budget, own_error=float(error))
+            for row, error in zip(found.rows, own, strict=True)
+        ]
+        return levels * max(limits, default=0.0)

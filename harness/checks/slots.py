@@ -4,6 +4,9 @@ Only what must be alive is compared, so that legal reuse is never a finding: a s
 committed rows) is its own from the batch that wrote it to the request's last batch; draft and tree slots are its own
 within their own phase of one batch. With the prefix cache on, rows whose text another request shares may be given
 back early (the cache keeps one copy), so those claim nothing afterwards.
+
+Branches of a paged tree that are read page by page begin with a copy of the prefix's unfinished last page; of these the
+probe compared the engine's own cache with itself (event 'tails', `harness.engine_side.probes.verify_probe`).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from itertools import pairwise
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share
-from harness.contract.types import Divergence, Kind, Phase
+from harness.contract.types import Divergence, Key, Kind, Phase
 
 #: Rows of these phases write KV that the request keeps.
 KEPT = (Phase.PREFILL, Phase.PREBUILT, Phase.EXTEND)
@@ -34,12 +37,12 @@ class _Owner:
 
 
 @register(
-    name="slots",
+    id="slots",
     kinds=(Kind.CACHE_SLOT,),
     reads=("scenario", "engine"),
     protects="no live request's KV is overwritten, and draft and target write the same slot for the same position",
 )
-def check_slots(evidence: Evidence) -> CheckResult:
+def check_slot_owners(evidence: Evidence) -> CheckResult:
     """CACHE_SLOT."""
     result = CheckResult()
     result.count("cache_slots", sum(slot >= 0 for slot in evidence.table.ints["cache_slot"]))
@@ -50,9 +53,7 @@ def check_slots(evidence: Evidence) -> CheckResult:
 
 def _fault(evidence: Evidence, index: int, expected: object, hint: str) -> Divergence:
     observed = evidence.table.ints["cache_slot"][index]
-    return evidence.divergence(
-        index, kind=Kind.CACHE_SLOT, check="slots", expected=expected, observed=observed, hint=hint
-    )
+    return evidence.divergence(index, kind=Kind.CACHE_SLOT, expected=expected, observed=observed, hint=hint)
 
 
 def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
@@ -175,3 +176,31 @@ def _common_length(left: list[int], right: list[int]) -> int:
         if one != other:
             return index
     return min(len(left), len(right))
+
+
+@register(
+    id="tails",
+    kinds=(Kind.CACHE_SLOT,),
+    reads=("scenario", "engine"),
+    protects="every branch of a paged tree begins with a copy of the prefix's unfinished last page",
+)
+def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
+    """CACHE_SLOT for each request and round with a copy that is none."""
+    result = CheckResult()
+    for event in (event for event in evidence.engine.events if event.name == "tails"):
+        data = event.data
+        shares = zip(data["rids"], data["epochs"], data["committed"], data["holes"], data["wrong"], strict=True)
+        for rid, epoch, committed, holes, wrong in shares:
+            result.count("cache_slots", holes)
+            if wrong:
+                place = {"dp_rank": event.dp_rank, "rid": rid, "epoch": epoch, "committed": committed}
+                found = Divergence(
+                    kind=Kind.CACHE_SLOT,
+                    key=Key(phase=Phase.DRAFT, step=0, slot=0, **place),
+                    round=data["round"],
+                    expected=f"{holes} copied slots",
+                    observed=f"{wrong} of them hold something else",
+                    hint="prefix-tail-not-copied",
+                )
+                result.divergences.append(found)
+    return result

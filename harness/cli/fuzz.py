@@ -13,13 +13,12 @@ from rich.console import Console
 from cases.boots import Boot
 from cases.families import FAMILIES
 from harness.cli import options, prepare
-from harness.cli.documents import check_target, run_document, write_json
-from harness.cli.engine_options import engine_options
-from harness.cli.interrupted import kept
-from harness.cli.outcome import BY_OUTCOME, Exit, guarded
+from harness.cli.documents import run_document
+from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
+from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
-from harness.driving.adapt import NOTHING, Wanted
+from harness.driving.adapt import Wanted
 from harness.driving.progress import RunResult
 from harness.driving.runner import Interrupted, Plan, run
 from harness.engines import envs
@@ -31,7 +30,6 @@ EXAMPLES, A_SECOND = 100, 10
 
 
 @guarded
-@engine_options
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
@@ -48,11 +46,18 @@ def command(
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
     gpu_share: options.GpuShare = None,
-    wanted: Wanted = NOTHING,
+    dtype: options.Dtype = None,
+    backend: options.Backend = None,
+    graphs: options.Graphs = None,
+    overlap: options.Overlap = None,
+    page: options.Page = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Drive SGLang through generated scenarios, as `run` does through fixed ones, and make what fails small."""
+    """Drive SGLang through generated scenarios and shrink what fails.
+
+    Judges as `run` does, with the same exit codes.
+    """
     from cases.generation import generate  # Hypothesis
 
     console = Console(stderr=json == "-")
@@ -70,7 +75,7 @@ def command(
         device=device,
         revert=revert,
         gpu_share=gpu_share,
-        wanted=wanted,
+        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
     )

@@ -15,21 +15,19 @@ from harness.archive.records import ScenarioVerdict
 from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
-from harness.checks.findings import group
-from harness.checks.judge import judge
 from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_in, told_in
+from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
-from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
+from harness.driving.judging import judge_scenario
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.progress import Cost, RunResult, ScenarioResult, known_of
-from harness.driving.runner import merge
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 from reports.terminal import render_run
 
 
@@ -190,29 +188,13 @@ def _rejudge(
             f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
-    verdict, divergences = judge(stored.scenario, stored.engine, reference)
-    if not stored.engine.header and stored.verdict is not None:
-        verdict = stored.verdict.verdict()  # the engine never came up: the reason it gave then still stands
-    findings, header = tuple(group(divergences)), stored.engine.header
-    return ScenarioResult(
-        scenario=stored.scenario,
-        verdict=verdict,
-        divergences=tuple(divergences),
-        findings=findings,
-        known=known_of(
-            stored.scenario,
-            verdict,
-            findings,
-            release=str(run.engine.get("release") or header.get("release", "")),
-            device=str(run.engine.get("device") or header.get("device", "")),
-        ),
-        folder=_short(stored.folder),
-        specimen=_specimen(stored),
-        text_identical=None if reference is None else text_identical(stored.engine, reference, stored.scenario),
-        rounds=len(stored.engine.rounds),
-        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in stored.engine.rounds),
-        seconds={},
-    )
+    told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
+    setup = Setup(release=str(told.get("release", "")), device=str(told.get("device", "")))
+    places: dict[str, Any] = {"folder": _short(stored.folder), "specimen": _specimen(stored)}
+    if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
+        verdict = stored.verdict.verdict()
+        return ScenarioResult.of(stored.scenario, stored.engine, reference, verdict, (), setup=setup, **places)
+    return judge_scenario(stored.scenario, stored.engine, reference, setup=setup, **places)
 
 
 def _specimen(stored: StoredScenario) -> Path | None:

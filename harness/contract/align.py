@@ -91,7 +91,7 @@ def unpaired(aligned: Aligned, engine: Rows, reference: Rows) -> Iterator[Diverg
 def _row_divergence(kind: Kind, rows: Rows, index: int, *, expected: str, observed: str, hint: str = "") -> Divergence:
     key: Key = rows.key(index)
     where = int(rows.ints["round"][index])
-    return Divergence(kind=kind, check="align", key=key, round=where, expected=expected, observed=observed, hint=hint)
+    return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
 
 
 def _split_repeats(identities: Ints) -> tuple[Ints, Ints]:

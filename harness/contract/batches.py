@@ -1,10 +1,11 @@
 """A trace's batches as each request saw them.
 
-Shared by the checks and by `harness/coverage`. This module must not judge.
+Shared by the checks, the coverage points and the reference. This module must not judge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.contract.trace import RoundRecord, Trace
@@ -42,9 +43,14 @@ def leading_rounds(trace: Trace) -> list[RoundRecord]:
 def parts_of(trace: Trace) -> dict[tuple[str, int], list[Part]]:
     """(rid, epoch) -> its parts in order of time."""
     parts: dict[tuple[str, int], list[Part]] = {}
-    for record in leading_rounds(trace):
+    for part in parts_in(leading_rounds(trace)):
+        parts.setdefault((part.rid, part.epoch), []).append(part)
+    return parts
+
+
+def parts_in(records: Iterable[RoundRecord]) -> Iterator[Part]:
+    """Every request's part in every batch, in their order."""
+    for record in records:
         columns = zip(record.rids, record.epochs, record.starts, record.lens, record.final, strict=True)
         for rid, epoch, start, length, final in columns:
-            part = Part(record=record, rid=rid, epoch=epoch, start=start, length=length, final=final)
-            parts.setdefault((rid, epoch), []).append(part)
-    return parts
+            yield Part(record=record, rid=rid, epoch=epoch, start=start, length=length, final=final)

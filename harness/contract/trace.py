@@ -1,12 +1,13 @@
 """The history of a scenario: per-slot rows, rounds, request events and side tensors, for either side.
 
 A trace is the only thing checkers may read. This module must not judge and must not import torch.
-Rows are held as a struct of arrays: one NumPy column a field, ragged columns as lists of arrays.
+Rows are held as a struct of arrays: one NumPy column a field, ragged columns as one flat array with where each row's
+part begins.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,18 +47,59 @@ LIST_COLUMNS: dict[str, type] = {
 }
 
 
+@dataclass(slots=True)
+class Ragged:
+    """R arrays of their own lengths in one: row i is values[offsets[i]:offsets[i + 1]]. offsets: int64 [R + 1]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    @staticmethod
+    def of(arrays: Sequence[Any], dtype: Any) -> Ragged:
+        """From one array, or sequence, a row."""
+        offsets = np.zeros(len(arrays) + 1, dtype=np.int64)
+        np.cumsum([len(array) for array in arrays], out=offsets[1:])
+        values = [np.asarray(array, dtype=dtype) for array in arrays if len(array)]
+        return Ragged(np.concatenate(values) if values else np.empty(0, dtype=dtype), offsets)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """int64 [R]."""
+        return np.diff(self.offsets)
+
+    def stacked(self, rows: np.ndarray) -> np.ndarray:
+        """[m, w]: these rows [m], which are all w long."""
+        width = int(self.lengths[rows[0]]) if len(rows) else 0
+        found: np.ndarray = self.values[self.offsets[rows][:, None] + np.arange(width)]
+        return found
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def __setitem__(self, row: int, values: np.ndarray) -> None:
+        start, end = self.offsets[row], self.offsets[row + 1]
+        self.values = np.concatenate([self.values[:start], values, self.values[end:]]).astype(self.values.dtype)
+        self.offsets = self.offsets.copy()
+        self.offsets[row + 1 :] += len(values) - (end - start)
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self[row] for row in range(len(self)))
+
+
 @dataclass(slots=True, kw_only=True)
 class Rows:
     """Struct of arrays, all columns the same length R.
 
-    ints: name -> int64 [R]; strings: name -> object [R]; floats: name -> float32 [R];
-    lists: name -> list of R arrays.
+    ints: name -> int64 [R]; strings: name -> object [R]; floats: name -> float32 [R]; lists: name -> Ragged of R.
     """
 
     ints: dict[str, np.ndarray]
     strings: dict[str, np.ndarray]
     floats: dict[str, np.ndarray]
-    lists: dict[str, list[np.ndarray]]
+    lists: dict[str, Ragged]
 
     def __len__(self) -> int:
         return len(self.strings["rid"])
@@ -76,8 +118,71 @@ class Rows:
 
 
 @dataclass(slots=True)
+class Block:
+    """Rows that came together, of one forward or one walk, as they are filled in.
+
+    rid: object [r]; ints: int64 [columns, r], in the order of INT_COLUMNS; lse: float32 [r]; lists: name -> (rows that
+    have one [m], their values [m, w]).
+    """
+
+    phase: str
+    rid: np.ndarray
+    ints: np.ndarray
+    lse: np.ndarray
+    lists: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(phase: str, rid: np.ndarray, **columns: Any) -> Block:
+        """columns: of INT_COLUMNS, arrays [r] or one value for all; -1 where they are not named."""
+        ints = np.full((len(INT_COLUMNS), len(rid)), -1, dtype=np.int64)
+        for name, values in columns.items():
+            ints[_PLACES[name]] = values
+        return Block(phase, rid, ints, np.full(len(rid), np.nan, dtype=np.float32))
+
+    def __len__(self) -> int:
+        return len(self.rid)
+
+    def column(self, name: str) -> np.ndarray:
+        """int64 [r], to be read or written."""
+        values: np.ndarray = self.ints[_PLACES[name]]
+        return values
+
+    def _ragged(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """(lengths [r], values) of a list column."""
+        lengths = np.zeros(len(self), dtype=np.int64)
+        if name not in self.lists:
+            return lengths, np.empty(0)
+        rows, values = self.lists[name]
+        lengths[rows] = values.shape[1]
+        return lengths, values.reshape(-1)
+
+
+_PLACES = {name: place for place, name in enumerate(INT_COLUMNS)}
+
+
+def joined(blocks: Sequence[Block]) -> Rows:
+    """The rows of all blocks, in their order."""
+    blocks = [block for block in blocks if len(block)]
+    if not blocks:
+        return RowBuilder().build()
+    ints = np.concatenate([block.ints for block in blocks], axis=1)
+    phases = np.repeat(np.asarray([block.phase for block in blocks], dtype=object), [len(block) for block in blocks])
+    lists = {}
+    for name, dtype in LIST_COLUMNS.items():
+        parts = [block._ragged(name) for block in blocks]
+        offsets = np.concatenate([[0], *(lengths for lengths, _ in parts)]).cumsum()
+        lists[name] = Ragged(np.concatenate([values for _, values in parts]).astype(dtype), offsets.astype(np.int64))
+    return Rows(
+        ints={name: ints[place] for name, place in _PLACES.items()},
+        strings={"rid": np.concatenate([block.rid for block in blocks]), "phase": phases},
+        floats={"lse": np.concatenate([block.lse for block in blocks])},
+        lists=lists,
+    )
+
+
+@dataclass(slots=True)
 class RowBuilder:
-    """Collects rows one by one; `build` freezes them into `Rows`."""
+    """Collects rows one by one; `build` makes columns of them."""
 
     columns: dict[str, list[Any]] = field(
         default_factory=lambda: {name: [] for name in (*INT_COLUMNS, *STRING_COLUMNS, *FLOAT_COLUMNS, *LIST_COLUMNS)}
@@ -122,7 +227,7 @@ class RowBuilder:
             ints={name: np.asarray(c[name], dtype=np.int64) for name in INT_COLUMNS},
             strings={name: np.asarray(c[name], dtype=object) for name in STRING_COLUMNS},
             floats={name: np.asarray(c[name], dtype=np.float32) for name in FLOAT_COLUMNS},
-            lists={name: _arrays(c[name], dtype) for name, dtype in LIST_COLUMNS.items()},
+            lists={name: Ragged.of(c[name], dtype) for name, dtype in LIST_COLUMNS.items()},
         )
 
 
@@ -133,17 +238,6 @@ _ABSENT: dict[str, Any] = {
     **dict.fromkeys(FLOAT_COLUMNS, float("nan")),
     **dict.fromkeys(LIST_COLUMNS, ()),
 }
-
-
-def _arrays(values: Sequence[Any], dtype: Any) -> list[np.ndarray]:
-    """Each value as an array of its own; most are one already, or nothing at all."""
-    nothing = np.empty(0, dtype=dtype)
-    return [
-        (value if isinstance(value, np.ndarray) and value.dtype == dtype else np.asarray(value, dtype=dtype))
-        if len(value)
-        else nothing
-        for value in values
-    ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,3 +316,7 @@ class Trace:
     ends: tuple[RequestEnd, ...] = ()
     events: tuple[Event, ...] = ()
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def header_only(self) -> Trace:
+        """What is worth keeping of a trace that is stored elsewhere, or never was made."""
+        return Trace(side=self.side, scenario_id=self.scenario_id, header=self.header, rows=RowBuilder().build())

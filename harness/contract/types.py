@@ -326,17 +326,22 @@ class Key:
     step: int
     slot: int
 
+    @staticmethod
+    def of_rank(dp_rank: int, phase: str, *, step: int = 0) -> Key:
+        """Of something that belongs to a rank, not to a request."""
+        return Key(dp_rank=dp_rank, rid="", epoch=0, committed=-1, phase=phase, step=step, slot=0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divergence:
-    """One disagreement between engine and reference (or engine and invariant)."""
+    """One disagreement between engine and reference (or engine and invariant). check: id of the check that found it."""
 
     kind: Kind
-    check: str
     key: Key
     round: int
     expected: Any
     observed: Any
+    check: str = ""
     policy: Policy = Policy.EXACT
     margin: float | None = None
     hint: str = ""

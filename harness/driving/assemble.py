@@ -1,71 +1,88 @@
-"""Builds the engine's Trace from what its ranks reported turn by turn.
+"""Builds the engine's Trace from what its ranks reported, scheduler step by scheduler step.
 
 It must not interpret: a value the probe did not report stays "does not apply".
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import Block, Event, RequestEnd, RoundRecord, Trace, joined
 
 Message = dict[str, Any]
 Arrays = dict[str, np.ndarray]
 
-
-#: In the order of their turns.
+#: In the order of their steps.
 SIDES = ("prefill", "decode")
-#: Events made of what a rank told about a batch.
-TOLD = ("handed", "unbuilt", "idle_state", "busy_state", "coins", "tails", "again")
-
-#: Of those, the ones that say nothing but this.
-PLAIN = {"handed": ("round", "rids", "prefixes"), "unbuilt": ("round", "rids")}
-
-#: Of a verified row, what rows of accepted tokens have as well.
-OF_A_REQUEST = ("rid", "committed", "round", "tick", "dp_rank", "epoch")
-
-#: What is told by name, and the method that takes it.
-HANDLERS = {
-    **{
-        name: f"_{name}"
-        for name in ("forward", "chosen", "tree", "accept", "round", "state", "coins", "again", "tails")
-    },
-    **dict.fromkeys(PLAIN, "_plain"),
+#: What a rank reports about a batch that becomes an event: its name, and the keys that are kept (None: all of them).
+EVENTS: dict[str, tuple[str, ...] | None] = {
+    "handed": ("round", "rids", "prefixes"),
+    "unbuilt": ("round", "rids"),
+    "coins": ("round", "rule", "thresholds"),
+    "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
+    "state": None,
+    "tails": None,
 }
+#: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
+OF_NO_RANK = ("handed", "unbuilt")
+#: Of a verified row, what rows of accepted tokens have as well.
+OF_A_REQUEST = ("committed", "round", "tick", "dp_rank", "epoch")
+
+
+@dataclass(frozen=True, slots=True)
+class _From:
+    """Where and when a message was reported."""
+
+    tick: int
+    dp_rank: int
+    tp_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Forward:
+    """Rows of a forward, and where each request's begin: ends[i - 1] up to ends[i]."""
+
+    block: Block
+    ends: np.ndarray
+    lens: np.ndarray
+
+    def last_rows(self) -> np.ndarray:
+        """Of each request that has rows."""
+        return self.ends[self.lens > 0] - 1
 
 
 @dataclass(slots=True)
 class Assembler:
     """Feed it every message in order, then `build`."""
 
-    rows: RowBuilder = field(default_factory=RowBuilder)
     rounds: list[RoundRecord] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
+    _blocks: list[Block] = field(default_factory=list)
     _hidden: dict[str, list[np.ndarray]] = field(default_factory=dict)
     _hidden_count: dict[str, int] = field(default_factory=dict)
     #: of a pair of engines: (side, dp_rank, the engine's own number) -> number for now, and when that batch ran
     _numbers: dict[tuple[str, int, int], int] = field(default_factory=dict)
     _when: dict[int, tuple[int, int, int]] = field(default_factory=dict)
-    _last: dict[tuple[int, int, str, int], list[list[int]]] = field(default_factory=dict)
+    #: the newest forward of (dp_rank, round, phase, step), and the parents [b, n] of the tree of (dp_rank, round)
+    _forwards: dict[tuple[int, int, str, int], _Forward] = field(default_factory=dict)
+    _trees: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def feed(
         self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0, side: str = ""
     ) -> None:
-        """One probe message of one rank; KeyError for an unknown kind.
+        """One probe message of one rank; AttributeError for an unknown kind.
 
         side: of a pair of engines. Their batches are numbered anew, so that a number means one batch and a request's
-        later batch has a later number, however late either is heard of.
+        later batch has a later number, however late either is reported.
         """
         if side:
             message = self._numbered(message, tick=tick, dp_rank=dp_rank, side=side)
-        handler = getattr(self, HANDLERS[message["ev"]])
-        handler(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank)
+        take = self._event if message["ev"] in EVENTS else getattr(self, f"_{message['ev']}")
+        take(message, arrays, _From(tick, dp_rank, tp_rank))
 
     def _numbered(self, message: Message, *, tick: int, dp_rank: int, side: str) -> Message:
         """With a number for now, which `_in_order` replaces."""
@@ -75,56 +92,50 @@ class Assembler:
         return {**message, name: number, "side": side}
 
     def _in_order(self) -> None:
-        """Number the batches of both sides as they ran: by turn, the prefill side first."""
+        """Number the batches of both sides as they ran: by step, the prefill side first."""
         final = {number: place for place, number in enumerate(sorted(self._when, key=self._when.__getitem__))}
-        self.rows.columns["round"] = [final[number] for number in self.rows.columns["round"]]
+        for block in self._blocks:
+            column = block.column("round")
+            column[:] = [final[number] for number in column.tolist()]
         self.rounds = sorted((replace(one, index=final[one.index]) for one in self.rounds), key=lambda one: one.index)
+        of_batches = {*EVENTS, "idle_state", "busy_state"}
         self.events = [
-            replace(event, data={**event.data, "round": final[event.data["round"]]}) if event.name in TOLD else event
+            replace(event, data={**event.data, "round": final[event.data["round"]]})
+            if event.name in of_batches
+            else event
             for event in self.events
         ]
 
-    def _forward(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        phase, step, round_index = message["phase"], message["step"], message["round"]
+    def _forward(self, message: Message, arrays: Arrays, place: _From) -> None:
+        phase, lens = message["phase"], np.asarray(message["lens"], dtype=np.int64)
+        count, ends = int(lens.sum()), np.cumsum(lens)
         hidden_in = self._keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
         hidden_out = self._keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
-        lens = message["lens"]
-        count = sum(lens)
-        first = len(self.rows.columns["rid"])
-        out_at = [-1] * count
-        for i, row in enumerate(message["hidden_rows"]):
-            out_at[row] = hidden_out + i
-        lse, top_ids, top_logits, chosen = [float("nan")] * count, [()] * count, [()] * count, [()] * count
-        if message["logit_rows"]:
-            told = zip(
-                message["logit_rows"], arrays["lse"].tolist(), arrays["top_ids"], arrays["top_logits"], strict=True
-            )
-            for row, lse[row], top_ids[row], top_logits[row] in told:
-                if phase == "VERIFY":
-                    chosen[row] = top_ids[row][:1]
-        self.rows.extend(
-            count,
-            rid=_each(message["rids"], lens),
-            epoch=_each(message["epochs"], lens),
-            committed=_each(message["committed"], lens),
-            slot=[slot for length in lens for slot in range(length)],
-            phase=[phase] * count,
-            step=[step] * count,
-            round=[round_index] * count,
-            tick=[tick] * count,
-            dp_rank=[dp_rank] * count,
-            input_id=arrays["input_ids"].tolist(),
-            position=arrays["positions"].tolist(),
-            cache_slot=arrays["cache_slots"].tolist(),
-            hidden_in=list(range(hidden_in, hidden_in + count)) if hidden_in >= 0 else [-1] * count,
-            hidden_out=out_at,
-            lse=lse,
-            top_ids=top_ids,
-            top_logits=top_logits,
-            chosen_ids=chosen,
+        block = Block.of(
+            phase,
+            np.repeat(np.asarray(message["rids"], dtype=object), lens),
+            epoch=np.repeat(message["epochs"], lens),
+            committed=np.repeat(message["committed"], lens),
+            slot=np.arange(count) - np.repeat(ends - lens, lens),
+            step=message["step"],
+            round=message["round"],
+            tick=place.tick,
+            dp_rank=place.dp_rank,
+            input_id=arrays["input_ids"],
+            position=arrays["positions"],
+            cache_slot=arrays["cache_slots"],
+            hidden_in=np.arange(hidden_in, hidden_in + count) if hidden_in >= 0 else -1,
         )
-        ends = np.cumsum([first, *lens]).tolist()
-        self._last[(dp_rank, round_index, phase, step)] = [list(range(start, end)) for start, end in pairwise(ends)]
+        if hidden_out >= 0:
+            block.column("hidden_out")[arrays["hidden_rows"]] = hidden_out + np.arange(len(arrays["hidden_rows"]))
+        if "lse" in arrays:
+            rows = arrays["logit_rows"]
+            block.lse[rows] = arrays["lse"]
+            block.lists["top_ids"], block.lists["top_logits"] = (rows, arrays["top_ids"]), (rows, arrays["top_logits"])
+            if phase == "VERIFY":
+                block.lists["chosen_ids"] = (rows, arrays["top_ids"][:, :1])
+        self._blocks.append(block)
+        self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 
     def _keep(self, name: str, array: np.ndarray | None) -> int:
         """Append rows to a side tensor; returns the number of its first row, -1 if there is none."""
@@ -135,84 +146,69 @@ class Assembler:
         self._hidden_count[name] = start + len(array)
         return start
 
-    def _chosen(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        places = self._last.get((dp_rank, message["round"], message["phase"], message["step"]), [])
-        if message["phase"] == "DRAFT":
-            rows = [row for place in places for row in place]
-        else:
-            rows = [place[-1] for place in places if place]
-        if not rows:
+    def _chosen(self, message: Message, arrays: Arrays, place: _From) -> None:
+        """Every row of a draft step chooses; of other forwards the last row of each request."""
+        forward = self._forwards.get((place.dp_rank, message["round"], message["phase"], message["step"]))
+        if forward is None or not len(forward.block):
             return  # a choice whose forward never ran: its missing rows are the finding
-        for row, ids, probs in zip(rows, arrays["ids"], arrays["probs"], strict=True):
-            self.rows.columns["chosen_ids"][row] = ids
-            self.rows.columns["chosen_probs"][row] = probs
+        rows = np.arange(len(forward.block)) if message["phase"] == "DRAFT" else forward.last_rows()
+        if not len(rows) == len(arrays["ids"]) == len(arrays["probs"]):
+            raise ValueError(f"{len(arrays['ids'])} choices of {len(rows)} rows in {message['phase']}")
+        forward.block.lists["chosen_ids"] = (rows, arrays["ids"])
+        forward.block.lists["chosen_probs"] = (rows, arrays["probs"])
 
-    def _tree(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        self._last[(dp_rank, message["round"], "TREE", 0)] = arrays["parents"].tolist()
+    def _tree(self, message: Message, arrays: Arrays, place: _From) -> None:
+        self._trees[place.dp_rank, message["round"]] = arrays["parents"]
 
-    def _accept(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        round_index = message["round"]
-        places = self._last.get((dp_rank, round_index, "VERIFY", 0), [])
-        parents = self._last.get((dp_rank, round_index, "TREE", 0), [])
-        at, nodes, tokens = 0, arrays["nodes"].tolist(), arrays["tokens"].tolist()
-        columns = self.rows.columns
-        for place, own, length in zip(places, parents, message["lens"], strict=False):
-            for row, parent in zip(place, own, strict=False):
-                columns["parent"][row] = parent
-            self.rows.extend(
-                length,
-                phase=["ACCEPT"] * length,
-                slot=range(length),
-                input_id=tokens[at : at + length],
-                parent=nodes[at : at + length],
-                **{name: [columns[name][place[0]]] * length for name in OF_A_REQUEST},
+    def _accept(self, message: Message, arrays: Arrays, place: _From) -> None:
+        """Parents for the rows that were verified, and rows for what was committed of them."""
+        verified = self._forwards.get((place.dp_rank, message["round"], "VERIFY", 0))
+        parents = self._trees.get((place.dp_rank, message["round"]))
+        if verified is None or parents is None:
+            return
+        starts = np.concatenate([[0], verified.ends[:-1]])[: len(parents)]
+        for start, end, own in zip(starts, verified.ends, parents, strict=False):
+            verified.block.column("parent")[start:end] = own[: end - start]
+        lens = np.asarray(message["lens"], dtype=np.int64)[: len(starts)]
+        starts, count = starts[: len(lens)], int(lens.sum())
+        self._blocks.append(
+            Block.of(
+                "ACCEPT",
+                np.repeat(verified.block.rid[starts], lens),
+                slot=np.arange(count) - np.repeat(np.cumsum(lens) - lens, lens),
+                step=0,
+                input_id=arrays["tokens"][:count],
+                parent=arrays["nodes"][:count],
+                **{name: np.repeat(verified.block.column(name)[starts], lens) for name in OF_A_REQUEST},
             )
-            at += length
+        )
 
-    def _state(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        name = "idle_state" if message["idle"] else "busy_state"
-        data = {key: value for key, value in message.items() if key not in ("ev", "idle")} | {"tp_rank": tp_rank}
-        self.events.append(Event(name=name, tick=tick, dp_rank=dp_rank, data=data))
+    def _event(self, message: Message, arrays: Arrays, place: _From) -> None:
+        """What a rank reported beside rows."""
+        name, kept = message["ev"], EVENTS[message["ev"]]
+        data = {key: value for key, value in message.items() if key in kept} if kept else dict(message)
+        data.pop("ev", None)
+        if name == "state":
+            name = "idle_state" if data.pop("idle") else "busy_state"
+        if name == "coins":
+            uniforms = zip(message["rids"], arrays["nodes"].tolist(), arrays["final"].tolist(), strict=True)
+            data["coins"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
+        data |= {} if name in OF_NO_RANK else {"tp_rank": place.tp_rank}
+        self.events.append(Event(name=name, tick=place.tick, dp_rank=place.dp_rank, data=data))
 
-    def _tails(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        data = {name: value for name, value in message.items() if name != "ev"} | {"tp_rank": tp_rank}
-        self.events.append(Event(name="tails", tick=tick, dp_rank=dp_rank, data=data))
-
-    def _coins(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        coins = {
-            rid: {"nodes": nodes.tolist(), "final": float(final)}
-            for rid, nodes, final in zip(message["rids"], arrays["nodes"], arrays["final"], strict=True)
-        }
-        told = {name: message[name] for name in ("round", "rule", "thresholds")}
-        data = {**told, "coins": coins, "tp_rank": tp_rank}
-        self.events.append(Event(name="coins", tick=tick, dp_rank=dp_rank, data=data))
-
-    def _again(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        """Rows before the committed length that a layer ran once more; told by the first rank of a group."""
-        data = {name: message[name] for name in ("round", "step", "rows")} | {"tp_rank": tp_rank}
-        self.events.append(Event(name="again", tick=tick, dp_rank=dp_rank, data=data))
-
-    def _plain(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
-        """An event that is the message itself, without arrays."""
-        data = {name: message[name] for name in PLAIN[message["ev"]]}
-        self.events.append(Event(name=message["ev"], tick=tick, dp_rank=dp_rank, data=data))
-
-    def _round(self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int) -> None:
+    def _round(self, message: Message, arrays: Arrays, place: _From) -> None:
+        columns = {name: tuple(message[name]) for name in ("rids", "epochs", "starts", "lens", "final")}
         self.rounds.append(
             RoundRecord(
                 index=message["index"],
-                tick=tick,
-                dp_rank=dp_rank,
-                tp_rank=tp_rank,
+                tick=place.tick,
+                dp_rank=place.dp_rank,
+                tp_rank=place.tp_rank,
                 mode=message["mode"],
-                rids=tuple(message["rids"]),
-                epochs=tuple(message["epochs"]),
-                starts=tuple(message["starts"]),
-                lens=tuple(message["lens"]),
-                final=tuple(message["final"]),
                 forwards=dict(message["forwards"]),
                 graphs=dict(message.get("graphs", {})),
                 side=message.get("side", ""),
+                **columns,
             )
         )
 
@@ -223,14 +219,9 @@ class Assembler:
             side="engine",
             scenario_id=scenario_id,
             header=header,
-            rows=self.rows.build(),
+            rows=joined(self._blocks),
             rounds=tuple(self.rounds),
             ends=tuple(self.ends),
             events=tuple(self.events),
             tensors={name: np.concatenate(parts) for name, parts in self._hidden.items()},
         )
-
-
-def _each(values: Sequence[Any], lens: Sequence[int]) -> list[Any]:
-    """A request's value for each of its rows."""
-    return [value for value, length in zip(values, lens, strict=True) for _ in range(length)]

@@ -1,47 +1,185 @@
-"""What a run tells whoever watches it; every writer (console, store) is an observer and cannot affect the run.
+"""What a run is asked and says: its plan, one record a judged scenario, one for all of it, and events for observers.
 
-Records only. It must not print.
+Every writer (console, store) is an observer and cannot affect the run. Records only. It must not print.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.checks.findings import Finding
+from harness.archive.store import SPECIMENS
+from harness.archive.writer import write_specimen
+from harness.both_sides.leases import Request
+from harness.checks.findings import Finding, group
 from harness.contract.known_issues import Known, known_as
+from harness.contract.texts import text_identical
+from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Scenario, Verdict
+from harness.engines.envs import EngineEnv
+from harness.engines.launch import CpuAttention
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ScenarioResult:
-    """One judged scenario. seconds: wall time by part (engine, reference, judge, store).
+class Setup:
+    """How an engine and its reference were started; a replay repeats it. pair: the folders of a pair of the user's."""
 
+    release: str
+    device: str = "cpu"
+    revert: int | None = None
+    cpu_attention: CpuAttention = "torch"
+    assumed: tuple[str, ...] = ()
+    pair: tuple[str, str] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As a specimen keeps it."""
+        known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
+        known["cpu_attention"] = self.cpu_attention
+        return known | ({"pair": list(self.pair)} if self.pair else {})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+
+    lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
+    may take, its boot apart; those that are left then are not driven.
+    """
+
+    env: EngineEnv
+    scenarios: tuple[Scenario, ...]
+    pairs: dict[str, tuple[Path, Path]]
+    root: Path
+    device: str = "cpu"
+    revert: int | None = None
+    cpu_attention: CpuAttention = "torch"
+    own_pair: bool = False
+    lease: Request | None = None
+    assumed: tuple[str, ...] = ()
+    argv: tuple[str, ...] = ()
+    box: float | None = None
+
+    @property
+    def setup(self) -> Setup:
+        """How its engines and references are started."""
+        target, draft = next(iter(self.pairs.values())) if self.own_pair else (None, None)
+        return Setup(
+            release=self.env.version,
+            device=self.device,
+            revert=self.revert,
+            cpu_attention=self.cpu_attention,
+            assumed=self.assumed,
+            pair=(str(target), str(draft)) if self.own_pair else None,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class ScenarioResult:
+    """One judged scenario, wherever its rows came from: an engine that runs, a stored run, a test.
+
+    trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
+    folder, specimen: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
 
     scenario: Scenario
+    setup: Setup
+    trace: Trace
+    reference: Trace | None
     verdict: Verdict
     divergences: tuple[Divergence, ...]
     findings: tuple[Finding, ...]
-    folder: Path
-    specimen: Path | None
     text_identical: bool | None
     rounds: int
     draft_steps: int
-    seconds: dict[str, float]
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
+    folder: Path = Path()
+    specimen: Path | None = None
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        scenario: Scenario,
+        trace: Trace,
+        reference: Trace | None,
+        verdict: Verdict,
+        divergences: Sequence[Divergence],
+        *,
+        setup: Setup,
+        **stored: Any,
+    ) -> ScenarioResult:
+        """Everything that follows from rows and their verdict. stored: folder, specimen, seconds."""
+        findings = tuple(group(divergences))
+        return ScenarioResult(
+            scenario=scenario,
+            setup=setup,
+            trace=trace,
+            reference=reference,
+            verdict=verdict,
+            divergences=tuple(divergences),
+            findings=findings,
+            text_identical=None if reference is None else text_identical(trace, reference, scenario),
+            rounds=len(trace.rounds),
+            draft_steps=sum(record.forwards.get("DRAFT", 0) for record in trace.rounds),
+            known=_known(scenario, setup, verdict, findings),
+            **stored,
+        )
+
+    def __repr__(self) -> str:
+        reverted = f" with {self.setup.revert} reverted" if self.setup.revert else ""
+        return f"<scenario {self.scenario.name} on SGLang {self.setup.release}{reverted}: {self.verdict.outcome}>"
+
+    @property
+    def first(self) -> Divergence | None:
+        """The earliest divergence that nothing else explains."""
+        return next((found for found in self.divergences if found.first), None)
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict.outcome is Outcome.PASS
+
+    def properties(self) -> list[tuple[str, object]]:
+        """What a JUnit file says of a test that drove this, beside passed or failed."""
+        found: list[tuple[str, object]] = [
+            ("eaglecheck.engine", self.setup.release),
+            ("eaglecheck.scenario", f"{self.scenario.name}-{self.scenario.id}"),
+            ("eaglecheck.verdict", str(self.verdict.outcome)),
+        ]
+        if self.first is None:
+            return found
+        known = self.known.get(self.first.signature, ())
+        found.append(("eaglecheck.signature", self.first.signature))
+        return found + ([("eaglecheck.known", ", ".join(one.id for one in known))] if known else [])
+
+    def without_rows(self) -> ScenarioResult:
+        """What a run keeps of a scenario that it has stored: hundreds of traces are too many."""
+        return replace(self, trace=self.trace.header_only(), reference=None)
+
+    def save_specimen(self, root: Path, *, name: str = "") -> Path:
+        """A folder under `root` that `eaglecheck replay` runs again; by default its name says the release too."""
+        reverted = f"-r{self.setup.revert}" if self.setup.revert else ""
+        folder = root / SPECIMENS / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
+        first = self.first or next(iter(self.divergences), None)
+        return write_specimen(
+            folder,
+            self.scenario,
+            engine=replace(self.trace, header={**self.trace.header, **self.setup.plain()}),
+            reference=self.reference,
+            divergences=self.divergences,
+            signature=first.signature if first else str(self.verdict.outcome),
+            replay=f"eaglecheck replay {folder}",
+        )
 
 
-def known_of(
-    scenario: Scenario, verdict: Verdict, findings: Sequence[Finding], *, release: str, device: str
+def _known(
+    scenario: Scenario, setup: Setup, verdict: Verdict, findings: Sequence[Finding]
 ) -> dict[str, tuple[Known, ...]]:
     """What each finding of a scenario may be, and each reason where there is no verdict."""
     texts = [finding.signature for finding in findings]
     texts += verdict.reasons if verdict.outcome is Outcome.UNKNOWN else ()
-    return known_as(texts, scenario=scenario, release=release, device=device, reasons=verdict.reasons)
+    return known_as(texts, scenario=scenario, release=setup.release, device=setup.device, reasons=verdict.reasons)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +207,14 @@ class RunResult:
     results: tuple[ScenarioResult, ...]
     verdict: Verdict
     cost: Cost
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
+
+    def __init__(self, why: str, result: RunResult) -> None:
+        super().__init__(why)
+        self.result = result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

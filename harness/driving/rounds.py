@@ -122,27 +122,26 @@ class Unpacker:
         if again:
             found = {name: without_front(array, len(requests), again) for name, array in found.items()}
             yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
-        rows = len(found["input_ids"])
-        keep = kept_rows(lens, rows, len(requests))
+        rows, own_rows = len(found["input_ids"]), np.asarray(lens, dtype=np.int64)
+        keep = kept_rows(own_rows, rows, len(requests))
         told = "logits" if "logits" in found else "best"
-        logit_rows, logit_index = output_rows(phase, lens, keep, len(found.get(told, ())))
-        hidden_rows, hidden_index = output_rows(phase, lens, keep, len(found.get("hidden_out", ())))
+        logit_rows, logit_index = output_rows(phase, own_rows, keep, len(found.get(told, ())))
+        hidden_rows, hidden_index = output_rows(phase, own_rows, keep, len(found.get("hidden_out", ())))
         whole = sum(lens) == rows  # as in most forwards: nothing to leave out, and nothing to copy
         arrays = {name: found[name] if whole else found[name][keep] for name in INPUTS if name in found}
-        if logit_rows:
+        arrays |= {"logit_rows": logit_rows, "hidden_rows": hidden_rows}
+        if len(logit_rows):
             own = of_rows(found, LOGITS, logit_index)
             top = summary_of(own["logits"]) if told == "logits" else summary_told(own)
             arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
             arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
-        if hidden_rows:
+        if len(hidden_rows):
             arrays |= of_rows(found, ("hidden_out",), hidden_index)
         message = {
             "ev": "forward",
             "phase": phase,
             "step": event["step"],
             "lens": lens,
-            "hidden_rows": hidden_rows,
-            "logit_rows": logit_rows,
             **current.about(requests),
         }
         yield message, arrays
@@ -188,24 +187,22 @@ class Unpacker:
     def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         """One row a position whose KV was handed over (and a layer), the last with what drafting goes on from."""
         found, lens = current.read(event), current.starts
-        bonus = found["bonus"].reshape(-1).tolist()
-        rotated = [token for text, last in zip(event["texts"], bonus, strict=True) for token in (*text, last)]
+        bonus = found["bonus"].reshape(-1, 1)
+        rotated = np.concatenate([part for pair in zip(event["texts"], bonus, strict=True) for part in pair])
         about = current.about(range(len(lens)))
         ids = found["ids"].reshape(len(lens), -1)
         ids, probs = self._as_target(ids, mapped=event["mapped"]), found["probs"].reshape(ids.shape)
         width = 1 if event.get("layered") else ids.shape[1]  # a column a layer, or all from one forward
-        rows = {"lens": lens, "hidden_rows": (np.cumsum(lens) - 1).tolist(), "logit_rows": []}
-        if "hidden" not in found:
-            rows["hidden_rows"] = []
+        held = found.get("hidden")
         for step, at in enumerate(range(0, ids.shape[1], width)):
             where = {"phase": "PREBUILT", "step": step, **about}
             yield (
-                {"ev": "forward", **where, **rows},
+                {"ev": "forward", **where, "lens": lens},
                 {
-                    "input_ids": np.asarray(rotated, dtype=np.int64),
+                    "input_ids": rotated.astype(np.int64),
                     "positions": np.full(len(rotated), -1, dtype=np.int64),
                     "cache_slots": found["slots"].reshape(-1),
-                    **({"hidden_out": found["hidden"]} if "hidden" in found else {}),
+                    **({} if held is None else {"hidden_out": held, "hidden_rows": np.cumsum(lens) - 1}),
                 },
             )
             yield {"ev": "chosen", **where}, {"ids": ids[:, at : at + width], "probs": probs[:, at : at + width]}

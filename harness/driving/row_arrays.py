@@ -6,7 +6,6 @@ Control side: NumPy only. It must not know what a message is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import numpy as np
 
@@ -22,10 +21,10 @@ def without_front(array: np.ndarray, requests: int, again: int) -> np.ndarray:
     return array.reshape(requests, width, *array.shape[1:])[:, again:].reshape(-1, *array.shape[1:])
 
 
-def of_rows(found: Arrays, names: Sequence[str], rows: list[int]) -> Arrays:
+def of_rows(found: Arrays, names: Sequence[str], rows: np.ndarray) -> Arrays:
     """Those of these arrays that are there, in these rows; rows that are all there are stay where they are."""
     held = {name: found[name] for name in names if name in found}
-    if rows == list(range(len(next(iter(held.values()))))):
+    if len(rows) == len(next(iter(held.values()))):
         return held
     return {name: array[rows] for name, array in held.items()}
 
@@ -72,9 +71,9 @@ def best_first(top_ids: np.ndarray, best: np.ndarray) -> np.ndarray:
     if not others_first.any():
         return top_ids
     ordered = top_ids.copy()
-    for row in np.flatnonzero(others_first).tolist():
-        others = [token for token in top_ids[row].tolist() if token != best[row]]
-        ordered[row] = [int(best[row]), *others][: top_ids.shape[1]]
+    for row in np.flatnonzero(others_first):
+        others = top_ids[row][top_ids[row] != best[row]]
+        ordered[row] = np.concatenate([best[row : row + 1], others])[: top_ids.shape[1]]
     return ordered
 
 
@@ -89,27 +88,27 @@ def without_padding(array: np.ndarray, *, batch: int, requests: int, packed: int
     return array[: requests * (len(array) // batch)]
 
 
-def kept_rows(lens: list[int], rows: int, requests: int) -> np.ndarray:
+def kept_rows(lens: np.ndarray, rows: int, requests: int) -> np.ndarray:
     """Row numbers of a forward that belong to accepted tokens: a block of equal width a request, or packed rows."""
-    if sum(lens) == rows:
+    if lens.sum() == rows:
         return np.arange(rows)
     width = rows // requests
-    return np.concatenate([np.arange(i * width, i * width + length) for i, length in enumerate(lens)])
+    return np.concatenate([np.arange(i * width, i * width + length) for i, length in enumerate(lens.tolist())])
 
 
-def output_rows(phase: str, lens: list[int], keep: np.ndarray, produced: int) -> tuple[list[int], list[int]]:
+def output_rows(phase: str, lens: np.ndarray, keep: np.ndarray, produced: int) -> tuple[np.ndarray, np.ndarray]:
     """Which kept rows an output tensor of `produced` rows speaks of, and which of its rows to read for them.
 
     Draft-extend outputs matter only at each request's last committed row; one row a request means "last row".
     """
     if produced == 0:
-        return [], []
-    ends = [after - 1 for after in accumulate(lens)]
+        return np.arange(0), np.arange(0)
+    ends = np.cumsum(lens) - 1
     if produced == len(lens) and produced != len(keep):
-        return ends, list(range(produced))
+        return ends, np.arange(produced)
     if phase == "EXTEND":
-        return ends, ends if produced == len(keep) else keep[ends].tolist()
-    return list(range(len(keep))), keep.tolist()
+        return ends, ends if produced == len(keep) else keep[ends]
+    return np.arange(len(keep)), keep
 
 
 def parents_of(next_token: np.ndarray, next_sibling: np.ndarray, width: int) -> np.ndarray:

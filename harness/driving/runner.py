@@ -1,118 +1,99 @@
-"""Runs scenarios: one engine a boot configuration, then drive, reference, judge, store, for each of them.
+"""Runs scenarios: each driven on an engine that fits it, judged beside the next one, and stored.
 
 It must not judge by itself and must not print; a run that cannot be judged is UNKNOWN, never silent.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
 import subprocess
 import sys
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
-from harness.archive.store import SPECIMENS
-from harness.archive.writer import RunWriter, write_specimen
-from harness.both_sides.leases import Request
-from harness.checks.findings import Finding, group
-from harness.checks.judge import judge
-from harness.contract.known_issues import Known
+from harness.archive.writer import RunWriter
 from harness.contract.merge import merge
-from harness.contract.trace import ENDS, RowBuilder, Trace
-from harness.contract.types import Divergence, Outcome, Scenario, Verdict
+from harness.contract.trace import Trace
+from harness.contract.types import Outcome, Scenario, Verdict
 from harness.contract.words import counted
-from harness.driving.drive import drive
+from harness.driving.judging import JudgeQueue, judge_with, load_oracle, unjudged
+from harness.driving.pool import EnginePool
 from harness.driving.progress import (
     Booted,
     Cost,
+    Interrupted,
     Judged,
     Observer,
+    Plan,
     Preparing,
     RunResult,
     ScenarioResult,
+    Setup,
     Started,
     Turned,
-    known_of,
 )
 from harness.engines.engine import Engine
-from harness.engines.envs import EngineEnv
-from harness.engines.errors import EngineError, EngineNotClean, NoLease
-from harness.engines.launch import CpuAttention, build_launch
+from harness.engines.errors import EngineError
+from harness.engines.launch import build_launch
+from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
-
-    lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
-    may take, its boot apart; those that are left then are not driven.
-    """
-
-    env: EngineEnv
-    scenarios: tuple[Scenario, ...]
-    pairs: dict[str, tuple[Path, Path]]
-    root: Path
-    device: str = "cpu"
-    revert: int | None = None
-    cpu_attention: CpuAttention = "torch"
-    own_pair: bool = False
-    lease: Request | None = None
-    assumed: tuple[str, ...] = ()
-    argv: tuple[str, ...] = ()
-    box: float | None = None
-
-    @property
-    def named_pair(self) -> list[str] | None:
-        """The folders that replace every scenario's own checkpoint; kept with the run, since replaying needs them."""
-        return [str(folder) for folder in next(iter(self.pairs.values()))] if self.own_pair else None
-
-
-class Interrupted(KeyboardInterrupt):
-    """A run that somebody ended; `result`: the scenarios judged by then, never a PASS."""
-
-    def __init__(self, why: str, result: RunResult) -> None:
-        super().__init__(why)
-        self.result = result
-
-
 @dataclass(slots=True)
-class _Session:
+class _Run:
     """The mutable middle of a run."""
 
     plan: Plan
     observers: Sequence[Observer]
     writer: RunWriter
-    #: what engines ask for; no waiting any more once it was in vain, or a run would wait anew for each scenario
-    lease: Request | None
+    engines: EnginePool = field(init=False)
     oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
+    queue: JudgeQueue = field(default_factory=JudgeQueue)
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
-    boots: int = 0
     boot_seconds: float = 0.0
-    #: one thread that judges while the engine is at the next scenario, and what it has not given back yet, in order
-    judges: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
-    unsettled: deque[Future[ScenarioResult]] = field(default_factory=deque)
+    #: boot configuration -> when the seconds of the plan's box are over for it
+    ends: dict[str, float] = field(default_factory=dict)
 
-    def tell(self, event: Any) -> None:
+    def __post_init__(self) -> None:
+        name = f"SGLang {self.plan.env.version}"
+        self.engines = EnginePool(
+            logs=self.writer.folder,
+            log_name="engine.log",
+            lease=self.plan.lease,
+            preparing=lambda text, log: self.notify(Preparing(text=f"{name} {text}", log=log)),
+            booted=self.booted,
+        )
+
+    def notify(self, event: Any) -> None:
         for observer in self.observers:
             observer(event)
 
+    def booted(self, engine: Engine) -> None:
+        self.boot_seconds += engine.boots_seconds
+        self.header = self.header or dict(engine.handshakes[0])
+        for handshake in engine.handshakes:
+            self.writer.append_event({"event": "handshake", **handshake})
+        self.notify(Booted(header=dict(engine.handshakes[0]), seconds=engine.boots_seconds))
+
     def settle(self, *, leave: int = 0) -> None:
         """Take judged scenarios in their order, until at most `leave` are still with the judge."""
-        while len(self.unsettled) > leave or (self.unsettled and self.unsettled[0].done()):
-            _record(self, self.unsettled.popleft().result())
+        for result in self.queue.take(leave=leave):
+            self.record(result)
+
+    def record(self, result: ScenarioResult) -> None:
+        self.results.append(result)
+        self.notify(Judged(result=result))
 
 
 def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
@@ -124,120 +105,65 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     """
     start = time.monotonic()
     writer = RunWriter.create(plan.root, manifest=_manifest(plan))
-    session = _Session(plan=plan, observers=observers, writer=writer, lease=plan.lease)
+    going = _Run(plan=plan, observers=observers, writer=writer)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items():
-                session.oracles[name] = loader.submit(_load_oracle, target, draft, session.plan.assumed)
-            with session.judges:
-                for scenarios in by_boot(plan.scenarios):
-                    _run_group(session, scenarios)
-                    session.settle()
-        verdict = merge([result.verdict for result in session.results])
+                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
+            with going.queue:
+                try:
+                    for scenario in in_boot_order(plan.scenarios):
+                        if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
+                            _run_scenario(going, scenario)
+                finally:
+                    going.engines.end()
+                going.settle()
+        verdict = merge([result.verdict for result in going.results])
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
-        early = Interrupted(why, _result(session, _cut_off(session, why), time.monotonic() - start))
-        early.add_note(_left_behind(session))
+        early = Interrupted(why, _result(going, _cut_off(going, why), time.monotonic() - start))
+        early.add_note(_left_behind(going))
         raise early from stop
     except BaseException as error:
-        error.add_note(_left_behind(session))
+        error.add_note(_left_behind(going))
         raise
     finally:
         writer.close()
-    return _result(session, verdict, time.monotonic() - start)
+    return _result(going, verdict, time.monotonic() - start)
 
 
-def _result(session: _Session, verdict: Verdict, seconds: float) -> RunResult:
-    plan = session.plan
-    return RunResult(
-        folder=session.writer.folder,
-        engine=plan.env.version,
-        device=plan.device,
-        revert=plan.revert,
-        header=session.header,
-        results=tuple(session.results),
-        verdict=verdict,
-        cost=_cost(session, seconds),
-    )
-
-
-def _cut_off(session: _Session, why: str) -> Verdict:
-    """The verdict of a run that was ended early: of what was judged, and UNKNOWN for the rest."""
-    while session.unsettled and session.unsettled[0].done():
-        future = session.unsettled.popleft()
-        if not future.cancelled() and future.exception() is None:
-            session.results.append(future.result())
-    judged, total = len(session.results), len(session.plan.scenarios)
-    rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
-    return merge([*(result.verdict for result in session.results), rest])
-
-
-def _left_behind(session: _Session) -> str:
-    folder = session.writer.folder
-    judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
-    left = f"run folder {folder} is incomplete, {judged} of {counted(len(session.plan.scenarios), 'scenario')} judged"
-    return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
-
-
-def by_boot(scenarios: Sequence[Scenario]) -> list[list[Scenario]]:
-    """Scenarios grouped by boot configuration, in order of first appearance: one engine a group."""
-    groups: dict[str, list[Scenario]] = {}
+def in_boot_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
+    """Scenarios of one boot configuration behind each other, in order of first appearance: one engine for each."""
+    first: dict[str, int] = {}
     for scenario in scenarios:
-        groups.setdefault(scenario.boot_key(), []).append(scenario)
-    return list(groups.values())
+        first.setdefault(scenario.boot_key(), len(first))
+    return sorted(scenarios, key=lambda scenario: first[scenario.boot_key()])
 
 
-def _load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
-    from harness.driving.oracle import Oracle  # torch: imported while the engine boots
-
-    return Oracle(target=target, draft=draft, assumed=assumed).load()
-
-
-def _run_group(session: _Session, scenarios: Sequence[Scenario]) -> None:
-    """All scenarios of one boot configuration; the engine is booted again only after it died."""
-    with contextlib.ExitStack() as stack:
-        engine: Engine | None = None
-        end = math.inf
-        for scenario in scenarios:
-            session.settle(leave=1)
-            if time.monotonic() > end:
-                break
-            number = len(session.results) + len(session.unsettled) + 1
-            session.tell(Started(scenario=scenario, index=number, total=len(session.plan.scenarios)))
-            try:
-                if engine is None:
-                    engine = stack.enter_context(_booted(session, scenario))
-                    if session.plan.box is not None:
-                        end = min(end, time.monotonic() + session.plan.box)
-                try:
-                    trace, seconds = _timed_drive(session, engine, scenario)
-                except EngineNotClean:  # nothing of this scenario has run yet: a new engine, not a second try
-                    engine.close()
-                    engine = stack.enter_context(_booted(session, scenario))
-                    trace, seconds = _timed_drive(session, engine, scenario)
-            except EngineError as error:
-                if isinstance(error, NoLease) and session.lease is not None:
-                    session.lease = replace(session.lease, wait=0.0)
-                if engine is not None:
-                    engine.close()  # before the next one boots, which may need its card, its memory or its ports
-                session.settle()
-                _give_up(session, scenario, str(error))
-                engine = None
-                continue
-            if any(event.name in ENDS for event in trace.events):
-                engine.close()
-                engine = None
-            session.unsettled.append(session.judges.submit(_judge, session, scenario, trace, seconds))
-            if engine is None:
-                session.settle()
+def _run_scenario(going: _Run, scenario: Scenario) -> None:
+    """Drive it, and leave it with the judge; the engine is booted again only after it died."""
+    going.settle(leave=1)
+    number = len(going.results) + len(going.queue) + 1
+    going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
+    start = time.monotonic()
+    try:
+        going.engines.use(_launch(going, scenario))
+        start = time.monotonic()
+        if going.plan.box is not None:
+            going.ends.setdefault(scenario.boot_key(), start + going.plan.box)
+        trace = _drive(going, scenario)
+    except EngineError as error:
+        going.settle()
+        going.record(_stored(going, unjudged(scenario, str(error), setup=going.plan.setup)))
+        return
+    going.queue.put(partial(_judge, going, scenario, trace, time.monotonic() - start))
 
 
-@contextlib.contextmanager
-def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
-    plan = session.plan
+def _launch(going: _Run, scenario: Scenario) -> Launch:
+    plan = going.plan
     target, draft = plan.pairs[scenario.checkpoint]
-    launch = build_launch(
+    return build_launch(
         env=plan.env,
         spec=scenario.spec,
         engine=scenario.engine,
@@ -247,136 +173,78 @@ def _booted(session: _Session, scenario: Scenario) -> Iterator[Engine]:
         revert=plan.revert,
         cpu_attention=plan.cpu_attention,
         assumed=plan.assumed,
-        lease=session.lease,
+        lease=going.engines.lease,
     )
-    log = session.writer.folder / "engine.log"
-    engine = Engine(launch=launch, log=log)
-    session.boots += 1
-    try:
-        engine.boot(progress=lambda text: session.tell(Preparing(text=f"SGLang {plan.env.version} {text}", log=log)))
-        session.boot_seconds += engine.boots_seconds
-        session.header = session.header or dict(engine.handshakes[0])
-        for handshake in engine.handshakes:
-            session.writer.append_event({"event": "handshake", **handshake})
-        session.tell(Booted(header=dict(engine.handshakes[0]), seconds=engine.boots_seconds))
-        yield engine
-    finally:
-        engine.close()
 
 
-def _timed_drive(session: _Session, engine: Engine, scenario: Scenario) -> tuple[Trace, float]:
-    start = time.monotonic()
-    session.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
+def _drive(going: _Run, scenario: Scenario) -> Trace:
+    going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 
     def on_turn(tick: int, state: dict[str, Any]) -> None:
-        session.writer.append_event({"event": "turn", "tick": tick, **state})
-        session.tell(Turned(tick=tick, state=state))
-        session.settle(leave=1)
+        going.writer.append_event({"event": "turn", "tick": tick, **state})
+        going.notify(Turned(tick=tick, state=state))
+        going.settle(leave=1)
 
-    trace = drive(engine, scenario, on_turn=on_turn)
-    return trace, time.monotonic() - start
+    return going.engines.drive(_launch(going, scenario), scenario, on_turn=on_turn)
 
 
-def _judge(session: _Session, scenario: Scenario, engine: Trace, engine_seconds: float) -> ScenarioResult:
+def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:
     """Judge and store one scenario; runs beside the engine, so it tells nobody."""
-    marks = [time.monotonic()]
-    oracle = session.oracles[scenario.checkpoint].result()
-    marks[0] = time.monotonic()  # waiting for torch to load is not the reference's cost
-    reference = oracle.answer(scenario, engine)
-    marks.append(time.monotonic())
-    verdict, divergences = judge(scenario, engine, reference)
-    marks.append(time.monotonic())
-    folder = session.writer.save_scenario(
-        scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences
-    )
-    specimen = _specimen(session, scenario, engine, reference, divergences) if divergences else None
-    marks.append(time.monotonic())
-    from harness.contract.texts import text_identical
+    oracle = going.oracles[scenario.checkpoint].result()  # waiting for torch to load is not the reference's cost
+    return _stored(going, judge_with(oracle, scenario, trace, setup=going.plan.setup, engine_seconds=engine_seconds))
 
-    findings = tuple(group(divergences))
-    return ScenarioResult(
-        scenario=scenario,
+
+def _stored(going: _Run, result: ScenarioResult) -> ScenarioResult:
+    """The result with where its rows are now: on disk."""
+    start = time.monotonic()
+    folder = going.writer.save_scenario(
+        result.scenario,
+        engine=result.trace,
+        reference=result.reference,
+        verdict=result.verdict,
+        divergences=result.divergences,
+    )
+    specimen = result.save_specimen(going.writer.folder, name=folder.name) if result.divergences else None
+    seconds = {**result.seconds, "store": time.monotonic() - start}
+    return replace(result.without_rows(), folder=folder, specimen=specimen, seconds=seconds)
+
+
+def _result(going: _Run, verdict: Verdict, seconds: float) -> RunResult:
+    setup = going.plan.setup
+    return RunResult(
+        folder=going.writer.folder,
+        engine=setup.release,
+        device=setup.device,
+        revert=setup.revert,
+        header=going.header,
+        results=tuple(going.results),
         verdict=verdict,
-        divergences=tuple(divergences),
-        findings=findings,
-        known=_known(session, scenario, verdict, findings),
-        folder=folder,
-        specimen=specimen,
-        text_identical=text_identical(engine, reference, scenario),
-        rounds=len(engine.rounds),
-        draft_steps=sum(record.forwards.get("DRAFT", 0) for record in engine.rounds),
-        seconds={
-            "engine": engine_seconds,
-            "reference": marks[1] - marks[0],
-            "judge": marks[2] - marks[1],
-            "store": marks[3] - marks[2],
-        },
+        cost=_cost(going, seconds),
     )
 
 
-def _known(
-    session: _Session, scenario: Scenario, verdict: Verdict, findings: Sequence[Finding]
-) -> dict[str, tuple[Known, ...]]:
-    plan = session.plan
-    return known_of(scenario, verdict, findings, release=plan.env.version, device=plan.device)
+def _cut_off(going: _Run, why: str) -> Verdict:
+    """The verdict of a run that was ended early: of what was judged, and UNKNOWN for the rest."""
+    going.results += going.queue.finished()
+    judged, total = len(going.results), len(going.plan.scenarios)
+    rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
+    return merge([*(result.verdict for result in going.results), rest])
 
 
-def _specimen(
-    session: _Session, scenario: Scenario, engine: Trace, reference: Trace, divergences: Sequence[Divergence]
-) -> Path:
-    folder = session.writer.folder / SPECIMENS / f"{scenario.name}-{scenario.id}"
-    first = next((found for found in divergences if found.first), divergences[0])
-    plan = session.plan
-    header = {**engine.header, "release": plan.env.version, "device": plan.device, "assumed": list(plan.assumed)}
-    header["cpu_attention"] = plan.cpu_attention
-    if plan.own_pair:
-        header["pair"] = plan.named_pair
-    return write_specimen(
-        folder,
-        scenario,
-        engine=replace(engine, header=header),
-        reference=reference,
-        divergences=divergences,
-        signature=first.signature,
-        replay=f"eaglecheck replay {folder}",
-    )
+def _left_behind(going: _Run) -> str:
+    folder = going.writer.folder
+    judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
+    left = f"run folder {folder} is incomplete, {judged} of {counted(len(going.plan.scenarios), 'scenario')} judged"
+    return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
 
-def _give_up(session: _Session, scenario: Scenario, why: str) -> None:
-    """A scenario without an engine: UNKNOWN with the reason, and stored like any other."""
-    trace = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
-    verdict = Verdict(outcome=Outcome.UNKNOWN, reasons=(why,))
-    folder = session.writer.save_scenario(scenario, engine=trace, reference=None, verdict=verdict, divergences=[])
-    _record(
-        session,
-        ScenarioResult(
-            scenario=scenario,
-            verdict=verdict,
-            divergences=(),
-            findings=(),
-            known=_known(session, scenario, verdict, ()),
-            folder=folder,
-            specimen=None,
-            text_identical=None,
-            rounds=0,
-            draft_steps=0,
-            seconds={},
-        ),
-    )
-
-
-def _record(session: _Session, result: ScenarioResult) -> None:
-    session.results.append(result)
-    session.tell(Judged(result=result))
-
-
-def _cost(session: _Session, total: float) -> Cost:
+def _cost(going: _Run, total: float) -> Cost:
     spent = Counter[str]()
-    for result in session.results:
+    for result in going.results:
         spent.update(result.seconds)
     return Cost(
-        boots=session.boots,
-        boot_seconds=session.boot_seconds,
+        boots=going.engines.boots,
+        boot_seconds=going.boot_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
         judge_seconds=spent["judge"],
@@ -387,6 +255,7 @@ def _cost(session: _Session, total: float) -> Cost:
 
 def _manifest(plan: Plan) -> dict[str, Any]:
     head, dirty = git_state()
+    setup = {name: getattr(plan.setup, name) for name in Setup.__slots__}
     return {
         "eaglecheck": own_version(),
         "argv": list(plan.argv),
@@ -394,16 +263,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "git_dirty": dirty,
         "host": platform.node(),
         "python": sys.version.split()[0],
-        "engine": {
-            "release": plan.env.version,
-            "device": plan.device,
-            "revert": plan.revert,
-            "torch": plan.env.torch,
-            "python": str(plan.env.python),
-            "cpu_attention": plan.cpu_attention,
-            "pair": plan.named_pair,
-            "assumed": list(plan.assumed),
-        },
+        "engine": {**setup, "torch": plan.env.torch, "python": str(plan.env.python)},
     }
 
 

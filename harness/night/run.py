@@ -15,12 +15,14 @@ from pathlib import Path
 from harness.archive.disk import FULL
 from harness.archive.store import WriteError
 from harness.checks.describe import describe
-from harness.checks.ledger import lost_by
+from harness.checks.findings import Finding, by_signature
+from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.live import LiveEngines, ScenarioOutcome
+from harness.driving.live import LiveEngines
+from harness.driving.progress import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell
 from harness.night.records import CellResult, Seen
@@ -106,7 +108,7 @@ class Driver:
                 raise
             tally.unknown(f"a fault of eaglecheck's own in {scenario.name}: {type(error).__name__}: {error}")
 
-    def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioOutcome:
+    def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioResult:
         assumed = cell.assumed_for(scenario)
         if self._live is None or assumed != self._assumed:
             self.close()
@@ -148,9 +150,8 @@ class _Tally:
     accepted: Counter[int] = field(default_factory=Counter)
     ties: int = 0
     choices: int = 0
-    scenarios: Counter[str] = field(default_factory=Counter)
-    divergences: Counter[str] = field(default_factory=Counter)
-    smallest: dict[str, ScenarioOutcome] = field(default_factory=dict)
+    findings: list[tuple[Finding, ...]] = field(default_factory=list)
+    smallest: dict[str, ScenarioResult] = field(default_factory=dict)
     #: signature -> (shown, tried) of the first scenario with it
     shown: dict[str, tuple[int, int]] = field(default_factory=dict)
     #: boot keys whose engine did not start -> why
@@ -160,7 +161,7 @@ class _Tally:
         self.outcomes.append(Outcome.UNKNOWN)
         self.reasons[why] += 1
 
-    def add(self, outcome: ScenarioOutcome) -> list[str]:
+    def add(self, outcome: ScenarioResult) -> list[str]:
         """Count one outcome; returns the signatures that were not seen in this cell before."""
         verdict = outcome.verdict
         self.outcomes.append(verdict.outcome)
@@ -169,15 +170,13 @@ class _Tally:
         self.accepted.update(accept_lengths(outcome.trace))
         self.ties += verdict.ties
         self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
+        found = tuple(finding for finding in outcome.findings if finding.is_root)
+        self.findings.append(found)
         new = []
-        for finding in outcome.findings:
-            if not finding.is_root:
-                continue
+        for finding in found:
             if finding.signature not in self.shown:
                 self.shown[finding.signature] = (1, 1)
                 new.append(finding.signature)
-            self.scenarios[finding.signature] += 1
-            self.divergences[finding.signature] += finding.count
             held = self.smallest.get(finding.signature)
             if held is None or size(outcome.scenario) < size(held.scenario):
                 self.smallest[finding.signature] = outcome
@@ -205,14 +204,15 @@ class _Tally:
         )
 
     def _seen(self, folder: Path) -> Iterator[Seen]:
-        for signature, outcome in self.smallest.items():
+        for shared in by_signature(self.findings):
+            signature, outcome = shared.signature, self.smallest[shared.signature]
             first = next(one.first for one in outcome.findings if one.signature == signature)
             shown, tried = self.shown[signature]
             known = [f"  {one.line}" for one in outcome.known.get(signature, ())]
             yield Seen(
                 signature=signature,
-                scenarios=self.scenarios[signature],
-                divergences=self.divergences[signature],
+                scenarios=len(shared.members),
+                divergences=shared.count,
                 shown=shown,
                 tried=tried,
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),

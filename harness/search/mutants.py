@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
-from harness.checks.ledger import lost_by
+from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.types import Op, Outcome, Scenario
 from harness.contract.words import counted
@@ -21,7 +21,8 @@ from harness.engines.errors import EngineError
 from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
 
 if TYPE_CHECKING:
-    from harness.driving.live import LiveEngines, ScenarioOutcome
+    from harness.driving.live import LiveEngines
+    from harness.driving.progress import ScenarioResult
 
 Report = Callable[[Step], None]
 
@@ -33,7 +34,7 @@ def with_fault(scenario: Scenario, fault: Mutant, *, first: int = 1) -> Scenario
     return Scenario(**{**scenario.model_dump(), "name": name, "script": (arm, *scenario.script)})
 
 
-def killers(outcome: ScenarioOutcome) -> tuple[str, ...]:
+def killers(outcome: ScenarioResult) -> tuple[str, ...]:
     """Checks that would have failed this run, each by itself."""
     evidence = gather(outcome.scenario, outcome.trace, outcome.reference)
     return tuple(name for name, check in CHECKS.items() if run_check(check, evidence).divergences)
@@ -152,7 +153,7 @@ class Campaign:
         self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
 
 
-def judged(fault: Mutant, outcome: ScenarioOutcome, *, examples: int) -> Score:
+def judged(fault: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
     lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
     if lost:
@@ -173,7 +174,7 @@ def judged(fault: Mutant, outcome: ScenarioOutcome, *, examples: int) -> Score:
     )
 
 
-def _why(fault: Mutant, outcome: ScenarioOutcome) -> str:
+def _why(fault: Mutant, outcome: ScenarioResult) -> str:
     fired = {event.data["mutant"]: event.data["fired"] for event in outcome.trace.events if event.name == "fault"}
     if fired.get(fault.id) == 0:
         return f"it never acted in {outcome.scenario.name}"

@@ -5,10 +5,10 @@ It must not judge and must not run anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from harness.checks.findings import Finding
+from harness.checks.findings import Finding, Shared, by_signature
 from harness.contract.types import Divergence, Scenario
 
 
@@ -27,24 +27,21 @@ class FindingTally:
 
 def tally(judged: Iterable[tuple[Scenario, Iterable[Finding]]]) -> list[FindingTally]:
     """One entry a signature, roots first, then by how many scenarios show it."""
-    members: dict[str, list[tuple[Scenario, Finding]]] = {}
-    for scenario, findings in judged:
-        for finding in findings:
-            members.setdefault(finding.signature, []).append((scenario, finding))
-    tallies = [_tally(signature, found) for signature, found in members.items()]
+    given = list(judged)
+    tallies = [_tally(shared, [one for one, _ in given]) for shared in by_signature(found for _, found in given)]
     return sorted(tallies, key=lambda entry: (entry.consequence, -entry.scenarios, entry.signature))
 
 
-def _tally(signature: str, members: list[tuple[Scenario, Finding]]) -> FindingTally:
-    roots = [member for member in members if member[1].is_root] or members
-    smallest, finding = min(roots, key=lambda member: size(member[0]))
+def _tally(shared: Shared, scenarios: Sequence[Scenario]) -> FindingTally:
+    members = [(scenarios[at], finding) for at, finding in shared.roots or shared.members]
+    smallest, finding = min(members, key=lambda member: size(member[0]))
     return FindingTally(
-        signature=signature,
-        scenarios=len(members),
-        divergences=sum(finding.count for _, finding in members),
+        signature=shared.signature,
+        scenarios=len(shared.members),
+        divergences=shared.count,
         smallest=smallest,
         first=finding.first,
-        consequence=not any(finding.is_root for _, finding in members),
+        consequence=not shared.roots,
     )
 
 

@@ -24,7 +24,8 @@ from harness.suite import order
 from harness.suite.census import CENSUS, Census, Counting
 
 if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it comes with the first that is asked for
-    from harness.driving.live import LiveEngines, ScenarioOutcome
+    from harness.driving.live import LiveEngines
+    from harness.driving.progress import ScenarioResult
 
 #: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
@@ -226,17 +227,15 @@ def _ready_environment(version: str) -> envs.EngineEnv:
 
 
 @pytest.fixture(scope="session")
-def drive_scenario(engines: LiveEngines) -> Callable[..., ScenarioOutcome]:
-    """drive_scenario(scenario, engine=None, revert=None) -> ScenarioOutcome; see `LiveEngines.__call__`."""
+def drive_scenario(engines: LiveEngines) -> Callable[..., ScenarioResult]:
+    """drive_scenario(scenario, engine=None, revert=None) -> ScenarioResult; see `LiveEngines.__call__`."""
     return engines
 
 
 @pytest.fixture
 def commands_on_live_engine(engines: LiveEngines, monkeypatch: pytest.MonkeyPatch) -> LiveEngines:
     """Commands run in this process use the worker's live engine instead of booting one of their own."""
-    from harness.driving.live import Borrowed
-
-    monkeypatch.setattr("harness.driving.runner.Engine", lambda *, launch, log: Borrowed(engines, launch))
+    monkeypatch.setattr("harness.driving.runner.EnginePool", engines.lent)
     return engines
 
 
@@ -260,7 +259,7 @@ def pytest_runtest_makereport(
     return report
 
 
-def _look_again(outcome: ScenarioOutcome) -> str:
+def _look_again(outcome: ScenarioResult) -> str:
     from harness.checks.describe import describe
     from harness.cli import prepare
 

@@ -1,7 +1,7 @@
-"""Whether every batch left all its rows, and whether a request's batches join without gap or overlap.
+"""Whether the rows are there: every batch left all of its own, batches join, both sides ran the same forwards.
 
-No weights, no reference. A row that a batch must have and lacks is MISSING_ROW, a row no batch accounts for is
-EXTRA_ROW, a start that does not follow from what came before is SHAPE.
+A row that must be there and is not is MISSING_ROW, a row that nothing accounts for is EXTRA_ROW, a start that does not
+follow from what came before is SHAPE.
 """
 
 from __future__ import annotations
@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
+from harness.checks.accepts import near_ties, truncated
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.batches import Part
+from harness.contract.align import unpaired
+from harness.contract.batches import Part, Share
+from harness.contract.trace import Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
 Place = tuple[int, int]  # (step, slot)
 
 
 @register(
-    name="rounds",
+    id="rounds",
     kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.SHAPE),
     reads=("scenario", "engine"),
     protects="every batch ran all its forwards for all its requests, and committed lengths follow from one another",
 )
-def check_rounds(evidence: Evidence) -> CheckResult:
+def check_rows_of_batches(evidence: Evidence) -> CheckResult:
     """MISSING_ROW, EXTRA_ROW, SHAPE."""
     result = CheckResult()
     covered = set()
@@ -33,20 +36,15 @@ def check_rounds(evidence: Evidence) -> CheckResult:
             for phase, places in expected_places(evidence, part):
                 result.divergences += _row_faults(evidence, part, phase, places)
         result.divergences += _joints(evidence, parts)
+    expected, observed = "a batch that names this request and length", "a row of no batch"
     for share, by_phase in evidence.table.groups.items():
         if share in covered:
             continue
-        for index in (index for indices in by_phase.values() for index in indices):
-            result.divergences.append(
-                evidence.divergence(
-                    index,
-                    kind=Kind.EXTRA_ROW,
-                    check="rounds",
-                    expected="a batch that names this request and length",
-                    observed="a row of no batch",
-                    hint="no-batch",
-                )
-            )
+        result.divergences += [
+            evidence.divergence(index, kind=Kind.EXTRA_ROW, expected=expected, observed=observed, hint="no-batch")
+            for indices in by_phase.values()
+            for index in indices
+        ]
     return result
 
 
@@ -81,29 +79,31 @@ def _row_faults(evidence: Evidence, part: Part, phase: Phase, places: list[Place
     if found == places:
         return
     for step, slot in sorted(set(places) - set(found)):
-        yield missing(part, phase, step, slot)
+        yield _of_part(part, Kind.MISSING_ROW, phase, "a row", "none", step=step, slot=slot)
     wanted, seen = set(places), set()
     for index, place in zip(indices, found, strict=True):
         if place not in wanted or place in seen:
             hint = "twice" if place in seen else "too-many"
-            yield evidence.divergence(
-                index,
-                kind=Kind.EXTRA_ROW,
-                check="rounds",
-                expected=f"{len(places)} rows",
-                observed=f"{len(found)} rows",
-                hint=hint,
-            )
+            expected, observed = f"{len(places)} rows", f"{len(found)} rows"
+            yield evidence.divergence(index, kind=Kind.EXTRA_ROW, expected=expected, observed=observed, hint=hint)
         seen.add(place)
 
 
-def missing(part: Part, phase: Phase, step: int, slot: int) -> Divergence:
-    """MISSING_ROW at a place that has no row to point at."""
+def _of_part(
+    part: Part,
+    kind: Kind,
+    phase: Phase,
+    expected: object,
+    observed: object,
+    *,
+    hint: str = "",
+    step: int = 0,
+    slot: int = 0,
+) -> Divergence:
+    """At a place that has no row to point at."""
     dp_rank, rid, epoch, committed = part.share
     key = Key(dp_rank=dp_rank, rid=rid, epoch=epoch, committed=committed, phase=phase, step=step, slot=slot)
-    return Divergence(
-        kind=Kind.MISSING_ROW, check="rounds", key=key, round=part.record.index, expected="a row", observed="none"
-    )
+    return Divergence(kind=kind, key=key, round=part.record.index, expected=expected, observed=observed, hint=hint)
 
 
 def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
@@ -125,15 +125,56 @@ def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
 
 
 def _shape(part: Part, expected: object, observed: object, hint: str) -> Divergence:
-    dp_rank, rid, epoch, committed = part.share
     phase = Phase.PREFILL if part.record.mode == "PREFILL" else Phase.VERIFY
-    key = Key(dp_rank=dp_rank, rid=rid, epoch=epoch, committed=committed, phase=phase, step=0, slot=0)
-    return Divergence(
-        kind=Kind.SHAPE,
-        check="rounds",
-        key=key,
-        round=part.record.index,
-        expected=expected,
-        observed=observed,
-        hint=hint,
-    )
+    return _of_part(part, Kind.SHAPE, phase, expected, observed, hint=hint)
+
+
+@register(
+    id="align",
+    kinds=(Kind.MISSING_ROW, Kind.EXTRA_ROW),
+    reads=("engine", "reference"),
+    protects="both sides ran the same forwards for the same requests: a row on one side only is a finding",
+)
+def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
+    """MISSING_ROW and EXTRA_ROW between the sides."""
+    assert evidence.aligned is not None
+    assert evidence.reference is not None
+    stopped = {
+        str(event.data["rid"]): event for event in evidence.reference.events if event.name == "reference_stopped"
+    }
+    near = near_ties(evidence)
+    pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
+    found = [
+        divergence
+        for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
+        if not _unneeded(evidence, divergence, pruned)
+        and not _unanswered(divergence, stopped)
+        and not (divergence.key.phase == Phase.ACCEPT and _share(divergence) in near)  # a tie of check `sampled`
+    ]
+    reasons = [
+        f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"
+        for rid, event in stopped.items()
+    ]
+    return CheckResult(divergences=found, unknown=reasons)
+
+
+def _share(divergence: Divergence) -> Share:
+    key = divergence.key
+    return (key.dp_rank, key.rid, key.epoch, key.committed)
+
+
+def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:
+    """An engine row of a request that the reference had to give up: not extra, but UNKNOWN, with the reason."""
+    event = stopped.get(divergence.key.rid)
+    return event is not None and divergence.kind is Kind.EXTRA_ROW and divergence.round >= int(event.data["round"])
+
+
+def _unneeded(evidence: Evidence, divergence: Divergence, pruned: set[Share]) -> bool:
+    """What older workers leave out for a request that has just ended: its draft extend, the rest of its walk."""
+    key, share = divergence.key, _share(divergence)
+    if divergence.kind is not Kind.MISSING_ROW or share not in pruned:
+        return False
+    if key.phase == Phase.EXTEND:
+        return not evidence.table.of(share, Phase.EXTEND)
+    accepted = len(evidence.table.of(share, Phase.ACCEPT))
+    return key.phase == Phase.ACCEPT and truncated(evidence, share) and 0 < accepted <= key.slot

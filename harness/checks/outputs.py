@@ -1,4 +1,4 @@
-"""Output against the non-speculative reference: speculation may change speed, never text.
+"""What the user gets: where texts end, that speculation changes none of them, and that a seed decides what is drawn.
 
 The reference carries its greedy run in events: Event('greedy', data={'rid', 'output_ids', 'margins'}), where
 margins[i] is its top-1 minus top-2 logit at output i. The first difference decides: after a tie the two texts may
@@ -8,6 +8,7 @@ go different ways.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,12 @@ from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy, RequestSpec
 
+#: What must be equal for two requests to be one and the same draw.
+Draw = tuple[tuple[int, ...], float, int]
+
 
 @register(
-    name="finish",
+    id="finish",
     kinds=(Kind.TOKEN,),
     reads=("scenario", "engine"),
     protects="a request stops where its own limits say, not a token earlier or later",
@@ -52,14 +56,14 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
 
 
 def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> bool:
-    """Whether the context window, as the header tells it, leaves no room for one more round."""
+    """Whether the context window, as the header gives it, leaves no room for one more round."""
     window = evidence.engine.header.get("context_length")
     used = len(request.prompt) + len(end.output_ids)
     return isinstance(window, int) and used + evidence.scenario.spec.n + 1 >= window
 
 
 @register(
-    name="losslessness",
+    id="losslessness",
     kinds=(Kind.TOKEN,),
     reads=("scenario", "engine", "reference"),
     protects="speculative output is the text the target would have written alone",
@@ -82,31 +86,19 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
 
 def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], result: CheckResult) -> None:
     expected = [int(token) for token in data["output_ids"]]
-    for place, (observed, wanted) in enumerate(zip(end.output_ids, expected, strict=False)):
-        result.count("tokens", 1)
-        if observed == wanted:
-            continue
+    both = list(zip(end.output_ids, expected, strict=False))
+    place = next((at for at, (observed, wanted) in enumerate(both) if observed != wanted), None)
+    result.count("tokens", len(both) if place is None else place + 1)
+    if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
         scale, own = _scale(evidence, end.rid)
+        found = _at_output(evidence, end, place, *both[place], "text-differs")
         limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), own_error=own)
-        found = _at_output(
-            evidence,
-            end,
-            place,
-            observed,
-            wanted,
-            "text-differs",
-            check="losslessness",
-            policy=Policy.TIE,
-            margin=margin,
-        )
-        result.decide(found, limit=limit)
-        return
-    if end.reason != "abort" and len(end.output_ids) != len(expected):
-        place = min(len(end.output_ids), len(expected))
+        result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
+    elif end.reason != "abort" and len(end.output_ids) != len(expected):
         result.divergences.append(
-            _at_output(evidence, end, place, len(end.output_ids), len(expected), "text-length", check="losslessness")
+            _at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
         )
 
 
@@ -117,46 +109,76 @@ def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
     rows = evidence.reference.rows
     wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
     indices = np.flatnonzero(wanted)
-    scale = max((float(np.abs(rows.lists["top_logits"][row]).max(initial=0.0)) for row in indices), default=0.0)
+    logits = (rows.lists["top_logits"][row] for row in indices.tolist())
+    scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
     own = evidence.own_errors(indices)
     return scale, float(np.nanmax(own)) if np.isfinite(own).any() else float("nan")
 
 
 def _at_output(
-    evidence: Evidence,
-    end: RequestEnd,
-    place: int,
-    observed: object,
-    expected: object,
-    hint: str,
-    *,
-    check: str = "finish",
-    policy: Policy = Policy.EXACT,
-    margin: float | None = None,
+    evidence: Evidence, end: RequestEnd, place: int, observed: object, expected: object, hint: str
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""
     index = len(evidence.scenario.request(end.rid).prompt) + place
-    slots, last = evidence.table.ints["slot"], evidence.last.get(end.rid)
-    for share, rows in evidence.table.each(Phase.ACCEPT):
-        for row in rows if share[1] == end.rid else ():
-            if share[3] + 1 + slots[row] == index:
-                key, where = evidence.table.rows.key(row), evidence.table.ints["round"][row]
-                break
-        else:
+    row = _row_of(evidence, end.rid, index, Phase.ACCEPT)
+    if row is not None:
+        return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
+    last = evidence.last.get(end.rid)
+    dp_rank, epoch = (last.record.dp_rank, last.epoch) if last else (0, 0)
+    key = Key(dp_rank=dp_rank, rid=end.rid, epoch=epoch, committed=index - 1, phase=Phase.ACCEPT, step=0, slot=0)
+    where = last.record.index if last else -1
+    return Divergence(kind=Kind.TOKEN, key=key, round=where, expected=expected, observed=observed, hint=hint)
+
+
+def _row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:
+    """The row of a phase behind which the token at `index` of the request's text stands."""
+    slots = evidence.table.ints["slot"]
+    mine = ((share, rows) for share, rows in evidence.table.each(phase) if share[1] == rid)
+    return next((row for share, rows in mine for row in rows if share[3] + 1 + slots[row] == index), None)
+
+
+@register(
+    id="seeds",
+    kinds=(Kind.NONDETERMINISM,),
+    reads=("scenario", "engine"),
+    protects="requests with the same prompt, temperature and seed draw the same tokens, whoever shares their batch",
+)
+def check_seeds(evidence: Evidence) -> CheckResult:
+    """NONDETERMINISM at the first token in which two such requests differ, as long as both go on.
+
+    SGLang promises it under `enable_deterministic_inference` only. Different seeds may draw alike by chance.
+    """
+    result = CheckResult()
+    if not evidence.scenario.engine.deterministic:
+        return result
+    ends = {end.rid: end for end in evidence.engine.ends if end.reason != "error"}
+    first: dict[Draw, RequestEnd] = {}
+    for request in evidence.scenario.requests:
+        if request.seed is None or request.temperature == 0 or request.rid not in ends:
             continue
-        break
-    else:
-        dp_rank, epoch = (last.record.dp_rank, last.epoch) if last else (0, 0)
-        where = last.record.index if last else -1
-        key = Key(dp_rank=dp_rank, rid=end.rid, epoch=epoch, committed=index - 1, phase=Phase.ACCEPT, step=0, slot=0)
-    return Divergence(
-        kind=Kind.TOKEN,
-        check=check,
-        key=key,
-        round=where,
-        expected=expected,
-        observed=observed,
-        policy=policy,
-        margin=margin,
-        hint=hint,
+        draw = (request.prompt, request.temperature, request.seed)
+        if draw in first:
+            _compare_draws(evidence, request, first[draw].output_ids, ends[request.rid].output_ids, result)
+        else:
+            first[draw] = ends[request.rid]
+    return result
+
+
+def _compare_draws(
+    evidence: Evidence, request: RequestSpec, expected: tuple[int, ...], observed: tuple[int, ...], result: CheckResult
+) -> None:
+    """Tokens of `request` against those of the request that drew first."""
+    both = list(zip(expected, observed, strict=False))
+    result.count("tokens", len(both))
+    place = next((i for i, (wanted, seen) in enumerate(both) if wanted != seen), None)
+    if place is None:
+        return
+    phase = Phase.ACCEPT if place else Phase.PREFILL  # the first token came with the prompt
+    row = _row_of(evidence, request.rid, len(request.prompt) + place, phase)
+    if row is None:
+        result.unknown.append(f"seed of {request.rid} not judged: no row committed its token {place}")
+        return
+    wanted, seen = both[place]
+    result.divergences.append(
+        evidence.divergence(row, kind=Kind.NONDETERMINISM, expected=wanted, observed=seen, hint="same-seed-other-token")
     )

@@ -1,0 +1,97 @@
+"""Forwards against the reference, row by row: inputs, positions, parents, states, logits and proposals of each phase.
+
+The reference is conditioned: it starts each round from what the engine had committed and takes over the engine's
+choices, so one wrong step is one finding and not a cascade. A wrong width of states is SHAPE; of an idle rank, which
+has no rows, see `ranks`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from harness.checks.compare import Pairs, compare_choices, compare_integers, pairs_of
+from harness.checks.evidence import Evidence
+from harness.checks.numeric import compare_floats
+from harness.checks.registry import CheckResult, register
+from harness.contract.types import Kind, Phase, Policy
+
+#: Every kind the column-by-column comparison can raise.
+ROW_KINDS = (Kind.TOKEN, Kind.POSITION, Kind.PARENT, Kind.EXTEND_INPUT, Kind.NUMERIC, Kind.SHAPE)
+READS = ("scenario", "engine", "reference")
+
+
+@register(
+    id="chain",
+    kinds=ROW_KINDS,
+    reads=READS,
+    protects="each draft step computes and proposes what the definition says, whatever the batch around it",
+)
+def check_draft_steps(evidence: Evidence) -> CheckResult:
+    """DRAFT rows."""
+    return _compare(evidence, Phase.DRAFT)
+
+
+@register(
+    id="extend",
+    kinds=ROW_KINDS,
+    reads=READS,
+    protects="the draft sees the right token beside the right target state when it catches up with the target",
+)
+def check_draft_extends(evidence: Evidence) -> CheckResult:
+    """DRAFT_PREFILL and EXTEND rows: the draft over prompt chunks and over committed tokens."""
+    return _compare(evidence, Phase.DRAFT_PREFILL, Phase.EXTEND)
+
+
+@register(
+    id="verify",
+    kinds=ROW_KINDS,
+    reads=READS,
+    protects="the target sees the same tree and makes the same choice at each node as it would alone",
+)
+def check_target(evidence: Evidence) -> CheckResult:
+    """PREFILL and VERIFY rows."""
+    return _compare(evidence, Phase.PREFILL, Phase.VERIFY)
+
+
+def _compare(evidence: Evidence, *phases: Phase) -> CheckResult:
+    """All columns of the aligned rows of some phases."""
+    result = CheckResult()
+    for phase in phases:
+        pairs = pairs_of(evidence, phase)
+        for part in (compare_integers(pairs), compare_choices(pairs), compare_floats(pairs)):
+            result.add(part)
+    return result
+
+
+@register(
+    id="handoff",
+    kinds=ROW_KINDS,
+    reads=READS,
+    protects="the decode side's first draft input follows from the tokens, as if the prompt had been read there",
+)
+def check_draft_input_after_transfer(evidence: Evidence) -> CheckResult:
+    """PREBUILT rows: TOKEN for inputs and proposals, NUMERIC or SHAPE for the state."""
+    pairs, result = pairs_of(evidence, Phase.PREBUILT), CheckResult()
+    for part in (_transferred_inputs(pairs), compare_choices(pairs), compare_floats(pairs)):
+        result.add(part)
+    return result
+
+
+def _transferred_inputs(pairs: Pairs) -> CheckResult:
+    """EXACT: the token beside each position, the last one being the token that the target chose on the other side."""
+    result = CheckResult()
+    engine, truth = pairs.mine.ints["input_id"][pairs.engine], pairs.theirs.ints["input_id"][pairs.reference]
+    result.count("tokens", len(engine))
+    last = pairs.mine.ints["slot"][pairs.engine] == pairs.mine.ints["committed"][pairs.engine] - 1
+    result.divergences += [
+        pairs.divergence(
+            place,
+            kind=Kind.TOKEN,
+            expected=int(truth[place]),
+            observed=int(engine[place]),
+            policy=Policy.EXACT,
+            hint="bonus-token" if last[place] else "prompt-token",
+        )
+        for place in np.flatnonzero(engine != truth).tolist()
+    ]
+    return result

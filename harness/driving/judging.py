@@ -1,0 +1,98 @@
+"""From an engine's rows to a judged scenario: the reference's answer, the checks, one result. Everybody's way there.
+
+It must not know an engine. Importing it does not import torch; the first reference does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.checks.judge import judge
+from harness.contract.trace import RowBuilder, Trace
+from harness.contract.types import Outcome, Scenario, Verdict
+from harness.driving.progress import ScenarioResult, Setup
+
+if TYPE_CHECKING:
+    from harness.driving.oracle import Oracle
+
+
+def judge_scenario(
+    scenario: Scenario,
+    trace: Trace,
+    reference: Trace | None,
+    *,
+    setup: Setup,
+    folder: Path = Path(),
+    specimen: Path | None = None,
+    seconds: Mapping[str, float] | None = None,
+) -> ScenarioResult:
+    """The verdict over both sides' rows; without a reference only what needs none is judged."""
+    start = time.monotonic()
+    verdict, divergences = judge(scenario, trace, reference)
+    spent = {**seconds, "judge": time.monotonic() - start} if seconds else {}
+    return ScenarioResult.of(
+        scenario, trace, reference, verdict, divergences, setup=setup, folder=folder, specimen=specimen, seconds=spent
+    )
+
+
+def judge_with(
+    oracle: Oracle, scenario: Scenario, trace: Trace, *, setup: Setup, engine_seconds: float = 0.0
+) -> ScenarioResult:
+    """The same with the reference's own answer to the trace."""
+    start = time.monotonic()
+    reference = oracle.answer(scenario, trace)
+    seconds = {"engine": engine_seconds, "reference": time.monotonic() - start}
+    return judge_scenario(scenario, trace, reference, setup=setup, seconds=seconds)
+
+
+def unjudged(scenario: Scenario, why: str, *, setup: Setup) -> ScenarioResult:
+    """A scenario without an engine: UNKNOWN with the reason."""
+    trace = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
+    verdict = Verdict(outcome=Outcome.UNKNOWN, reasons=(why,))
+    return ScenarioResult.of(scenario, trace, None, verdict, (), setup=setup)
+
+
+def load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
+    """A pair's reference, loaded; CheckpointError for a pair it cannot load."""
+    from harness.driving.oracle import Oracle  # torch: imported while an engine boots
+
+    return Oracle(target=target, draft=draft, assumed=assumed).load()
+
+
+@dataclass(slots=True)
+class JudgeQueue:
+    """One thread that judges while the engine is at the next scenario, and what it has not given back yet, in order."""
+
+    _thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(max_workers=1))
+    _waiting: deque[Future[ScenarioResult]] = field(default_factory=deque)
+
+    def __enter__(self) -> JudgeQueue:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._thread.shutdown()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, work: Callable[[], ScenarioResult]) -> None:
+        """To be judged when the thread comes to it."""
+        self._waiting.append(self._thread.submit(work))
+
+    def take(self, *, leave: int = 0) -> Iterator[ScenarioResult]:
+        """Results in their order, until at most `leave` are still with the judge; raises what judging raised."""
+        while len(self._waiting) > leave or (self._waiting and self._waiting[0].done()):
+            yield self._waiting.popleft().result()
+
+    def finished(self) -> Iterator[ScenarioResult]:
+        """Of a run that is over: what was judged by now, without waiting and without what failed."""
+        while self._waiting and self._waiting[0].done():
+            future = self._waiting.popleft()
+            if not future.cancelled() and future.exception() is None:
+                yield future.result()
