@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from cases import checkpoints
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.driving.oracle import Oracle
 from harness.driving.pairs import checkpoint_pairs
 from harness.engines import envs

@@ -25,8 +25,8 @@ from cases.fixed import default_scenarios
 from cases.recipes import Recipe
 from harness.archive.writer import RunWriter
 from harness.checks.judge import judge
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Scenario
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.drive import drive
 from harness.engines.engine import Engine
@@ -46,7 +46,7 @@ Turns = dict[tuple[int, int, int], list[float]]
 
 def scenarios_of(size: str, *, device: str, graphs: bool) -> list[Scenario]:
     """The default scenarios of one boot configuration, on a pair of that size."""
-    wanted = Wanted(graphs=True) if graphs else Wanted()
+    wanted = Wanted(cuda_graph=True) if graphs else Wanted()
     found = adapted(default_scenarios(), wanted, device=device)
     if size == "tiny":
         return found

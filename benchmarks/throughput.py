@@ -19,7 +19,7 @@ from benchmarks._bench import machine
 from cases.boots import BOOTS
 from cases.generation import generate
 from harness.archive.writer import RunWriter
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines import envs
 

@@ -13,7 +13,7 @@ from packaging.version import Version
 
 from cases.fixed import CHECKPOINT
 from harness.contract.known_issues import assumable
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Boot:
             checkpoint=self.checkpoint,
             spec=self.spec,
             engine=self.engine,
-            requests=(RequestSpec(rid="x", prompt=(1,)),),
+            requests=(RequestSpec(rid="x", input_ids=(1,)),),
             script=(Op(kind="submit", rids=("x",)), Op(kind="drain")),
         ).boot_key()
 
@@ -51,20 +51,20 @@ def _named(boots: Iterable[Boot]) -> dict[str, Boot]:
 
 
 def _chain(k: int) -> SpecConfig:
-    return SpecConfig(k=k, n=k + 1)
+    return SpecConfig(num_steps=k, num_draft_tokens=k + 1)
 
 
 def _tree(k: int, t: int, n: int) -> SpecConfig:
-    return SpecConfig(k=k, t=t, n=n)
+    return SpecConfig(num_steps=k, eagle_topk=t, num_draft_tokens=n)
 
 
 def _paged(page: int) -> EngineConfig:
-    return EngineConfig(page=page)
+    return EngineConfig(page_size=page)
 
 
-UNCACHED = EngineConfig(prefix_cache=False)
-HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
-MTP = SpecConfig(algorithm="MTP", k=3, n=4)
+UNCACHED = EngineConfig(radix_cache=False)
+HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
+MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
 #: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
 V2 = "0.5.13"
 
@@ -72,13 +72,13 @@ BOOTS = _named(
     (
         Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
         Boot(name="pages", why="pages of four tokens", engine=_paged(4)),
-        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(pool_tokens=160)),
+        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(max_total_tokens=160)),
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
             why="five steps, two requests at a time",
             spec=_chain(5),
-            engine=EngineConfig(max_running=2),
+            engine=EngineConfig(max_running_requests=2),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
     )
@@ -94,8 +94,8 @@ LAYERED = _named(
             "layers-pages",
             "two MTP layers, pages of four tokens",
             "mtp-tiny",
-            SpecConfig(algorithm="MTP", k=2, n=3),
-            EngineConfig(page=4, prefix_cache=False),
+            SpecConfig(algorithm="MTP", num_steps=2, num_draft_tokens=3),
+            EngineConfig(page_size=4, radix_cache=False),
         ),
         # No prefix cache: what it hands out is predicted only in part where layers read each other's output
         # (docs/evidence/families.md).
@@ -158,14 +158,14 @@ EAGLE3_BOOTS = _named(
             name="eagle3-wide",
             why="one feature, a draft wider than the target, five steps",
             checkpoint="eagle3-wide",
-            spec=SpecConfig(algorithm="EAGLE3", k=5, t=1, n=6),
+            spec=SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
             since="0.5.12",
         ),
         Boot(
             name="eagle3-tree",
             why="trees of two candidates a step over a smaller vocabulary",
             checkpoint="eagle3-tiny",
-            spec=SpecConfig(algorithm="EAGLE3", k=2, t=2, n=6),
+            spec=SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=2, num_draft_tokens=6),
             since=V2,
         ),
     )
@@ -181,7 +181,7 @@ LATENT = _named(
     )
 )
 
-TWO_RANKS = EngineConfig(dp=2, tp=2, max_running=4)
+TWO_RANKS = EngineConfig(dp_size=2, tp_size=2, max_running_requests=4)
 DP_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2)
     for name, why, checkpoint in (
@@ -191,14 +191,14 @@ DP_BOOTS = _named(
 )
 
 #: Prefill and decode as two engines, with a pool that a few requests fill.
-PAIR = EngineConfig(pd=True, max_running=4, pool_tokens=160)
+PAIR = EngineConfig(disaggregation=True, max_running_requests=4, max_total_tokens=160)
 PD_BOOTS = _named(
     Boot(name=name, why=f"two engines, {why}", checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
     for name, why, checkpoint, spec, engine in (
         ("pd", "a chain of three steps", CHECKPOINT, SpecConfig(), PAIR),
         ("pd-wide", "a draft wider than the target", "eagle3-wide", HEADS, PAIR),
         ("pd-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), PAIR),
-        ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page": 4})),
+        ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page_size": 4})),
     )
 )
 RANKED_PAIR = Boot(
@@ -206,6 +206,6 @@ RANKED_PAIR = Boot(
     why="two engines, the decode side with DP attention over two ranks",
     checkpoint="qwen3-tiny",
     spec=HEADS,
-    engine=PAIR.model_copy(update={"dp": 2, "tp": 2}),
+    engine=PAIR.model_copy(update={"dp_size": 2, "tp_size": 2}),
     since=V2,
 )

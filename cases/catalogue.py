@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 from packaging.version import Version
 from pydantic import BaseModel, ConfigDict, Field
 
-from harness.contract import plain_files
+from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.known_issues import issues
-from harness.contract.types import SCENARIO_SCHEMA, Scenario
+from harness.contract.scenario import SCENARIO_SCHEMA, Scenario
 from harness.contract.usage import UserError, meant, unknown
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -120,13 +120,13 @@ def read_scenario(path: Path) -> Scenario:
             "  name a corpus case by its id:  --scenario ID; or put its 'scenario' object in a file of its own"
         )
     version = content.get("schema_version", SCENARIO_SCHEMA)
-    if type(version) is not int or version != SCENARIO_SCHEMA:
+    if type(version) is not int or not 1 <= version <= SCENARIO_SCHEMA:
         raise CaseError(
             f"scenario file {path} has schema_version {shown(version)}\n"
-            f"  allowed: {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
+            f"  allowed: 1 to {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
         )
     try:
-        scenario = validated(content, Scenario)
+        scenario = validated(scenario_v1.upgraded(content), Scenario)
     except BadDocument as error:
         raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
     _check_ops(path, scenario)
@@ -136,8 +136,8 @@ def read_scenario(path: Path) -> Scenario:
 #: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file.
 TAKES = {
     **dict.fromkeys(("submit", "abort", "transfer"), ("rids", "name")),
-    "tick": ("count",),
-    "fault": ("name", "count"),
+    "step": ("count",),
+    "mutant": ("name", "count"),
 }
 
 
@@ -147,7 +147,7 @@ def _check_ops(path: Path, scenario: Scenario) -> None:
         takes = TAKES.get(op.kind, ())
         foreign = sorted({*op.model_dump(exclude_defaults=True)} - {"kind", *takes})
         missing = next(
-            (key for key in takes if key in ("rids", *(["name"] * (op.kind == "fault"))) and not getattr(op, key)), ""
+            (key for key in takes if key in ("rids", *(["name"] * (op.kind == "mutant"))) and not getattr(op, key)), ""
         )
         if foreign or missing:
             said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"

@@ -12,7 +12,7 @@ from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LATENT, LAYERED, PAGES, P
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
 
@@ -57,12 +57,12 @@ _PAGED = Family(
     name="paged",
     why="pages of 4, 16 and 64 tokens, chains and trees",
     scenarios=(
-        *shapes(engine=EngineConfig(page=4), prefix="page4-", only=(*FEW, "shared-prefix")),
-        *shapes(engine=EngineConfig(page=16), prefix="page16-", only=(*FEW, "shared-prefix")),
-        *shapes(engine=EngineConfig(page=64), chunk=64, prefix="page64-", only=FEW),
+        *shapes(engine=EngineConfig(page_size=4), prefix="page4-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page_size=16), prefix="page16-", only=(*FEW, "shared-prefix")),
+        *shapes(engine=EngineConfig(page_size=64), chunk=64, prefix="page64-", only=FEW),
         *shapes(
-            spec=SpecConfig(k=2, t=2, n=6),
-            engine=EngineConfig(page=4),
+            spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6),
+            engine=EngineConfig(page_size=4),
             prefix="page4-tree-",
             only=(*FEW, "shared-prefix"),
         ),
@@ -75,16 +75,16 @@ _TREE = Family(
     name="tree",
     why="trees of two, four and eight candidates a step, from a few nodes to all",
     scenarios=(
-        *shapes(spec=SpecConfig(k=2, t=2, n=6), prefix="t2-", only=FEW),
-        *shapes(spec=SpecConfig(k=2, t=4, n=8), prefix="t4-", only=FEW),
-        *shapes(spec=SpecConfig(k=2, t=8, n=16), prefix="t8-", only=FEW),
-        *shapes(spec=SpecConfig(k=2, t=2, n=3), prefix="few-", only=FEW),
+        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="t2-", only=FEW),
+        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=8), prefix="t4-", only=FEW),
+        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=8, num_draft_tokens=16), prefix="t8-", only=FEW),
+        *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
     ),
     boots=tuple(TREES.values()),
     situations=COMMON,
 )
 
-_HEADS = SpecConfig(algorithm="EAGLE3", k=3, t=1, n=4)
+_HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 _EAGLE3 = Family(
     name="eagle3",
     why="EAGLE-3 heads: three features by default, two and one by name, a smaller vocabulary, a wider draft",
@@ -133,8 +133,13 @@ _MLA = Family(
     why="latent attention and a NextN layer, DeepSeek-V3 style: chains, pages of four tokens, trees of two candidates",
     scenarios=(
         *shapes(checkpoint="mla-tiny"),
-        *shapes(checkpoint="mla-tiny", engine=EngineConfig(page=4), prefix="page4-", only=(*FEW, "shared-prefix")),
-        *shapes(checkpoint="mla-tiny", spec=SpecConfig(k=2, t=2, n=6), prefix="tree-", only=FEW),
+        *shapes(checkpoint="mla-tiny", engine=EngineConfig(page_size=4), prefix="page4-", only=(*FEW, "shared-prefix")),
+        *shapes(
+            checkpoint="mla-tiny",
+            spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6),
+            prefix="tree-",
+            only=FEW,
+        ),
     ),
     boots=tuple(LATENT.values()),
     situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
@@ -146,8 +151,8 @@ _DISAGG = Family(
     scenarios=(
         *handoffs(),
         *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
-        *handoffs(spec=SpecConfig(k=2, t=2, n=6), prefix="tree-", only=HANDED),
-        *handoffs(engine=PAIR.model_copy(update={"page": 4}), prefix="page4-", only=HANDED),
+        *handoffs(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="tree-", only=HANDED),
+        *handoffs(engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.

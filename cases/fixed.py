@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
@@ -28,9 +28,9 @@ def request(
     """A greedy request with a random prompt."""
     return RequestSpec(
         rid=rid,
-        prompt=tokens(seed=seed, length=length),
+        input_ids=tokens(seed=seed, length=length),
         max_new_tokens=new,
-        stop_ids=tuple(stop_ids),
+        stop_token_ids=tuple(stop_ids),
         dp_rank=dp_rank,
     )
 
@@ -40,7 +40,7 @@ def submit(*rids: str) -> Op:
 
 
 def tick(count: int = 1) -> Op:
-    return Op(kind="tick", count=count)
+    return Op(kind="step", count=count)
 
 
 def abort(*rids: str) -> Op:
@@ -53,7 +53,7 @@ def transfer(what: str, *rids: str) -> Op:
 
 DRAIN = Op(kind="drain")
 #: The default boot configuration: a chain of three steps.
-CHAIN, PLAIN = SpecConfig(k=3, t=1, n=4), EngineConfig()
+CHAIN, PLAIN = SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4), EngineConfig()
 
 
 def boot_program(
@@ -73,7 +73,7 @@ def boot_program(
         name=prefix + name,
         checkpoint=checkpoint,
         spec=spec,
-        engine=engine.model_copy(update={"chunk": chunk}),
+        engine=engine.model_copy(update={"chunked_prefill_size": chunk}),
         requests=tuple(requests),
         script=tuple(script),
         wants=tuple(wants),
@@ -154,8 +154,10 @@ def shapes(
         program(
             "shared-prefix",
             [
-                RequestSpec(rid="a", prompt=tokens(seed=91, length=40), max_new_tokens=12),
-                RequestSpec(rid="b", prompt=tokens(seed=91, length=30) + tokens(seed=92, length=9), max_new_tokens=12),
+                RequestSpec(rid="a", input_ids=tokens(seed=91, length=40), max_new_tokens=12),
+                RequestSpec(
+                    rid="b", input_ids=tokens(seed=91, length=30) + tokens(seed=92, length=9), max_new_tokens=12
+                ),
             ],
             [submit("a"), tick(16), submit("b"), DRAIN],
             wants=["prefix_hit"],

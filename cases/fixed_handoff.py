@@ -10,7 +10,7 @@ from functools import partial
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, abort, boot_program, chosen, request, submit, tick, transfer
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 
 
 def handoffs(

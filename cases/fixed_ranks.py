@@ -10,7 +10,7 @@ from functools import partial
 
 from cases.boots import HEADS, TWO_RANKS
 from cases.fixed import DRAIN, abort, boot_program, chosen, request, submit, tick
-from harness.contract.types import Scenario, SpecConfig
+from harness.contract.scenario import Scenario, SpecConfig
 
 
 def rank_shapes(

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cases import templates, templates_handoff
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, possible, shortest_life
-from harness.contract.types import RequestSpec, Scenario
+from harness.contract.scenario import RequestSpec, Scenario
 
 #: Importing them registers their templates.
 ROOMS = (templates, templates_handoff)
@@ -50,7 +50,7 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
     kit.roams = chosen.roams
     opening = chosen.build(kit)
     kit.roams = True
-    if boot.engine.pd and not quiet:
+    if boot.engine.disaggregation and not quiet:
         templates_handoff.beside(kit, calm=opening.calm)
     elif not quiet:
         _bystanders(kit, calm=opening.calm)
@@ -60,11 +60,11 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
         name=name,
         checkpoint=boot.checkpoint,
         spec=boot.spec,
-        engine=boot.engine.model_copy(update={"chunk": kit.chunk, "running_limit": kit.running_limit}),
+        engine=boot.engine.model_copy(update={"chunked_prefill_size": kit.chunk, "running_limit": kit.running_limit}),
         requests=kit.timeline.requests,
         script=kit.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
-        wants=(template,) if chosen.certain and not boot.engine.priority else (),
+        wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),
     )
 
 

@@ -13,7 +13,7 @@ from random import Random
 from cases.boots import Boot
 from cases.fixed import VOCAB, tokens
 from cases.timeline import Timeline
-from harness.contract.types import RequestSpec
+from harness.contract.scenario import RequestSpec
 
 LONGEST_PROMPT = 100
 MOST_NEW = 24
@@ -28,17 +28,17 @@ class Kit:
 
     def __init__(self, random: Random, boot: Boot, *, chunk: int | None = None) -> None:
         self.random, self.boot = random, boot
-        self.page, self.k = boot.engine.page, boot.spec.k
+        self.page, self.k = boot.engine.page_size, boot.spec.num_steps
         self.chunk = chunk or self._chunk()
         self.running_limit: int | None = None
         self.timeline = Timeline()
         self._prompts = self._requests = 0
         self.roams = False
-        self.home = self.integer(0, boot.engine.dp - 1)
+        self.home = self.integer(0, boot.engine.dp_size - 1)
 
     def _chunk(self) -> int:
         """A multiple of the page; two pages at most where pages are longer than the usual chunks."""
-        sizes = (4, 8, 16) if self.boot.engine.pd else (8, 16, 24, 32)
+        sizes = (4, 8, 16) if self.boot.engine.disaggregation else (8, 16, 24, 32)
         usual = [size for size in sizes if size % self.page == 0]
         return self.random.choice(usual or [self.page, 2 * self.page])
 
@@ -75,7 +75,7 @@ class Kit:
 
     def prompt_or_branch(self, length: int) -> tuple[int, ...]:
         """A prompt of its own, or one that begins as an earlier request's."""
-        earlier = [request.prompt[:LONGEST_PROMPT] for request in self.timeline.requests]
+        earlier = [request.input_ids[:LONGEST_PROMPT] for request in self.timeline.requests]
         if not earlier or not self.chance():
             return self.prompt(length)
         parent = self.random.choice(earlier)
@@ -83,14 +83,14 @@ class Kit:
 
     def request(self, prompt: tuple[int, ...], *, new: int, stops: bool = False, beside: bool = False) -> RequestSpec:
         """A request with the next free name. stops: may end early; beside: on the rank next to `home`."""
-        ranks = self.boot.engine.dp
+        ranks = self.boot.engine.dp_size
         self._requests += 1
         return RequestSpec(
             rid=f"r{self._requests - 1}",
-            prompt=prompt,
+            input_ids=prompt,
             max_new_tokens=new,
-            stop_ids=self.stop_ids() if stops and self.chance() else (),
-            priority=self.integer(0, 30) if self.boot.engine.priority else None,
+            stop_token_ids=self.stop_ids() if stops and self.chance() else (),
+            priority=self.integer(0, 30) if self.boot.engine.priority_scheduling else None,
             dp_rank=self.integer(0, ranks - 1) if self.roams else (self.home + beside) % ranks,
         )
 
@@ -114,7 +114,7 @@ class Kit:
 
 def shortest_life(request: RequestSpec, *, k: int) -> int:
     """Steps after its arrival for which a request lives whatever happens: a prefill, and every draft accepted."""
-    return 1 if request.stop_ids else 1 + max(0, request.max_new_tokens - 2) // (k + 1)
+    return 1 if request.stop_token_ids else 1 + max(0, request.max_new_tokens - 2) // (k + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,13 +10,13 @@ from typing import Any
 
 from cases.boots import HEADS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}
 #: Two steps and not more: with three, SGLang's draft steps attend to their own branch instead of their parent's, which
 #: is a finding of its own in every release.
-TREE = SpecConfig(k=2, t=2, n=5)
+TREE = SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=5)
 
 
 def program(
@@ -29,7 +29,7 @@ def program(
     checkpoint: str = CHECKPOINT,
     **engine: Any,
 ) -> Scenario:
-    """`engine` are fields of EngineConfig, and any but `chunk` costs a boot of its own."""
+    """`engine` are fields of EngineConfig, and any but `chunked_prefill_size` costs a boot of its own."""
     return Scenario(
         name=name,
         checkpoint=checkpoint,
@@ -47,7 +47,7 @@ CHUNKED_BATCH = program(
     [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=6), request("c", 5, seed=3, new=4)],
     [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
     wants=["non_final_chunk", "batch_grows"],
-    chunk=16,
+    chunked_prefill_size=16,
 )
 
 
@@ -84,7 +84,7 @@ _CHUNK = program(
     [request("a", 40, seed=31, new=8), request("b", 9, seed=32, new=8)],
     [submit("a", "b"), DRAIN],
     wants=["non_final_chunk"],
-    chunk=16,
+    chunked_prefill_size=16,
 )
 
 _RETRACTION = program(
@@ -118,23 +118,23 @@ _IDLE_BESIDE = program(
     spec=HEADS,
     wants=["idle_rank"],
     checkpoint="qwen3-tiny",
-    dp=2,
-    tp=2,
+    dp_size=2,
+    tp_size=2,
 )
 
 #: Need of a mutant -> what to drive, in this order.
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
-    "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", prefix_cache=False),),
-    "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", prefix_cache=False),),
+    "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
+    "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),
-    "pages": (_together("together-paged", page=16), _joined("joined-paged", page=16)),
-    "paged-tree": (_together("together-paged-tree", spec=TREE, page=4),),
+    "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
+    "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
-    "handoff": (_together("together-handed-over", pd=True, max_running=4, pool_tokens=160),),
+    "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -19,8 +19,8 @@ from cases.kit import Kit, shortest_life
 from cases.related import RelationResult, compare
 from cases.timeline import inserted
 from harness.contract.batches import leading_rounds, parts_of
+from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Op, Scenario
 
 Change = Callable[[Random, Scenario], Scenario]
 TookPlace = Callable[[Scenario, Trace, Trace], bool]
@@ -126,9 +126,9 @@ def _with(scenario: Scenario, step: int, *ops: Op) -> Scenario:
 
 @_relation("another chunk size", _chunks_differ)
 def other_chunk(random: Random, scenario: Scenario) -> Scenario:
-    page, old = scenario.engine.page, scenario.engine.chunk
+    page, old = scenario.engine.page_size, scenario.engine.chunked_prefill_size
     sizes = [size for size in (4, 8, 12, 16, 24, 32, 64) if size != old and size % page == 0]
-    return _engine(scenario, chunk=random.choice(sizes))
+    return _engine(scenario, chunked_prefill_size=random.choice(sizes))
 
 
 @_relation("another order of the requests that arrive at one step", _order_differs)
@@ -146,7 +146,7 @@ def other_order(random: Random, scenario: Scenario) -> Scenario:
 @_relation("one more request beside the others", _company_kept)
 def bystander(random: Random, scenario: Scenario) -> Scenario:
     boot = Boot(name="x", why="", spec=scenario.spec, engine=scenario.engine)
-    kit = Kit(random, boot, chunk=scenario.engine.chunk or 32)
+    kit = Kit(random, boot, chunk=scenario.engine.chunked_prefill_size or 32)
     request = kit.request(kit.prompt(kit.length(1, 60)), new=kit.new_tokens(6)).model_copy(update={"rid": "bystander"})
     arrival = Op(kind="submit", rids=(request.rid,))
     return _with(scenario, kit.integer(0, 4), arrival).model_copy(update={"requests": (*scenario.requests, request)})
@@ -154,7 +154,7 @@ def bystander(random: Random, scenario: Scenario) -> Scenario:
 
 @_relation("no prefix cache", _cache_was_used, reboots=True)
 def prefix_cache_off(_random: Random, scenario: Scenario) -> Scenario:
-    return _engine(scenario, prefix_cache=False)
+    return _engine(scenario, radix_cache=False)
 
 
 @_relation("every request sent back to the queue once, and resumed", _came_back)
@@ -165,15 +165,15 @@ def retract_and_resume(random: Random, scenario: Scenario) -> Scenario:
 @_relation("a pause of a few steps", _was_paused)
 def pause_and_resume(random: Random, scenario: Scenario) -> Scenario:
     """At a step from which nobody arrives any more: SGLang holds arrivals back while paused."""
-    arrivals = sum(op.count for op in scenario.script if op.kind == "tick")
-    ops = (Op(kind="pause"), Op(kind="tick", count=2), Op(kind="resume"))
+    arrivals = sum(op.count for op in scenario.script if op.kind == "step")
+    ops = (Op(kind="pause"), Op(kind="step", count=2), Op(kind="resume"))
     return _with(scenario, arrivals + random.randint(1, 4), *ops)
 
 
 @_relation("a neighbour aborted", _neighbour_gone)
 def neighbour_aborted(random: Random, scenario: Scenario) -> Scenario:
     request = random.choice(scenario.requests)
-    step = random.randint(1, shortest_life(request, k=scenario.spec.k))
+    step = random.randint(1, shortest_life(request, k=scenario.spec.num_steps))
     return _with(scenario, _arrival(scenario, request.rid) + step, Op(kind="abort", rids=(request.rid,)))
 
 
@@ -182,5 +182,5 @@ def _arrival(scenario: Scenario, rid: str) -> int:
     for op in scenario.script:
         if op.kind == "submit" and rid in op.rids:
             return now
-        now += op.count if op.kind == "tick" else 0
+        now += op.count if op.kind == "step" else 0
     return now

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
+from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import Trace
-from harness.contract.types import Op, Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Phase
 
 CHECKPOINT = "table-tiny"
 #: Fewer than the table is long with a whole round more, so that no request visits a cell twice.
@@ -24,9 +25,9 @@ NEW = 4
 TOGETHER = 8
 #: Drafts that differ in what verifying does: one branch, several, and a token that no branch can hold.
 DRAFTS = {
-    "chain": SpecConfig(k=3, t=1, n=4),
-    "tree": SpecConfig(k=2, t=2, n=6),
-    "whole-tree": SpecConfig(k=2, t=3, n=13),
+    "chain": SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    "tree": SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6),
+    "whole-tree": SpecConfig(num_steps=2, eagle_topk=3, num_draft_tokens=13),
 }
 
 
@@ -34,7 +35,7 @@ def sampled_scenarios(draft: str, *, count: int, temperature: float = 1.0) -> It
     """`count` scenarios of TOGETHER requests each, the same prompt in all: only the uniforms differ."""
     rids = tuple(f"r{i}" for i in range(TOGETHER))
     requests = tuple(
-        RequestSpec(rid=rid, prompt=(token_of(0, 0), token_of(1, 1)), max_new_tokens=NEW, temperature=temperature)
+        RequestSpec(rid=rid, input_ids=(token_of(0, 0), token_of(1, 1)), max_new_tokens=NEW, temperature=temperature)
         for rid in rids
     )
     for number in range(count):
@@ -79,7 +80,7 @@ class Tally:
         Raises ValueError where a request visits a cell twice: ask for fewer tokens than the table is long.
         """
         seen: set[tuple[str, Cell]] = set()
-        drawing = {one.rid: len(one.prompt) for one in scenario.requests if one.temperature == self.temperature}
+        drawing = {one.rid: len(one.input_ids) for one in scenario.requests if one.temperature == self.temperature}
         rows = trace.rows
         for i in range(len(rows)):
             key = rows.key(i)

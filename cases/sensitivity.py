@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.contract.types import RequestSpec, SpecConfig
+from harness.contract.scenario import RequestSpec, SpecConfig
 from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head, causal
 from reference.session import ReferenceSession
@@ -68,7 +68,11 @@ def measure(
 ) -> Measurement:
     """Count over random prompts of 3 … 150 tokens; accept lengths, sensitivities, margins and variety."""
     session = ReferenceSession(
-        head.target, head, SpecConfig.model_validate({"algorithm": head.algorithm, "k": k, "t": 1, "n": k + 1})
+        head.target,
+        head,
+        SpecConfig.model_validate(
+            {"algorithm": head.algorithm, "num_steps": k, "eagle_topk": 1, "num_draft_tokens": k + 1}
+        ),
     )
     accepted: Counter[int] = Counter()
     shifted: Counter[bool] = Counter()
@@ -76,7 +80,7 @@ def measure(
     margins: list[float] = []
     fresh: list[float] = []
     for prompt in random_prompts(prompts, head.target.config.vocab, seed=seed):
-        trace = session.speculate(RequestSpec(rid="m", prompt=prompt, max_new_tokens=new_tokens))
+        trace = session.speculate(RequestSpec(rid="m", input_ids=prompt, max_new_tokens=new_tokens))
         decodes = [record for record in trace.rounds if record.mode == "DECODE"]
         accepted.update(record.lens[0] for record in decodes)
         output = trace.ends[0].output_ids

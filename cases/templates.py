@@ -12,16 +12,16 @@ from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, Kit, Opening, template
 
 def _alone(boot: Boot) -> bool:
     """One engine; a pair of them is in `cases/templates_handoff`."""
-    return not boot.engine.pd
+    return not boot.engine.disaggregation
 
 
 def _cached(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.prefix_cache
+    return _alone(boot) and boot.engine.radix_cache
 
 
 def _roomy(boot: Boot) -> bool:
     """Whether a template's two or three requests surely fit the pool together."""
-    return _alone(boot) and boot.engine.pool_tokens >= 512
+    return _alone(boot) and boot.engine.max_total_tokens >= 512
 
 
 def _tight(boot: Boot) -> bool:
@@ -29,23 +29,23 @@ def _tight(boot: Boot) -> bool:
 
 
 def _wide(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.pool_tokens > CONTEXT
+    return _alone(boot) and boot.engine.max_total_tokens > CONTEXT
 
 
 def _paged(boot: Boot) -> bool:
-    return _cached(boot) and boot.engine.page > 1
+    return _cached(boot) and boot.engine.page_size > 1
 
 
 def _ranked(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.dp > 1
+    return _alone(boot) and boot.engine.dp_size > 1
 
 
 def _urgent(boot: Boot) -> bool:
-    return _alone(boot) and boot.engine.priority
+    return _alone(boot) and boot.engine.priority_scheduling
 
 
 def _level(boot: Boot) -> bool:
-    return _alone(boot) and not boot.engine.priority
+    return _alone(boot) and not boot.engine.priority_scheduling
 
 
 @template(fits=_alone, certain=False, roams=True)
@@ -202,7 +202,7 @@ def running_limit_reached(kit: Kit) -> Opening:
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together, and more to generate than it holds."""
     count = kit.integer(3, 4)
-    share = kit.boot.engine.pool_tokens // count
+    share = kit.boot.engine.max_total_tokens // count
     for _ in range(count):
         kit.arrive(kit.integer(0, 3), kit.integer(share - 14, share - 4), new=kit.long_run())
     return Opening(calm=12)
@@ -216,7 +216,7 @@ def stop_inside_accepted_run(kit: Kit) -> Opening:
     """Several requests that end on a token they generate; some of them with accepted tokens after it."""
     for _ in range(kit.integer(2, 4)):
         request = kit.request(kit.prompt(kit.length(1, 40)), new=kit.new_tokens(4))
-        kit.timeline.arrive(kit.integer(0, 3), request.model_copy(update={"stop_ids": kit.stop_ids()}))
+        kit.timeline.arrive(kit.integer(0, 3), request.model_copy(update={"stop_token_ids": kit.stop_ids()}))
     return Opening()
 
 
@@ -237,7 +237,7 @@ def context_limit(kit: Kit) -> Opening:
     """
     spec, new = kit.boot.spec, kit.new_tokens(6)
     kit.chunk *= 4
-    length = CONTEXT - max(spec.k * spec.t, spec.n) - new
+    length = CONTEXT - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens) - new
     kit.arrive(0, length, new=new)
     return Opening(calm=kit.chunks(length), protected=("r0",))
 
@@ -248,7 +248,7 @@ def context_limit(kit: Kit) -> Opening:
 @template(fits=_urgent, certain=False)
 def preempted(kit: Kit) -> Opening:
     """As many as may run at once, and then one that is more urgent by more than SGLang's threshold of ten."""
-    running = kit.boot.engine.max_running
+    running = kit.boot.engine.max_running_requests
     for _ in range(running):
         calm = kit.request(kit.prompt(kit.length(1, kit.chunk)), new=kit.long_run())
         kit.timeline.arrive(0, calm.model_copy(update={"priority": kit.integer(0, 5)}))

@@ -17,7 +17,7 @@ OVER = 12
 
 
 def _pair(boot: Boot) -> bool:
-    return boot.engine.pd
+    return boot.engine.disaggregation
 
 
 def _arrive(kit: Kit, step: int, *, length: int | None = None, new: int | None = None) -> str:

@@ -36,7 +36,7 @@ def test_every_extend_is_off_from_the_first_on_and_no_prefill_is(outcome):
     extended = set(rows.ints["committed"][rows.strings["phase"] == Phase.EXTEND].tolist())
     wrong = {found.key.committed for found in outcome.divergences if found.key.phase == Phase.EXTEND}
     assert wrong == extended
-    assert outcome.first.key.committed == min(extended) == len(request.prompt)
+    assert outcome.first.key.committed == min(extended) == len(request.input_ids)
 
 
 @pytest.mark.engine(release=RELEASE, boot=SCENARIO.boot_key())

@@ -56,7 +56,7 @@ def test_case_fails_inside_its_window_though_the_text_is_identical(drive_scenari
 def test_draft_position_is_reported_at_the_first_draft_forward(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     (request,) = case.scenario.requests
-    committed = len(request.prompt)  # 7: nothing but the prompt is in the cache when the first round drafts
+    committed = len(request.input_ids)  # 7: nothing but the prompt is in the cache when the first round drafts
     first = outcome.first
     assert (first.kind, first.key.phase) == (Kind.POSITION, Phase.DRAFT)
     assert (first.key.rid, first.key.committed, first.key.step) == (request.rid, committed, 0)
@@ -82,11 +82,11 @@ def test_every_draft_forward_is_one_ahead_and_no_other_row_is(drive_scenario, re
 def test_chunk_tail_is_reported_at_the_last_row_of_the_non_final_chunk(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     (request,) = case.scenario.requests
-    chunk = case.scenario.engine.chunk
+    chunk = case.scenario.engine.chunked_prefill_size
     first = outcome.first
     assert (first.kind, first.key.phase) == (Kind.EXTEND_INPUT, Phase.DRAFT_PREFILL)
     assert (first.key.rid, first.key.committed, first.key.slot) == (request.rid, 0, chunk - 1)
-    assert first.expected == request.prompt[chunk]
+    assert first.expected == request.input_ids[chunk]
     assert first.observed != first.expected
 
 
@@ -97,7 +97,7 @@ def test_chunk_tail_fed_is_the_targets_own_guess(drive_scenario, release, revert
     rows = outcome.reference.rows
     tail = (
         (rows.strings["phase"] == Phase.PREFILL) & (rows.ints["committed"] == 0)
-        & (rows.ints["slot"] == case.scenario.engine.chunk - 1)
+        & (rows.ints["slot"] == case.scenario.engine.chunked_prefill_size - 1)
     )  # fmt: skip
     (at,) = np.flatnonzero(tail)
     assert outcome.first.observed == rows.lists["top_ids"][at][0]
@@ -127,8 +127,8 @@ def test_output_that_ends_in_the_wrong_place_is_found_where_it_lives(drive_scena
     (end,) = outcome.trace.ends
     (found,) = past
     assert not found.cause
-    if request.stop_ids:
-        stop = end.output_ids.index(request.stop_ids[0])
+    if request.stop_token_ids:
+        stop = end.output_ids.index(request.stop_token_ids[0])
         assert (found.observed, found.expected) == (len(end.output_ids) - 1 - stop, 0)
         assert found.observed > 0
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.contract.types import Op, RequestSpec
+from harness.contract.scenario import Op, RequestSpec
 
 
 @dataclass(slots=True, kw_only=True)
@@ -96,7 +96,7 @@ def _render(placed: list[tuple[int, Op]]) -> tuple[Op, ...]:
     now = placed[0][0] if placed else 0
     for step, op in placed:
         if step > now:
-            script.append(Op(kind="tick", count=step - now))
+            script.append(Op(kind="step", count=step - now))
             now = step
         script.append(op)
     return (*script, Op(kind="drain"))
@@ -106,12 +106,12 @@ def inserted(script: tuple[Op, ...], step: int, *ops: Op) -> tuple[Op, ...]:
     """The script with ops given before step `step` (after what it gives there itself); the drain stays last."""
     done, now = list[Op](), 0
     rest = list(script[:-1])
-    while rest and now + (rest[0].count if rest[0].kind == "tick" else 0) <= step:
+    while rest and now + (rest[0].count if rest[0].kind == "step" else 0) <= step:
         op = rest.pop(0)
-        now += op.count if op.kind == "tick" else 0
+        now += op.count if op.kind == "step" else 0
         done.append(op)
     if step > now:
-        done.append(Op(kind="tick", count=step - now))
-    if rest and rest[0].kind == "tick" and step > now:
+        done.append(Op(kind="step", count=step - now))
+    if rest and rest[0].kind == "step" and step > now:
         rest[0] = rest[0].model_copy(update={"count": rest[0].count - (step - now)})
     return (*done, *ops, *rest, script[-1])

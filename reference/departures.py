@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.types import Scenario, SpecConfig
+from harness.contract.scenario import Scenario, SpecConfig
 from reference.engine_view import EngineView
 from reference.mtp import MtpHead
 from reference.timeline import RequestTimeline

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.contract.batches import Part, parts_of
+from harness.contract.scenario import SpecConfig
 from harness.contract.trace import Trace
-from harness.contract.types import Phase, SpecConfig
+from harness.contract.types import Phase
 from reference.draft import Forced
 from reference.tree import Tree, with_depths
 from reference.verify import Uniforms
@@ -42,7 +43,7 @@ class EngineView:
         self._rows, self._spec, self._vocab = trace.rows, spec, vocab
         self._ended = {end.rid for end in trace.ends}
         self._uniforms = {
-            (event.dp_rank, event.data["round"], rid): _uniforms(event.data, own, spec.n)
+            (event.dp_rank, event.data["round"], rid): _uniforms(event.data, own, spec.num_draft_tokens)
             for event in trace.events
             if event.name == "coins"
             for rid, own in event.data["coins"].items()
@@ -92,18 +93,20 @@ class EngineView:
         spec = self._spec
         first = () if before is None else self.proposed(before)
         forced = Forced(first=first)
-        for i in range(spec.k - 1):
-            chosen = tuple(self._chosen(part, Phase.DRAFT, s, i) for s in range(spec.t))
-            if all(len(ids) == spec.t for ids in chosen):
+        for i in range(spec.num_steps - 1):
+            chosen = tuple(self._chosen(part, Phase.DRAFT, s, i) for s in range(spec.eagle_topk))
+            if all(len(ids) == spec.eagle_topk for ids in chosen):
                 forced.chosen[i] = chosen
-            if fed := self._input_ids(part, Phase.DRAFT, i, count=spec.t):
+            if fed := self._input_ids(part, Phase.DRAFT, i, count=spec.eagle_topk):
                 forced.input_ids[i] = fed
                 forced.parents[i] = self._parents(part, Phase.DRAFT, i)
-        choices = tuple(token for s in range(spec.n) for token in self._chosen(part, Phase.VERIFY, s)[:1])
+        choices = tuple(
+            token for s in range(spec.num_draft_tokens) for token in self._chosen(part, Phase.VERIFY, s)[:1]
+        )
         return Conditions(
             forced=forced,
             tree=self._tree(part),
-            choices=choices if len(choices) == spec.n else None,
+            choices=choices if len(choices) == spec.num_draft_tokens else None,
             uniforms=self._uniforms.get((part.record.dp_rank, part.record.index, part.rid)),
         )
 
@@ -111,7 +114,7 @@ class EngineView:
         """What each of the k layers proposed in a batch that drafted by layers; None where it is unknown."""
         phase = Phase.DRAFT_PREFILL if part.record.mode == "PREFILL" else Phase.EXTEND
         found: list[int | None] = []
-        for layer in range(self._spec.k):
+        for layer in range(self._spec.num_steps):
             last = max(self._slots(part, phase, layer), default=0)
             chosen = self._chosen(part, phase, last, layer)
             found.append(chosen[0] if len(chosen) == 1 else None)
@@ -120,7 +123,7 @@ class EngineView:
     def ran_again(self, part: Part) -> tuple[int, ...]:
         """How many rows before its first each layer ran once more in a batch; () if none did."""
         at = part.record.dp_rank, part.record.index
-        counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.k))
+        counts = tuple(self._again.get((*at, layer), 0) for layer in range(self._spec.num_steps))
         return counts if any(counts) else ()
 
     def proposed(self, before: Part) -> tuple[int, ...]:
@@ -128,10 +131,10 @@ class EngineView:
         phases = {"PREFILL": Phase.DRAFT_PREFILL, "PREBUILT": Phase.PREBUILT}
         phase = phases.get(before.record.mode, Phase.EXTEND)
         chosen = self._chosen(before, phase, max(self._slots(before, phase), default=0))
-        return chosen if len(chosen) == self._spec.t else ()
+        return chosen if len(chosen) == self._spec.eagle_topk else ()
 
     def _tree(self, part: Part) -> Tree | None:
-        tokens = self._input_ids(part, Phase.VERIFY, count=self._spec.n)
+        tokens = self._input_ids(part, Phase.VERIFY, count=self._spec.num_draft_tokens)
         if not tokens:
             return None
         try:

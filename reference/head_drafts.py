@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.types import Phase, SpecConfig
+from harness.contract.scenario import SpecConfig
+from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import Chain, Proposals, Reading, draft, rotate
 from reference.engine_view import Conditions, EngineView
@@ -55,7 +56,9 @@ class HeadDrafts:
         c, reading = part.start, self.reading
         g = reading.draft[c - 1 : c]
         logits, ids = self.head.logits(g), reading.tokens[1 : c + 1]
-        writer.add(part, Phase.PREBUILT, input_id=ids, hidden_out=g, logits=logits, choose=self.spec.t, scored=True)
+        writer.add(
+            part, Phase.PREBUILT, input_id=ids, hidden_out=g, logits=logits, choose=self.spec.eagle_topk, scored=True
+        )
 
     def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
         """Draft rows c .. c+length-1, for a prompt chunk (DRAFT_PREFILL) or committed tokens (EXTEND).
@@ -77,7 +80,7 @@ class HeadDrafts:
             hidden_in=reading.hidden[c:stop],
             hidden_out=g,
             logits=None if g is None else self.head.logits(g),
-            choose=self.spec.t,
+            choose=self.spec.eagle_topk,
             scored=True,
             drawn=[drawn] if drawn else (),
             temperature=self.temperature or 1.0,
@@ -89,11 +92,11 @@ class HeadDrafts:
         Distributions [k,V] are empty where drafts are not drawn.
         """
         spec, forced = self.spec, [(part.start, conditions.forced) for part, conditions in rounds]
-        chains = draft(self.head, self.reading, forced, k=spec.k, t=spec.t, attends=self._attends)
+        chains = draft(self.head, self.reading, forced, k=spec.num_steps, t=spec.eagle_topk, attends=self._attends)
         found = []
         for (part, conditions), chain in zip(rounds, chains, strict=True):
             self._draft_rows(writer, part, chain, conditions.forced.chosen if self.temperature else {})
-            tree = build_tree(int(self.reading.tokens[part.start]), chain.candidates, spec.n)
+            tree = build_tree(int(self.reading.tokens[part.start]), chain.candidates, spec.num_draft_tokens)
             found.append((tree, self._drafted(part.start, chain)))
         return found
 
@@ -117,12 +120,12 @@ class HeadDrafts:
                 Phase.DRAFT,
                 step=i,
                 input_id=step.expected_ids,
-                position=[part.start + i] * self.spec.t,
+                position=[part.start + i] * self.spec.eagle_topk,
                 parent=step.expected_parents,
                 hidden_in=step.hidden_in,
                 hidden_out=step.hidden_out,
                 logits=step.logits,
-                choose=self.spec.t,
+                choose=self.spec.eagle_topk,
                 scored=True,
                 drawn=drawn.get(i, ()),
                 temperature=self.temperature or 1.0,

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.types import Phase, SpecConfig
+from harness.contract.scenario import SpecConfig
+from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
 from reference.mtp import MtpHead
@@ -40,7 +41,9 @@ class LayerDrafts:
         temperature: float | None = None,
     ) -> None:
         if temperature is not None:
-            raise ValueError("layers that draw what they propose are not built here; leave engine.rejection out")
+            raise ValueError(
+                "layers that draw what they propose are not built here; leave engine.rejection_sampling out"
+            )
         self.head, self.spec, self.timeline, self.view = head, spec, timeline, view
         self._departures = departures
         self.ran = _windows(timeline, view)
@@ -64,7 +67,7 @@ class LayerDrafts:
     @cached_property
     def _depths(self) -> tuple[list[Depth], list[Window]]:
         windows = [window for _, window in self.ran]
-        return read_depths(self.head, self.timeline.tokens, self.hidden, windows, self.spec.k, self.reads)
+        return read_depths(self.head, self.timeline.tokens, self.hidden, windows, self.spec.num_steps, self.reads)
 
     @property
     def filled(self) -> list[Window]:
@@ -76,7 +79,7 @@ class LayerDrafts:
 
     def knows(self, part: Part) -> bool:
         """Whether the proposals of a decode round can be told."""
-        return len(self.chain(part.start)) == self.spec.k
+        return len(self.chain(part.start)) == self.spec.num_steps
 
     def handed_rows(self, writer: Writer, part: Part) -> None:
         """What a decode side must hold: a row a layer and position, token full[slot + 1]; the last one proposes.

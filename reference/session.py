@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
+from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
-from harness.contract.types import Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
 from reference.head_drafts import HeadDrafts, distribution
@@ -49,8 +50,10 @@ class ReferenceSession:
     ) -> None:
         if spec.algorithm != head.algorithm:
             raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
-        if isinstance(head, MtpHead) and spec.k > len(head.layers):
-            raise ValueError(f"k is {spec.k}; this head has {len(head.layers)} layers, and each drafts one step")
+        if isinstance(head, MtpHead) and spec.num_steps > len(head.layers):
+            raise ValueError(
+                f"k is {spec.num_steps}; this head has {len(head.layers)} layers, and each drafts one step"
+            )
         self.target, self.head, self.spec, self.departures = target, head, spec, tuple(departures)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
@@ -96,7 +99,7 @@ class ReferenceSession:
         followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
             # a greedy request's drafts are drawn too, at temperature 1
-            temperature = (request.temperature or 1.0) if scenario.engine.rejection else None
+            temperature = (request.temperature or 1.0) if scenario.engine.rejection_sampling else None
             for timeline in timelines(request, view):
                 followed.append((request, self._drafts(timeline, view, departures, temperature)))
                 if timeline.why:
@@ -126,12 +129,12 @@ class ReferenceSession:
         """
         if uniform is not None and isinstance(self.head, MtpHead):
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
-        tokens, parts, events = list(request.prompt), self._chunks(request, chunk), list[Event]()
+        tokens, parts, events = list(request.input_ids), self._chunks(request, chunk), list[Event]()
         parts[-1] = parts[-1][0], self._first_token(request, uniform)
         tokens += parts[-1][1]
-        while (end := _ended(request, tokens[len(request.prompt) :])) is None:
+        while (end := _ended(request, tokens[len(request.input_ids) :])) is None:
             part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
-            numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.n)
+            numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.num_draft_tokens)
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
             drafts = self._alone(tokens, parts, events)
             rounds = [(part, Conditions(uniforms=numbers))]
@@ -165,14 +168,14 @@ class ReferenceSession:
         return self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
 
     def _first_token(self, request: RequestSpec, uniform: Callable[[], float] | None) -> tuple[int, ...]:
-        logits = self._next_logits(request.prompt)
+        logits = self._next_logits(request.input_ids)
         if uniform is None:
             return (int(logits.argmax()),)
         return (draw(distribution(logits, request.temperature), uniform())[0],)
 
     def _chunks(self, request: RequestSpec, chunk: int | None) -> list[tuple[Part, tuple[int, ...]]]:
         """Its prompt, a batch for every `chunk` tokens; None takes it whole."""
-        prompt, parts = len(request.prompt), list[tuple[Part, tuple[int, ...]]]()
+        prompt, parts = len(request.input_ids), list[tuple[Part, tuple[int, ...]]]()
         for start in range(0, prompt, chunk or prompt):
             length = min(chunk or prompt, prompt - start)
             parts.append((self._part(request, len(parts), "PREFILL", start, length), ()))
@@ -181,10 +184,10 @@ class ReferenceSession:
     def _part(self, request: RequestSpec, index: int, mode: str, start: int, length: int) -> Part:
         """A batch with this request alone; one tick a batch."""
         layered = isinstance(self.head, MtpHead)
-        layers, drafts = (self.spec.k, 0) if layered else (1, self.spec.k - 1)
+        layers, drafts = (self.spec.num_steps, 0) if layered else (1, self.spec.num_steps - 1)
         prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: layers}
         decode = {Phase.DRAFT: drafts, Phase.VERIFY: 1, Phase.EXTEND: layers}
-        final = mode == "PREFILL" and start + length == len(request.prompt)
+        final = mode == "PREFILL" and start + length == len(request.input_ids)
         record = RoundRecord(
             index=index,
             tick=index,
@@ -217,7 +220,7 @@ class ReferenceSession:
 
 def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
-    stops = [index for index, token in enumerate(output) if token in request.stop_ids]
+    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
     if stops and stops[0] < request.max_new_tokens:
         return "stop", tuple(output[: stops[0] + 1])
     if len(output) >= request.max_new_tokens:

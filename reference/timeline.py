@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.contract.batches import Part
-from harness.contract.types import Phase, RequestSpec
+from harness.contract.scenario import RequestSpec
+from harness.contract.types import Phase
 from reference.engine_view import EngineView
 
 
@@ -29,7 +30,7 @@ class RequestTimeline:
 
 def timelines(request: RequestSpec, view: EngineView) -> Iterator[RequestTimeline]:
     """One an epoch; after a restart the prompt is everything known so far."""
-    tokens, in_flight, epochs = list(request.prompt), 0, view.epochs(request.rid)
+    tokens, in_flight, epochs = list(request.input_ids), 0, view.epochs(request.rid)
     for number, parts in enumerate(epochs):
         if in_flight and _reached(parts) == len(tokens) - in_flight:
             del tokens[-in_flight:]

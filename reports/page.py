@@ -197,7 +197,8 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         "name": one.scenario.name,
         "outcome": str(one.verdict.outcome),
         "kinds": ", ".join(kinds) or (reasons[0].splitlines()[0] if reasons else ""),
-        "spec": f"{spec.algorithm} k={spec.k}" + (f" t={spec.t} n={spec.n}" if spec.t > 1 else ""),
+        "spec": f"{spec.algorithm} k={spec.num_steps}"
+        + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),
         "rounds": one.rounds,
         "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],

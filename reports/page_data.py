@@ -104,7 +104,7 @@ def _rids(result: ScenarioResult, frames: Frames) -> list[str]:
 def _request(result: ScenarioResult, rid: str) -> list[Any]:
     """[rid, rank, prompt length, most new tokens]; a request that the scenario lacks has neither."""
     known = {request.rid: request for request in result.scenario.requests}.get(rid)
-    return [rid, 0, 0, 0] if known is None else [rid, known.dp_rank, len(known.prompt), known.max_new_tokens]
+    return [rid, 0, 0, 0] if known is None else [rid, known.dp_rank, len(known.input_ids), known.max_new_tokens]
 
 
 def _rounds(table: pd.DataFrame, number: dict[str, int], ranks: dict[tuple[int, int], int]) -> list[list[Any]]:

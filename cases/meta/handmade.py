@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 VOCAB = 61
 WIDTH = 8
@@ -37,16 +37,16 @@ def scenario(
     requests = tuple(
         RequestSpec(
             rid=f"r{number}",
-            prompt=tuple((number * 17 + index * 5 + index * index) % VOCAB for index in range(length)),
+            input_ids=tuple((number * 17 + index * 5 + index * index) % VOCAB for index in range(length)),
             max_new_tokens=max_new_tokens,
-            stop_ids=stop_ids,
+            stop_token_ids=stop_ids,
         )
         for number, length in enumerate(prompts)
     )
     return Scenario(
         name="handmade",
-        spec=SpecConfig(k=k, t=t, n=n or 1 + k * t),
-        engine=EngineConfig(chunk=chunk, **engine),
+        spec=SpecConfig(num_steps=k, eagle_topk=t, num_draft_tokens=n or 1 + k * t),
+        engine=EngineConfig(chunked_prefill_size=chunk, **engine),
         requests=requests,
         script=(Op(kind="submit", rids=tuple(r.rid for r in requests)), Op(kind="drain", count=200)),
         wants=wants,
@@ -164,11 +164,11 @@ class _Toy:
 
     def prefill(self, waiting: list[_Live]) -> None:
         """One batch of prompt chunks under the chunk budget."""
-        budget, parts = self.scenario.engine.chunk or 1 << 30, []
+        budget, parts = self.scenario.engine.chunked_prefill_size or 1 << 30, []
         for live in waiting:
-            length = min(budget, len(live.spec.prompt) - live.done)
+            length = min(budget, len(live.spec.input_ids) - live.done)
             if length:
-                parts.append((live, live.done, length, live.done + length == len(live.spec.prompt)))
+                parts.append((live, live.done, length, live.done + length == len(live.spec.input_ids)))
                 budget -= length
         for live, start, length, final in parts:
             self.grow(live, start + length)
@@ -204,8 +204,8 @@ class _Toy:
             if slot == length - 1:
                 choices = draft_choices(at, token)
                 states["hidden_out"] = live.state = hidden(1, at, token)
-                live.proposals = choices[: self.scenario.spec.t]
-                columns = logit_columns(choices, self.scenario.spec.t)
+                live.proposals = choices[: self.scenario.spec.eagle_topk]
+                columns = logit_columns(choices, self.scenario.spec.eagle_topk)
             self.add(
                 live,
                 phase,
@@ -223,7 +223,7 @@ class _Toy:
         spec, parts = self.scenario.spec, []
         for live in running:
             start = live.done
-            self.grow(live, start + max(spec.n, (spec.k - 1) * spec.t))
+            self.grow(live, start + max(spec.num_draft_tokens, (spec.num_steps - 1) * spec.eagle_topk))
             levels = self._draft_steps(live)
             committed = self._verify(live, levels)
             live.text += [token for token, _ in committed]
@@ -235,18 +235,18 @@ class _Toy:
         for live in running:  # only now: what one request gives back must not be another's in the same batch
             while len(live.slots) > live.done:
                 self.free.insert(0, live.slots.pop())
-        self.close("DECODE", parts, {"DRAFT": spec.k - 1, "VERIFY": 1, "EXTEND": 1})
+        self.close("DECODE", parts, {"DRAFT": spec.num_steps - 1, "VERIFY": 1, "EXTEND": 1})
 
     def _draft_steps(self, live: _Live) -> list[list[int]]:
         """Proposals of each level 1..k; every level grows from beam 0 of the one before."""
         spec, start, levels, state = self.scenario.spec, live.done, [live.proposals], live.state
-        for step in range(spec.k - 1):
+        for step in range(spec.num_steps - 1):
             for beam, token in enumerate(levels[-1]):
                 at = start + step
-                columns = logit_columns(draft_choices(at, token), spec.t)
+                columns = logit_columns(draft_choices(at, token), spec.eagle_topk)
                 assert state is not None
                 states = {"hidden_in": state, "hidden_out": hidden(1, at, token)}
-                slot = live.slots[start + step * spec.t + beam]
+                slot = live.slots[start + step * spec.eagle_topk + beam]
                 parent = -1 if step == 0 else 0
                 self.add(
                     live,
@@ -262,12 +262,12 @@ class _Toy:
                     **columns,
                 )
             state = hidden(1, start + step, levels[-1][0])
-            levels.append(draft_choices(start + step, levels[-1][0])[: spec.t])
+            levels.append(draft_choices(start + step, levels[-1][0])[: spec.eagle_topk])
         return levels
 
     def _verify(self, live: _Live, levels: list[list[int]]) -> list[tuple[int, int]]:
         """VERIFY rows; returns (token, node that chose it), the bonus last."""
-        start, t = live.done, self.scenario.spec.t
+        start, t = live.done, self.scenario.spec.eagle_topk
         nodes = [(live.text[start], -1, 0)]
         for depth, tokens in enumerate(levels, 1):
             above = 0 if depth == 1 else 1 + (depth - 2) * t
@@ -297,8 +297,8 @@ class _Toy:
 
     def leave(self, live: _Live) -> bool:
         """End the request if its output is complete."""
-        output = live.text[len(live.spec.prompt) :]
-        stops = [index for index, token in enumerate(output) if token in live.spec.stop_ids]
+        output = live.text[len(live.spec.input_ids) :]
+        stops = [index for index, token in enumerate(output) if token in live.spec.stop_token_ids]
         keep = min([live.spec.max_new_tokens, *(index + 1 for index in stops)])
         if len(output) < keep or (not stops and len(output) < live.spec.max_new_tokens):
             return False
@@ -311,19 +311,19 @@ class _Toy:
 
 def build(given: Scenario) -> tuple[Trace, Trace]:
     """(engine trace, reference trace) of a scenario, in agreement and without a fault."""
-    toy = _Toy(scenario=given, free=list(range(1, given.engine.pool_tokens)))
+    toy = _Toy(scenario=given, free=list(range(1, given.engine.max_total_tokens)))
     level = len(toy.free)
-    waiting = [_Live(spec=request, text=list(request.prompt)) for request in given.requests]
+    waiting = [_Live(spec=request, text=list(request.input_ids)) for request in given.requests]
     running: list[_Live] = []
     while waiting or running:
         if waiting:
             toy.prefill(waiting)
-            running += [live for live in waiting if live.done == len(live.spec.prompt)]
-            waiting = [live for live in waiting if live.done < len(live.spec.prompt)]
+            running += [live for live in waiting if live.done == len(live.spec.input_ids)]
+            waiting = [live for live in waiting if live.done < len(live.spec.input_ids)]
         else:
             toy.decode(running)
         running = [live for live in running if not toy.leave(live)]
-    total = given.engine.pool_tokens
+    total = given.engine.max_total_tokens
     pool = [
         Event(name="pool", tick=tick, data={"free": free, "total": total, "when": when, "evictable": 0})
         for tick, free, when in ((0, level, "start"), (toy.tick, len(toy.free), "end"))

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from harness.checks import group, judge
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Scenario
 
 
 def roots(scenario: Scenario, engine: Trace) -> dict[tuple[str, str, str, str], int]:

@@ -12,8 +12,9 @@ from cases.meta import handmade, results
 from harness.archive.writer import RunWriter, write_specimen
 from harness.checks import judge
 from harness.contract.merge import merge
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, RoundRecord, Trace
-from harness.contract.types import Divergence, Key, Kind, Outcome, Phase, Policy, Scenario, Verdict
+from harness.contract.types import Divergence, Key, Kind, Outcome, Phase, Policy, Verdict
 
 MANIFEST = {
     "engine": {"release": "0.5.23", "device": "cpu", "revert": None},

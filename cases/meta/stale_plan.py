@@ -47,7 +47,7 @@ class Recorded:
     def text(self, rid: str) -> list[int]:
         """Prompt and everything that was generated."""
         ends = [list(end.output_ids) for end in self.case.engine.ends if end.rid == rid]
-        return [*self.case.scenario.request(rid).prompt, *(ends[0] if ends else [])]
+        return [*self.case.scenario.request(rid).input_ids, *(ends[0] if ends else [])]
 
     def _at(self, where: Sequence[int | str]) -> int:
         index, rid, phase, step, slot = where
@@ -84,7 +84,7 @@ class Compared:
 
 def verified(told: Recorded, target: Target, one: Outgrown) -> Compared:
     """The verified rows that the target's plan covers."""
-    index, n = one.record.index, told.case.scenario.spec.n
+    index, n = one.record.index, told.case.scenario.spec.num_draft_tokens
     rows = [(index, rid, "VERIFY", 0, slot) for rid in one.record.rids for slot in range(n)]
     plan = [
         Planned(cached=tuple(told.text(rid)[:start]), rows=length)
@@ -107,12 +107,12 @@ def proposed(told: Recorded, head: MtpHead, one: Outgrown) -> Iterator[Compared]
     one proposed behind the last accepted node.
     """
     record, spec = one.record, told.case.scenario.spec
-    nodes = [(record.index, rid, "VERIFY", 0, slot) for rid in record.rids for slot in range(spec.n)]
+    nodes = [(record.index, rid, "VERIFY", 0, slot) for rid in record.rids for slot in range(spec.num_draft_tokens)]
     states = torch.stack([told.state("hidden_out", *row) for row in nodes])
     positions = [told.number("position", *row) for row in nodes]
-    lasts = [place * spec.n + length - 1 for place, length in enumerate(record.lens)]
+    lasts = [place * spec.num_draft_tokens + length - 1 for place, length in enumerate(record.lens)]
     fed = [told.chosen(*row) if row[4] < record.lens[record.rids.index(row[1])] else 0 for row in nodes]
-    for layer in range(spec.k):
+    for layer in range(spec.num_steps):
         proposing = [
             (record.index, rid, "EXTEND", layer, a - 1) for rid, a in zip(record.rids, record.lens, strict=True)
         ]
@@ -122,7 +122,7 @@ def proposed(told: Recorded, head: MtpHead, one: Outgrown) -> Iterator[Compared]
             recorded = torch.stack([told.state("hidden_out", *row) for row, _ in known])
             planned = said[[last for _, last in known]]
             yield Compared(recorded=recorded, planned=planned, own=None, rows=len(proposing))
-        blocks = [fed[at : at + spec.n] for at in range(0, len(fed), spec.n)]
+        blocks = [fed[at : at + spec.num_draft_tokens] for at in range(0, len(fed), spec.num_draft_tokens)]
         fed = [token for block in blocks for token in [*block[1:], block[-1]]]
         for row, last in zip(proposing, lasts, strict=True):
             fed[last] = told.chosen(*row)

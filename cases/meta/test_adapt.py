@@ -6,12 +6,12 @@ import pytest
 
 from cases import catalogue
 from cases.fixed import default_scenarios
-from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted, check_possible, refusal
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
-TREE = SpecConfig(k=2, t=2, n=5)
+TREE = SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=5)
 SCENARIO = default_scenarios()[0]
 
 
@@ -34,11 +34,13 @@ def test_what_is_not_named_stays_as_the_scenario_says():
 
 
 def test_what_is_named_is_part_of_the_scenario_that_is_stored():
-    wanted = Wanted(dtype="bfloat16", backend="flashinfer", graphs=True, overlap=False, page=4)
+    wanted = Wanted(
+        dtype="bfloat16", attention_backend="flashinfer", cuda_graph=True, overlap_schedule=False, page_size=4
+    )
     (changed,) = adapted([SCENARIO], wanted, device="cuda")
     engine = changed.engine
-    assert (engine.dtype, engine.backend, engine.graphs) == ("bfloat16", "flashinfer", True)
-    assert (engine.overlap, engine.page) == (False, 4)
+    assert (engine.dtype, engine.attention_backend, engine.cuda_graph) == ("bfloat16", "flashinfer", True)
+    assert (engine.overlap_schedule, engine.page_size) == (False, 4)
     assert changed.requests == SCENARIO.requests
     assert changed.id != SCENARIO.id
 
@@ -48,10 +50,10 @@ def test_what_is_named_is_part_of_the_scenario_that_is_stored():
     [
         (Wanted(dtype="float32"), "cuda", "float16, bfloat16"),
         (Wanted(dtype="float16"), "cpu", "float32"),
-        (Wanted(backend="fa3"), "cpu", "triton"),
-        (Wanted(backend="fa4"), "cuda", "fa3"),
-        (Wanted(graphs=True), "cpu", "--device cuda"),
-        (Wanted(page=0), "cuda", "allowed: 1 to 512"),
+        (Wanted(attention_backend="fa3"), "cpu", "triton"),
+        (Wanted(attention_backend="fa4"), "cuda", "fa3"),
+        (Wanted(cuda_graph=True), "cpu", "--device cuda"),
+        (Wanted(page_size=0), "cuda", "allowed: 1 to 512"),
     ],
 )
 def test_a_value_the_device_does_not_have_is_refused_with_those_it_has(wanted, device, said):
@@ -62,11 +64,11 @@ def test_a_value_the_device_does_not_have_is_refused_with_those_it_has(wanted, d
 @pytest.mark.parametrize(
     ("spec", "engine", "version", "said"),
     [
-        (TREE, EngineConfig(overlap=True), "0.5.12.post1", "--no-overlap"),
-        (TREE, EngineConfig(page=4), "0.5.11", "--page 1"),
-        (TREE, EngineConfig(page=4, backend="flashinfer"), "0.5.11", ""),
-        (TREE, EngineConfig(overlap=True, page=4), "0.5.13", ""),
-        (SpecConfig(), EngineConfig(overlap=True, page=4), "0.5.11", ""),
+        (TREE, EngineConfig(overlap_schedule=True), "0.5.12.post1", "--disable-overlap-schedule"),
+        (TREE, EngineConfig(page_size=4), "0.5.11", "--page-size 1"),
+        (TREE, EngineConfig(page_size=4, attention_backend="flashinfer"), "0.5.11", ""),
+        (TREE, EngineConfig(overlap_schedule=True, page_size=4), "0.5.13", ""),
+        (SpecConfig(), EngineConfig(overlap_schedule=True, page_size=4), "0.5.11", ""),
     ],
 )
 def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engine, version, said):
@@ -83,8 +85,11 @@ def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engi
     [
         ({"engine": EngineConfig(dtype="float16")}, r"engine\.dtype is 'float16'.*\n.*float32"),
         (
-            {"checkpoint": "mtp-chained", "spec": SpecConfig(algorithm="MTP", k=8, t=1, n=9)},
-            r"spec\.k is 8.*\n.*1 to 4",
+            {
+                "checkpoint": "mtp-chained",
+                "spec": SpecConfig(algorithm="MTP", num_steps=8, eagle_topk=1, num_draft_tokens=9),
+            },
+            r"spec\.num_steps is 8.*\n.*1 to 4",
         ),
     ],
     ids=["dtype", "layers"],
@@ -96,7 +101,7 @@ def test_what_would_be_done_otherwise_or_die_at_boot_is_refused_on_a_cpu(changes
 
 def test_chained_layers_in_graphs_are_refused_where_the_reference_cannot_follow():
     """It would stop in the middle, as a fault of our own (F-020 for layers that read each other's output)."""
-    chained = SCENARIO.model_copy(update={"checkpoint": "mtp-chained", "engine": EngineConfig(graphs=True)})
+    chained = SCENARIO.model_copy(update={"checkpoint": "mtp-chained", "engine": EngineConfig(cuda_graph=True)})
     with pytest.raises(UsageError, match=r"behind 0\.5\.14"):
         check_possible([chained], version="0.5.13", device="cuda")
     check_possible([chained], version="0.5.17", device="cuda")
@@ -110,21 +115,21 @@ def test_a_scenario_that_does_not_care_gets_a_dtype_the_device_has():
 
 
 def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_stand_ins(launched):
-    boot = launched(graphs=True)
+    boot = launched(cuda_graph=True)
     assert boot["arguments"]["dtype"] == "float16"
     assert boot["arguments"]["disable_cuda_graph"] is False
     assert boot["optional_arguments"]["cuda_graph_bs"] == list(GRAPH_SIZES)
     assert boot["optional_arguments"]["disable_prefill_cuda_graph"] is True
     assert "TRITON_INTERPRET" not in boot["environment"]
     assert boot["flags"] == []
-    assert launched(graphs=False)["arguments"]["disable_cuda_graph"] is True
-    assert "cuda_graph_bs" not in launched(graphs=False)["optional_arguments"]
+    assert launched(cuda_graph=False)["arguments"]["disable_cuda_graph"] is True
+    assert "cuda_graph_bs" not in launched(cuda_graph=False)["optional_arguments"]
 
 
 def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
     assert launched("0.5.13")["overlap"] is True
     assert launched("0.5.12.post1", spec=TREE)["overlap"] is False
-    assert launched("0.5.13", overlap=False)["arguments"]["disable_overlap_schedule"] is True
+    assert launched("0.5.13", overlap_schedule=False)["arguments"]["disable_overlap_schedule"] is True
 
 
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
@@ -147,7 +152,7 @@ def test_what_no_transfer_serves_is_refused_before_a_boot(version, refused):
     why = refusal(scenario, version=version, device="cpu")
     assert bool(why) is refused
     if refused:
-        assert "op 'retract' with engine.pd" in why
+        assert "op 'retract' with engine.disaggregation" in why
         assert "a release before 0.5.16" in why
-    alone = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"pd": False})})
+    alone = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"disaggregation": False})})
     assert refusal(alone, version=version, device="cpu") == ""

@@ -12,7 +12,8 @@ from cases import catalogue
 from cases.catalogue import CaseError
 from harness.cli import prepare, programs
 from harness.contract import known_issues
-from harness.contract.types import Kind, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.types import Kind
 from harness.engines.envs import SUPPORTED
 
 NAMES = catalogue.names()

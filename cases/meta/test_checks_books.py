@@ -68,10 +68,10 @@ def test_slot_of_a_request_that_has_left_may_be_used_again(made):
 
 def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made):
     scenario, _ = made
-    twins = tuple(replace_prompt(request, scenario.requests[0].prompt) for request in scenario.requests)
+    twins = tuple(replace_prompt(request, scenario.requests[0].input_ids) for request in scenario.requests)
     for cache, found in ((True, False), (False, True)):
         given = scenario.model_copy(
-            update={"requests": twins, "engine": scenario.engine.model_copy(update={"prefix_cache": cache})}
+            update={"requests": twins, "engine": scenario.engine.model_copy(update={"radix_cache": cache})}
         )
         engine, _ = handmade.build(given)
         theirs = handmade.find(engine, phase="PREFILL", rid="r0", slot=1)
@@ -82,7 +82,7 @@ def test_shared_text_may_be_given_back_early_only_with_a_prefix_cache(made):
 
 
 def replace_prompt(request, prompt):
-    return request.model_copy(update={"prompt": prompt})
+    return request.model_copy(update={"input_ids": prompt})
 
 
 # ledger
@@ -167,7 +167,7 @@ def two_ranks(engine, **idle):
 
 
 def test_idle_rank_enters_every_forward():
-    scenario = handmade.scenario(dp=2)
+    scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     assert roots(scenario, two_ranks(engine)) == {}
     decodes = sum(record.mode == "DECODE" for record in engine.rounds)
@@ -175,7 +175,7 @@ def test_idle_rank_enters_every_forward():
 
 
 def test_rank_that_is_absent_from_a_tick_is_out_of_step():
-    scenario = handmade.scenario(dp=2)
+    scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     both = two_ranks(engine)
     assert ("LOCKSTEP", "ledger", "VERIFY", "absent") in roots(scenario, replace(both, rounds=both.rounds[:-1]))
@@ -226,7 +226,7 @@ def states(**idle):
     ],
 )
 def test_idle_rank_agrees_with_the_busy_one_in_one_forward(idle, found):
-    scenario = handmade.scenario(dp=2)
+    scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     both = two_ranks(engine)
     seen = roots(scenario, replace(both, events=(*both.events, *states(**idle))))
@@ -234,7 +234,7 @@ def test_idle_rank_agrees_with_the_busy_one_in_one_forward(idle, found):
 
 
 def test_later_draft_steps_are_not_held_to_the_counts_of_the_first():
-    scenario = handmade.scenario(dp=2)
+    scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     both = two_ranks(engine)
     late = tuple(
@@ -244,7 +244,7 @@ def test_later_draft_steps_are_not_held_to_the_counts_of_the_first():
 
 
 def test_a_hang_names_the_forward_that_a_rank_left_out():
-    scenario = handmade.scenario(dp=2)
+    scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     ranks = [
         {"dp_rank": 0, "forwards": {"DRAFT": 2}, "at_round": 1},
@@ -315,7 +315,7 @@ def test_walk_may_be_cut_at_the_limit_though_the_answer_died_with_the_engine(mad
         asked = scenario.model_copy(update={"requests": tuple(requests)})
         return asked, replace(cut, scenario_id=asked.id)
 
-    new = known - len(scenario.request(rid).prompt)
+    new = known - len(scenario.request(rid).input_ids)
     assert roots(*limited(new)) == {}
     assert ("ACCEPT", "walk", "ACCEPT", "too-few") in roots(*limited(new + 1))
 

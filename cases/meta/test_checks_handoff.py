@@ -8,16 +8,16 @@ import pytest
 from cases.fixed import DRAIN, request, submit
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.trace import Event, RoundRecord, RowBuilder, Trace
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
 
 GIVEN = Scenario(
     name="handed",
-    engine=EngineConfig(pd=True, prefix_cache=False),
+    engine=EngineConfig(disaggregation=True, radix_cache=False),
     requests=(request("a", 3, seed=1, new=4),),
     script=(submit("a"), DRAIN),
 )
-PROMPT = GIVEN.requests[0].prompt
+PROMPT = GIVEN.requests[0].input_ids
 BONUS, PROPOSAL = 77, 88
 STATE = np.asarray([[1.0, 2.0]], dtype=np.float32)
 
@@ -139,7 +139,9 @@ def test_one_slot_on_both_sides_is_two_slots():
     assert hints(handover(), check="slots") == []
 
 
-LAYERED = GIVEN.model_copy(update={"spec": SpecConfig(algorithm="MTP", k=2, n=3), "checkpoint": "mtp-tiny"})
+LAYERED = GIVEN.model_copy(
+    update={"spec": SpecConfig(algorithm="MTP", num_steps=2, num_draft_tokens=3), "checkpoint": "mtp-tiny"}
+)
 
 
 def layered(*, arrived=(PROPOSAL, PROPOSAL + 1), layers=2):

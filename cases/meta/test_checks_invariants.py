@@ -19,7 +19,7 @@ def made():
 
 @pytest.mark.parametrize(
     "shape",
-    [{}, {"k": 1}, {"t": 2}, {"t": 3, "n": 10}, {"chunk": None}, {"prefix_cache": False}, {"stop_ids": (4, 9)}],
+    [{}, {"k": 1}, {"t": 2}, {"t": 3, "n": 10}, {"chunk": None}, {"radix_cache": False}, {"stop_ids": (4, 9)}],
     ids=str,
 )
 def test_sound_traces_pass_and_without_a_reference_they_show_nothing_but_are_unknown(shape):
@@ -117,7 +117,7 @@ def test_final_chunk_tail_must_be_the_first_output(made):
 def test_inputs_that_were_not_rotated_are_named_so(made):
     scenario, engine = made
     row = handmade.find(engine, phase="DRAFT_PREFILL", rid="r2", nth=1)
-    prompt, slot = scenario.request("r2").prompt, int(engine.rows.ints["slot"][row])
+    prompt, slot = scenario.request("r2").input_ids, int(engine.rows.ints["slot"][row])
     start = int(engine.rows.ints["committed"][row])
     engine.rows.ints["input_id"][row] = prompt[start + slot]
     assert roots(scenario, engine) == {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", "not-rotated"): 1}
@@ -220,7 +220,7 @@ def test_committed_length_must_follow_from_accepted(made):
 
 
 def test_start_past_zero_needs_a_prefix_cache():
-    scenario = handmade.scenario(prompts=(6,), prefix_cache=False)
+    scenario = handmade.scenario(prompts=(6,), radix_cache=False)
     engine, _ = handmade.build(scenario)
     broken = with_round(engine, 0, starts=(2,), lens=(4,))
     assert ("SHAPE", "rounds", "PREFILL", "start-without-prefix-cache") in roots(scenario, broken)

@@ -265,7 +265,7 @@ def test_text_that_differs_is_found_at_its_first_token(made):
     scenario, engine, reference = changed_text(made, 3, 0.5)
     (found,) = judge(scenario, engine, reference)[1]
     assert (found.check, found.hint, found.margin) == ("losslessness", "text-differs", 0.5)
-    assert found.key.committed + 1 + found.key.slot == len(scenario.request(found.key.rid).prompt) + 3
+    assert found.key.committed + 1 + found.key.slot == len(scenario.request(found.key.rid).input_ids) + 3
 
 
 def test_text_that_parts_at_a_tie_is_a_tie(made):
@@ -283,7 +283,7 @@ def test_text_of_another_length_is_found(made):
 def test_text_that_ran_past_its_stop_is_one_finding_and_its_length_follows_from_it(made):
     scenario, engine, reference = made
     end = engine.ends[0]
-    stops = {"stop_ids": (end.output_ids[3],)}
+    stops = {"stop_token_ids": (end.output_ids[3],)}
     requests = tuple(r.model_copy(update=stops if r.rid == end.rid else {}) for r in scenario.requests)
     stopping = scenario.model_copy(update={"requests": requests})
     first = list(end.output_ids).index(end.output_ids[3])

@@ -9,13 +9,17 @@ import torch
 from cases.checkpoints import make
 from cases.meta import handmade
 from harness.checks.judge import judge
-from harness.contract.types import Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
-SPECS = {"chain": SpecConfig(k=3, t=1, n=4), "tree": SpecConfig(k=2, t=3, n=7)}
+SPECS = {
+    "chain": SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    "tree": SpecConfig(num_steps=2, eagle_topk=3, num_draft_tokens=7),
+}
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def pair(tmp_path_factory):
 @pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS)
 def sampled(request, pair):
     """(scenario, what an engine that follows the rule reports): one request, alone, with coins of its own."""
-    asked = RequestSpec(rid="a", prompt=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
+    asked = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
     scenario = Scenario(
         name="sampled",
         spec=request.param,

@@ -9,13 +9,14 @@ import torch
 from cases.checkpoints import make
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Phase
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
-SPEC = SpecConfig(k=3, t=1, n=4)
-ASKED = RequestSpec(rid="a", prompt=(5, 17, 130, 42), max_new_tokens=20, temperature=1.1, seed=7)
+SPEC = SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4)
+ASKED = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=20, temperature=1.1, sampling_seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def scenario_of(*requests, deterministic=True):
     return Scenario(
         name="seeds",
         spec=SPEC,
-        engine=EngineConfig(deterministic=deterministic),
+        engine=EngineConfig(deterministic_inference=deterministic),
         requests=(*requests, ASKED),
         script=(Op(kind="submit", rids=tuple(one.rid for one in (*requests, ASKED))), Op(kind="drain")),
     )
@@ -65,11 +66,11 @@ def test_another_token_is_found_where_it_was_committed(trace, place):
     assert (found.kind, found.hint) == (Kind.NONDETERMINISM, "same-seed-other-token")
     assert (found.expected, found.observed) == (511, output[place])
     committed = found.key.committed + 1 + found.key.slot
-    assert (found.key.rid, committed) == ("a", len(ASKED.prompt) + place)
+    assert (found.key.rid, committed) == ("a", len(ASKED.input_ids) + place)
     assert found.key.phase == (Phase.ACCEPT if place else Phase.PREFILL)
 
 
-@pytest.mark.parametrize("other", [{"seed": 8}, {"seed": None}, {"temperature": 1.0}, {"prompt": (5, 17, 130)}])
+@pytest.mark.parametrize("other", [{"sampling_seed": 8}, {"sampling_seed": None}, {"temperature": 1.0}, {"input_ids": (5, 17, 130)}])
 def test_requests_that_are_not_the_same_draw_may_differ(trace, other):
     assert judged(trace, scenario_of(twin(**other)), change={3: 511}).divergences == []
 

@@ -7,15 +7,15 @@ import torch
 import harness.checks.judge  # noqa: F401  registers the checks
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
+from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.contract.trace import Event, RowBuilder, Trace
-from harness.contract.types import Op, RequestSpec, Scenario
 from harness.engine_side.probes.verify_probe import holes, wrong_copies
 
 #: Two requests, pages of four, two branches: 6 tokens are one page and two more, 8 are two pages and nothing.
 ROWS = torch.arange(2 * 24).view(2, 24) + 100
 BASE, TAIL, PAGES = torch.tensor([4, 8]), torch.tensor([2, 0]), torch.tensor([2, 1])
 FOUND = holes(ROWS, BASE, TAIL, PAGES, topk=2, page=4)
-REQUESTS = tuple(RequestSpec(rid=rid, prompt=(1,)) for rid in ("a", "b"))
+REQUESTS = tuple(RequestSpec(rid=rid, input_ids=(1,)) for rid in ("a", "b"))
 SCENARIO = Scenario(name="x", requests=REQUESTS, script=(Op(kind="submit", rids=("a", "b")), Op(kind="drain")))
 
 

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
+from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
-from harness.contract.types import Op, Outcome, Verdict
+from harness.contract.types import Outcome, Verdict
 from harness.coverage import POINTS, ReachTable, Where, count, names
 
 
@@ -53,7 +54,7 @@ def trace(*rounds, ends=(), events=()):
 
 
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
-GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page=4)
+GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
     update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
 )
@@ -200,8 +201,8 @@ def branching(shared, *, own=3):
     """Two prompts of 12 tokens that share `shared` of them."""
     first = tuple(range(12))
     prompts = (first, first[:shared] + (99,) * own)
-    given = handmade.scenario(prompts=(12, shared + own), page=4)
-    requests = tuple(r.model_copy(update={"prompt": p}) for r, p in zip(given.requests, prompts, strict=True))
+    given = handmade.scenario(prompts=(12, shared + own), page_size=4)
+    requests = tuple(r.model_copy(update={"input_ids": p}) for r, p in zip(given.requests, prompts, strict=True))
     return given.model_copy(update={"requests": requests})
 
 

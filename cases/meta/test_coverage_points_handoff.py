@@ -10,8 +10,10 @@ from harness.contract.trace import Event
 from harness.coverage import POINTS, Where, names
 
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5)
-RANKS = {"dp": 2, "tp": 2}
-GIVEN = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"pd": True, "max_running": 1})})
+RANKS = {"dp_size": 2, "tp_size": 2}
+GIVEN = GIVEN.model_copy(
+    update={"engine": GIVEN.engine.model_copy(update={"disaggregation": True, "max_running_requests": 1})}
+)
 
 
 def ran(tick, *parts):

@@ -10,7 +10,7 @@ from harness.coverage import POINTS, Where, names
 NAMES = names(Where.RANKS, Where.MORE_RANKS)
 
 #: Requests r0 and r2 are on rank 0, r1 on rank 1 (the predicates read ranks off the batches alone).
-GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp=2)
+GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp_size=2)
 
 
 def idle(tick, rank):

@@ -7,12 +7,12 @@ import pytest
 from cases.families import FAMILIES
 from harness.both_sides import compat
 from harness.contract.known_issues import notes, without_effect
-from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.engine_side.hooks import ImportHooks
 from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
 from harness.night.cells import Cell
 
-LAYERS = SpecConfig(algorithm="MTP", k=3, n=4)
+LAYERS = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
 ASSUMED = {"assumed": ["F-011"]}
 
 
@@ -63,8 +63,8 @@ def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version
 
 
 def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():
-    assert notes(ASSUMED, LAYERS, EngineConfig(graphs=True), release="0.5.13") == []
-    assert notes(ASSUMED, SpecConfig(k=3, n=4), release="0.5.13") == []
+    assert notes(ASSUMED, LAYERS, EngineConfig(cuda_graph=True), release="0.5.13") == []
+    assert notes(ASSUMED, SpecConfig(num_steps=3, num_draft_tokens=4), release="0.5.13") == []
 
 
 @pytest.mark.parametrize(("engine", "assumed"), [("0.5.13", ("F-010", "F-011")), ("0.5.23", ("F-010",))])

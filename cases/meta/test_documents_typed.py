@@ -12,7 +12,7 @@ from harness.archive.records import FindingLine, RunManifest, RunVerdict, Specim
 from harness.archive.trace_io import _Head
 from harness.cli.programs import check_scenarios
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
-from harness.contract.types import POOL, EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import POOL, EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import impossible
 from harness.engines.launch import BOOT_CHUNK, boot_chunk
@@ -31,21 +31,41 @@ def changed(path, value):
 
 
 REFUSED = {
-    "a number in quotes": (["spec", "k"], "2", 'spec.k: Input should be a valid integer, found "2"'),
-    "a number with a fraction": (["spec", "k"], 2.0, "spec.k: Input should be a valid integer, found 2.0"),
-    "a truth for a number": (["spec", "k"], True, "spec.k: Input should be a valid integer, found true"),
-    "a number for a truth": (["engine", "graphs"], 1, "engine.graphs: Input should be a valid boolean"),
-    "a text for a list": (["requests", 0, "prompt"], "1", "requests.0.prompt: Input should be a valid array"),
+    "a number in quotes": (["spec", "num_steps"], "2", 'spec.num_steps: Input should be a valid integer, found "2"'),
+    "a number with a fraction": (
+        ["spec", "num_steps"],
+        2.0,
+        "spec.num_steps: Input should be a valid integer, found 2.0",
+    ),
+    "a truth for a number": (
+        ["spec", "num_steps"],
+        True,
+        "spec.num_steps: Input should be a valid integer, found true",
+    ),
+    "a number for a truth": (["engine", "cuda_graph"], 1, "engine.cuda_graph: Input should be a valid boolean"),
+    "a text for a list": (["requests", 0, "input_ids"], "1", "requests.0.input_ids: Input should be a valid array"),
     "a number for a list": (["wants"], 3, "wants: Input should be a valid array"),
     "an empty list": (["script"], [], "script: Tuple should have at least 1 item"),
     "no object": (["engine"], None, "engine: Input should be an object, found null"),
-    "a quoted token": (["requests", 0, "prompt", 0], "7", "requests.0.prompt.0: Input should be a valid integer"),
-    "too many steps": (["script", -1], {"kind": "tick", "count": 10**9}, "to 10000, found 1000000000; 512 "),
-    "a vast pool": (["engine", "pool_tokens"], 10**13, f"equal to {POOL}, found 10000000000000; {POOL} tokens"),
-    "a vast page": (["engine", "page"], 1024, "equal to 512, found 1024; engines are booted for 512 tokens"),
-    "a vast chunk": (["engine", "chunk"], 10**6, "engine.chunk: Input should be less than or equal to 512"),
-    "a vast batch": (["engine", "max_running"], 10**6, "engine.max_running: Input should be less than or equal to 256"),
-    "a vast seed": (["requests", 0, "seed"], 2**63, "requests.0.seed: Input should be less than or equal to"),
+    "a quoted token": (["requests", 0, "input_ids", 0], "7", "requests.0.input_ids.0: Input should be a valid integer"),
+    "too many steps": (["script", -1], {"kind": "step", "count": 10**9}, "to 10000, found 1000000000; 512 "),
+    "a vast pool": (["engine", "max_total_tokens"], 10**13, f"equal to {POOL}, found 10000000000000; {POOL} tokens"),
+    "a vast page": (["engine", "page_size"], 1024, "equal to 512, found 1024; engines are booted for 512 tokens"),
+    "a vast chunk": (
+        ["engine", "chunked_prefill_size"],
+        10**6,
+        "engine.chunked_prefill_size: Input should be less than or equal to 512",
+    ),
+    "a vast batch": (
+        ["engine", "max_running_requests"],
+        10**6,
+        "engine.max_running_requests: Input should be less than or equal to 256",
+    ),
+    "a vast seed": (
+        ["requests", 0, "sampling_seed"],
+        2**63,
+        "requests.0.sampling_seed: Input should be less than or equal to",
+    ),
     "a vast temperature": (["requests", 0, "temperature"], 1e300, "temperature: Input should be less than or equal"),
     "neither greedy nor sampled": (["requests", 0, "temperature"], 1e-9, "allowed: 0, or 0.000001 to 100"),
     "a version that is true": (["schema_version"], True, "schema_version true"),
@@ -146,12 +166,16 @@ def test_known_findings_are_read_so_too(text, said, tmp_path):
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        (["requests", 0, "stop_ids"], [1, 512], "stop id 512 is outside the vocabulary"),
-        (["requests", 0, "stop_ids"], [-1], "stop id -1 is outside the vocabulary"),
-        (["engine"], {"page": 64, "chunk": 16}, "chunks are whole pages"),
+        (["requests", 0, "stop_token_ids"], [1, 512], "stop id 512 is outside the vocabulary"),
+        (["requests", 0, "stop_token_ids"], [-1], "stop id -1 is outside the vocabulary"),
+        (["engine"], {"page_size": 64, "chunked_prefill_size": 16}, "chunks are whole pages"),
         # seen on 0.5.23: no token is generated, and with a pool of 100 the request waits for ever
-        (["engine"], {"page": 512, "pool_tokens": 1024}, "allowed: engine.pool_tokens 1536 or more"),
-        (["engine"], {"page": 64, "pool_tokens": 100}, "never fit engine.pool_tokens 100 in pages of 64"),
+        (["engine"], {"page_size": 512, "max_total_tokens": 1024}, "allowed: engine.max_total_tokens 1536 or more"),
+        (
+            ["engine"],
+            {"page_size": 64, "max_total_tokens": 100},
+            "never fit engine.max_total_tokens 100 in pages of 64",
+        ),
     ],
 )
 def test_what_no_engine_takes_is_refused_before_one_boots(path, value, said):
@@ -173,7 +197,7 @@ def test_what_no_engine_takes_is_refused_before_one_boots(path, value, said):
 )
 def test_a_page_is_a_power_of_two_where_the_kernel_that_lays_pages_out_says_so(page, version, device, refused):
     """Seen on 0.5.11 and 0.5.17 as a crash in alloc_extend: arange's range must be a power of 2."""
-    why = impossible(SpecConfig(), EngineConfig(page=page), version=version, device=device)
+    why = impossible(SpecConfig(), EngineConfig(page_size=page), version=version, device=device)
     assert bool(why) is refused
     assert not why or "allowed: 1, 2, 4, 8, 16, 32, 64, 128, 256, 512" in why
 

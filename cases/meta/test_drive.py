@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.contract.types import Op, RequestSpec, Scenario
+from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.driving.drive import drive
 from harness.engines.errors import EngineCrashed
 
@@ -59,8 +59,8 @@ class Slow:
 
 SCENARIO = Scenario(
     name="slow",
-    requests=(RequestSpec(rid="a", prompt=(1, 2, 3), max_new_tokens=4),),
-    script=(Op(kind="submit", rids=("a",)), Op(kind="tick", count=2), Op(kind="drain")),
+    requests=(RequestSpec(rid="a", input_ids=(1, 2, 3), max_new_tokens=4),),
+    script=(Op(kind="submit", rids=("a",)), Op(kind="step", count=2), Op(kind="drain")),
 )
 
 

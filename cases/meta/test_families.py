@@ -44,7 +44,7 @@ def test_a_family_is_chosen_by_name_and_an_unknown_one_is_refused_with_the_neare
 
 def test_one_scenario_of_a_family_is_found_by_its_name():
     (one,) = choose_scenarios(["page4-shared-prefix"], [], "paged")
-    assert one.engine.page == 4
+    assert one.engine.page_size == 4
 
 
 def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():

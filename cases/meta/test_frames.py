@@ -185,7 +185,7 @@ def test_accept_lengths_are_what_verifies_committed(frames, run):
         accepted = case.engine.rows.strings["phase"] == Phase.ACCEPT
         assert sorted(table["accept_len"]) == sorted(accept_lengths(case))
         assert table["accept_len"].sum() == accepted.sum()
-        assert table["accept_len"].between(1, case.scenario.spec.k + 1).all()
+        assert table["accept_len"].between(1, case.scenario.spec.num_steps + 1).all()
 
 
 def test_trends_are_ordered_by_time_and_count_each_run(tmp_path):

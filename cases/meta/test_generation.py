@@ -13,7 +13,7 @@ from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.cli.programs import check_scenarios
-from harness.contract.types import Op, RequestSpec, Scenario
+from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.coverage import POINTS, Where, names
 
 ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR]
@@ -37,8 +37,8 @@ def test_scenarios_can_run_share_one_engine_survive_json_and_stay_small(boot):
     assert {scenario.boot_key() for scenario in made} == {boot.boot_key()}
     for scenario in made:
         assert Scenario.model_validate_json(scenario.model_dump_json()) == scenario
-        assert len(scenario.requests) <= (MOST if boot.engine.pd else MOST_REQUESTS + 1)
-        assert all(len(request.prompt) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
+        assert len(scenario.requests) <= (MOST if boot.engine.disaggregation else MOST_REQUESTS + 1)
+        assert all(len(request.input_ids) + request.max_new_tokens <= CONTEXT for request in scenario.requests)
         assert all(request.max_new_tokens <= MOST_NEW for request in scenario.requests)
 
 
@@ -103,11 +103,11 @@ def test_aborted_requests_surely_live_when_the_abort_comes(boot):
     for scenario in some(boot.name, count=100):
         now, arrived = 0, {}
         for op in scenario.script:
-            now += op.count if op.kind == "tick" else 0
+            now += op.count if op.kind == "step" else 0
             arrived |= dict.fromkeys(op.rids, now) if op.kind == "submit" else {}
             if op.kind == "abort":
                 (rid,) = op.rids
-                assert now - arrived[rid] <= shortest_life(scenario.request(rid), k=boot.spec.k) + most_prefill(
+                assert now - arrived[rid] <= shortest_life(scenario.request(rid), k=boot.spec.num_steps) + most_prefill(
                     scenario
                 )
         aborts = [rid for op in scenario.script if op.kind == "abort" for rid in op.rids]
@@ -115,11 +115,11 @@ def test_aborted_requests_surely_live_when_the_abort_comes(boot):
 
 
 def most_prefill(scenario):
-    return max(-(-len(request.prompt) // scenario.engine.chunk) for request in scenario.requests)
+    return max(-(-len(request.input_ids) // scenario.engine.chunked_prefill_size) for request in scenario.requests)
 
 
 def test_shortest_life_counts_the_prefill_and_full_verifies():
-    lives = [shortest_life(RequestSpec(rid="a", prompt=(1,), max_new_tokens=new), k=3) for new in (1, 2, 5, 6, 24)]
+    lives = [shortest_life(RequestSpec(rid="a", input_ids=(1,), max_new_tokens=new), k=3) for new in (1, 2, 5, 6, 24)]
     assert lives == [1, 1, 1, 2, 6]
 
 
@@ -127,11 +127,11 @@ def test_shortest_life_counts_the_prefill_and_full_verifies():
 
 
 def request(rid):
-    return RequestSpec(rid=rid, prompt=(1, 2))
+    return RequestSpec(rid=rid, input_ids=(1, 2))
 
 
 def kinds(script):
-    return [(op.kind, op.count) if op.kind == "tick" else op.kind for op in script]
+    return [(op.kind, op.count) if op.kind == "step" else op.kind for op in script]
 
 
 def test_timeline_puts_things_in_order_of_turns():
@@ -139,7 +139,7 @@ def test_timeline_puts_things_in_order_of_turns():
     timeline.arrive(3, request("b"))
     timeline.arrive(0, request("a"))
     timeline.at(1, "retract")
-    assert kinds(timeline.script()) == ["submit", ("tick", 1), "retract", ("tick", 2), "submit", "drain"]
+    assert kinds(timeline.script()) == ["submit", ("step", 1), "retract", ("step", 2), "submit", "drain"]
 
 
 def test_requests_of_one_turn_arrive_in_one_submit():
@@ -153,7 +153,7 @@ def test_pause_without_an_end_is_ended_and_holds_arrivals_back():
     timeline.arrive(0, request("a"))
     timeline.arrive(2, request("b"))
     timeline.at(2, "pause")
-    assert kinds(timeline.script()) == ["submit", ("tick", 2), "pause", ("tick", 1), "resume", "submit", "drain"]
+    assert kinds(timeline.script()) == ["submit", ("step", 2), "pause", ("step", 1), "resume", "submit", "drain"]
 
 
 def test_abort_never_comes_before_its_request():
@@ -180,7 +180,7 @@ def test_every_timeline_is_a_valid_script(arrivals, ops):
     made = Scenario(name="x", requests=timeline.requests, script=timeline.script())
     turns, now = [], 0
     for op in made.script:
-        now += op.count if op.kind == "tick" else 0
+        now += op.count if op.kind == "step" else 0
         turns += [now] if op.kind in ("pause", "resume", "retract") else []
     assert len(set(turns)) == len(turns), "a turn takes one pause or resume, and a retraction is one of each"
 
@@ -189,12 +189,12 @@ def test_every_timeline_is_a_valid_script(arrivals, ops):
 def test_inserted_op_comes_before_its_turn(turn, expected):
     script = (
         Op(kind="submit", rids=("a",)),
-        Op(kind="tick", count=3),
+        Op(kind="step", count=3),
         Op(kind="submit", rids=("b",)),
         Op(kind="drain"),
     )
     made = inserted(script, turn, Op(kind="retract"))
     assert made[expected].kind == "retract"
-    assert sum(op.count for op in made[:expected] if op.kind == "tick") == turn
-    assert sum(op.count for op in made if op.kind == "tick") == max(3, turn)
+    assert sum(op.count for op in made[:expected] if op.kind == "step") == turn
+    assert sum(op.count for op in made if op.kind == "step") == max(3, turn)
     assert made[-1].kind == "drain"

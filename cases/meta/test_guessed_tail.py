@@ -5,20 +5,21 @@ import torch
 
 from cases.checkpoints import make
 from harness.checks.judge import judge
-from harness.contract.types import EngineConfig, Kind, Op, Outcome, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Outcome
 from harness.defects import departures
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
-SPEC = SpecConfig(algorithm="MTP", k=3, n=4)
-REQUEST = RequestSpec(rid="a", prompt=(7, 19, 4, 250, 33, 91, 12, 6, 401, 77, 5), max_new_tokens=9)
+SPEC = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
+REQUEST = RequestSpec(rid="a", input_ids=(7, 19, 4, 250, 33, 91, 12, 6, 401, 77, 5), max_new_tokens=9)
 SCENARIO = Scenario(
     name="tail",
     checkpoint="mtp-tiny",
     spec=SPEC,
-    engine=EngineConfig(chunk=4),
+    engine=EngineConfig(chunked_prefill_size=4),
     requests=(REQUEST,),
     script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
 )

@@ -32,14 +32,18 @@ from harness.contract.known_issues import (
     read,
     without_effect,
 )
-from harness.contract.types import EngineConfig, Kind, Phase, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.types import Kind, Phase
 from harness.engines.launch import GRAPH_SIZES
 from reports.known_issues import index_markdown, page_markdown
 
 ROOT = Path(__file__).parents[2]
 ISSUES = pytest.mark.parametrize("one", issues().values(), ids=lambda one: one.id)
-ONE, RANKS, IN_GRAPHS = EngineConfig(), EngineConfig(dp=2, tp=2), EngineConfig(graphs=True)
-CHAIN, LAYERS = SpecConfig(algorithm="EAGLE3"), SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+ONE, RANKS, IN_GRAPHS = EngineConfig(), EngineConfig(dp_size=2, tp_size=2), EngineConfig(cuda_graph=True)
+CHAIN, LAYERS = (
+    SpecConfig(algorithm="EAGLE3"),
+    SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=1, num_draft_tokens=4),
+)
 
 
 def call(*arguments):
@@ -198,7 +202,7 @@ def test_ids_are_checked_and_the_nearest_is_named():
 
 
 REACHED = {
-    "F-003": (SpecConfig(k=3, t=2, n=6), ONE, "cpu"),
+    "F-003": (SpecConfig(num_steps=3, eagle_topk=2, num_draft_tokens=6), ONE, "cpu"),
     "F-007": (CHAIN, RANKS, "cpu"),
     "F-008": (CHAIN, RANKS, "cpu"),
     "F-010": (LAYERS, ONE, "cuda"),
@@ -216,7 +220,9 @@ def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effec
     assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
     assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
     assert notes({}, spec, engine, **about) == notes(header, SpecConfig(), ONE, **about) == []
-    (vain,) = without_effect([name], [(SpecConfig(), ONE), (SpecConfig(k=2, t=2, n=6), ONE)], **about)
+    (vain,) = without_effect(
+        [name], [(SpecConfig(), ONE), (SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), ONE)], **about
+    )
     assert vain.startswith(f"--assume {name} has no effect")
 
 
@@ -232,10 +238,10 @@ def test_a_replacement_kernel_that_only_a_cpu_has_has_no_effect_on_a_gpu(name):
 @pytest.mark.parametrize(
     ("name", "spec", "engine"),
     [
-        ("F-003", SpecConfig(k=3, t=1, n=4), ONE),
-        ("F-003", SpecConfig(k=2, t=2, n=4), ONE),
+        ("F-003", SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4), ONE),
+        ("F-003", SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=4), ONE),
         ("F-007", CHAIN, ONE),
-        ("F-012", LAYERS, EngineConfig(prefix_cache=False)),
+        ("F-012", LAYERS, EngineConfig(radix_cache=False)),
         ("F-020", LAYERS, ONE),
         ("F-011", LAYERS, IN_GRAPHS),
         ("F-010", CHAIN, ONE),
@@ -262,7 +268,7 @@ def test_boots_assume_what_no_release_is_without_and_nothing_else():
 
 
 def scenario(*, algorithm="EAGLE", k=3, t=1, n=4, plugin=None, **engine):
-    spec = SpecConfig(algorithm=algorithm, k=k, t=t, n=n, plugin=plugin)
+    spec = SpecConfig(algorithm=algorithm, num_steps=k, eagle_topk=t, num_draft_tokens=n, plugin=plugin)
     return handmade.scenario().model_copy(update={"spec": spec, "engine": EngineConfig(**engine)})
 
 
@@ -284,31 +290,31 @@ ROW = "POSITION:verify:VERIFY:one-behind"
     [
         (PREFILL_OFF, scenario(algorithm="MTP"), "0.5.23", ["F-012"]),
         (PREFILL_OFF, scenario(algorithm="MTP"), "0.5.11", ["F-012", "F-023"]),
-        (PREFILL_OFF, scenario(algorithm="MTP", prefix_cache=False), "0.5.23", []),
+        (PREFILL_OFF, scenario(algorithm="MTP", radix_cache=False), "0.5.23", []),
         (PREFILL_OFF, scenario(), "0.5.23", []),
         (PREFILL_OFF, scenario().model_copy(update={"checkpoint": "eagle3-one"}), "0.5.23", ["F-006"]),
         (PREFILL_OFF, scenario().model_copy(update={"checkpoint": "eagle3-normed"}), "0.5.23", ["F-015"]),
-        (PREFILL_OFF, scenario(dp=2, tp=2), "0.5.23", ["F-016"]),
+        (PREFILL_OFF, scenario(dp_size=2, tp_size=2), "0.5.23", ["F-016"]),
         (STOP, scenario(), "0.5.17", ["F-004"]),
         (STOP, scenario(), "0.5.18", []),
         (STOP, scenario(), "of-a-commit", []),
-        (EXTEND_OFF, scenario(algorithm="MTP", pd=True), "0.5.23", ["F-013", "F-017"]),
+        (EXTEND_OFF, scenario(algorithm="MTP", disaggregation=True), "0.5.23", ["F-013", "F-017"]),
         (EXTEND_OFF, scenario(), "0.5.11", []),
-        (EXTEND_OFF, scenario(overlap=False), "0.5.11", ["F-001"]),
-        (EXTEND_OFF, scenario(graphs=True), "0.5.11", ["F-001"]),
+        (EXTEND_OFF, scenario(overlap_schedule=False), "0.5.11", ["F-001"]),
+        (EXTEND_OFF, scenario(cuda_graph=True), "0.5.11", ["F-001"]),
         ("POSITION:positions:DRAFT:one-ahead", scenario(), "0.5.11", []),
-        (BARE, scenario(pd=True, plugin="bare"), "0.5.13", ["F-018"]),
+        (BARE, scenario(disaggregation=True, plugin="bare"), "0.5.13", ["F-018"]),
         (BARE, scenario(), "0.5.13", []),
         (FEW, scenario(k=2, t=2, n=2), "0.5.23", ["F-028"]),
         (FEW, scenario(k=2, t=2, n=3), "0.5.23", []),
         (FEW, scenario(k=2, t=2, n=2), "0.5.12.post1", []),
         (ROW, scenario(k=2, t=8, n=6), "0.5.23", ["F-025"]),
-        (ROW, scenario(k=2, t=8, n=6, page=4), "0.5.23", []),
+        (ROW, scenario(k=2, t=8, n=6, page_size=4), "0.5.23", []),
         (ROW, scenario(k=2, t=5, n=6), "0.5.23", []),
-        (FREED, scenario(graphs=True), "0.5.13", ["F-026"]),
+        (FREED, scenario(cuda_graph=True), "0.5.13", ["F-026"]),
         (FREED, scenario(), "0.5.13", []),
-        (FREED, scenario(graphs=True), "0.5.17", []),
-        (NAN, scenario(algorithm="MTP", graphs=True), "0.5.13", ["F-027", "F-029"]),
+        (FREED, scenario(cuda_graph=True), "0.5.17", []),
+        (NAN, scenario(algorithm="MTP", cuda_graph=True), "0.5.13", ["F-027", "F-029"]),
     ],
 )
 def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, expected):
@@ -318,7 +324,7 @@ def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, 
 def test_what_was_assumed_is_something_else_where_it_still_shows():
     made = scenario(algorithm="MTP")
     assert ids(PREFILL_OFF, made, release="0.5.23", reasons=("assumed: F-012, rows out of the prefix cache",)) == []
-    made = scenario(algorithm="MTP", graphs=True)
+    made = scenario(algorithm="MTP", cuda_graph=True)
     assert ids(NAN, made, release="0.5.13", reasons=("assumed: F-027, in CUDA graphs",)) == ["F-029"]
 
 
@@ -326,7 +332,7 @@ def test_what_was_assumed_is_something_else_where_it_still_shows():
     ("graphs", "requests", "expected"), [(True, 4, []), (True, 5, ["F-011"]), (False, 1, ["F-011"])]
 )
 def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_captured_for(graphs, requests, expected):
-    made = scenario(algorithm="MTP", graphs=graphs)
+    made = scenario(algorithm="MTP", cuda_graph=graphs)
     made = made.model_copy(update={"requests": made.requests[:1] * requests})
     for what in ("off", "nan"):
         assert ids(f"NUMERIC:verify:VERIFY:hidden_out-{what}", made, release="0.5.13") == expected
@@ -336,7 +342,7 @@ def test_layers_run_eagerly_without_graphs_or_with_more_requests_than_any_is_cap
 @pytest.mark.parametrize(("device", "offered"), [("cpu", True), ("cuda", False)])
 def test_a_replacement_kernel_is_offered_only_where_there_is_one(device, offered):
     signature = "CRASH:ledger:VERIFY:srt/layers/attention/triton_backend.py:init_forward_metadata"
-    made = scenario(algorithm="EAGLE3", dp=2, tp=2)
+    made = scenario(algorithm="EAGLE3", dp_size=2, tp_size=2)
     (one,) = known_as([signature], scenario=made, release="0.5.23", device=device)[signature]
     assert one.assume is offered
     assert ("--assume F-007 expects it" in one.line) is offered

@@ -85,7 +85,7 @@ def test_mutated_scenario_differs_from_the_sound_one_in_one_op_and_its_name():
     sound, mutant = EXERCISES["chunk"][0], MUTANTS["tail-chunk-border"]
     mutated = with_fault(sound, mutant, first=3)
     assert mutated.script[1:] == sound.script
-    assert (mutated.script[0].kind, mutated.script[0].name, mutated.script[0].count) == ("fault", mutant.id, 3)
+    assert (mutated.script[0].kind, mutated.script[0].name, mutated.script[0].count) == ("mutant", mutant.id, 3)
     assert mutated.boot_key() == sound.boot_key()
     assert mutated.id != sound.id
     assert mutated.model_copy(update={"script": sound.script, "name": sound.name}) == sound

@@ -69,7 +69,7 @@ def test_a_recorded_engine_is_explained_by_both_and_by_nothing_less(pair):
 @pytest.mark.parametrize("name", [TOGETHER, ALONE])
 def test_only_rows_that_nobody_attended_for_are_left_out(pair, name):
     case = read_case(RECORDED / name)
-    left_out = unattended(case.engine.rounds, case.scenario.spec.k)
+    left_out = unattended(case.engine.rounds, case.scenario.spec.num_steps)
     everything, _ = judged(pair, name)
     some, divergences = judged(pair, name, "F-020", "F-027")
     assert left_out > 0

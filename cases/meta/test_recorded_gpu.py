@@ -60,7 +60,7 @@ def expected_roots(case, release, mode, revert):
     entry = catalogue.load(case)
     bad = entry.expected(release=release, revert=entry.revert if revert else None) == "FAIL"
     roots = {FIRST_SHOWN[case]} if bad else set()
-    if mode == "graphs" and Version(release) <= LAST_TWICE and entry.scenario.spec.k > 1:
+    if mode == "graphs" and Version(release) <= LAST_TWICE and entry.scenario.spec.num_steps > 1:
         roots.add(ATTENDED_TWICE)
     return roots
 
@@ -103,7 +103,7 @@ def test_a_recorded_run_ran_as_its_name_says(cell):
     assert trace.header["dtype"] == "float16"
     assert trace.header["hooks_missing"] == []
     assert decodes
-    phases = {"VERIFY", "DRAFT"} if catalogue.load(case).scenario.spec.k > 1 else {"VERIFY"}
+    phases = {"VERIFY", "DRAFT"} if catalogue.load(case).scenario.spec.num_steps > 1 else {"VERIFY"}
     for record in decodes:
         assert (phases <= set(record.graphs)) == (mode == "graphs")
         assert all(size >= len(record.rids) for size in record.graphs.values())

@@ -7,7 +7,7 @@ import torch
 
 from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
-from harness.contract.types import RequestSpec, SpecConfig
+from harness.contract.scenario import RequestSpec, SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession
@@ -16,8 +16,13 @@ from reference.verify import greedy_walk, verify
 
 torch.set_num_threads(1)
 
-SPECS = [SpecConfig(k=3, t=1, n=4), SpecConfig(k=1, t=1, n=2), SpecConfig(k=3, t=3, n=8), SpecConfig(k=2, t=4, n=5)]
-SPEC_IDS = [f"k{spec.k}t{spec.t}n{spec.n}" for spec in SPECS]
+SPECS = [
+    SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    SpecConfig(num_steps=1, eagle_topk=1, num_draft_tokens=2),
+    SpecConfig(num_steps=3, eagle_topk=3, num_draft_tokens=8),
+    SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=5),
+]
+SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for spec in SPECS]
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +40,7 @@ def small(tmp_path_factory):
 
 def _request(rng):
     prompt = tuple(rng.randrange(510) for _ in range(rng.randint(1, 40)))
-    return RequestSpec(rid="r0", prompt=prompt, max_new_tokens=rng.randint(1, 24))
+    return RequestSpec(rid="r0", input_ids=prompt, max_new_tokens=rng.randint(1, 24))
 
 
 def test_thousands_of_random_verifies_are_lossless(small):
@@ -98,13 +103,13 @@ def test_free_running_speculation_writes_the_text_of_plain_generation(tiny, spec
     rng = random.Random(6)
     for index in range(5):
         plain = _request(rng)
-        text = session.generate(plain.prompt, plain.max_new_tokens)
+        text = session.generate(plain.input_ids, plain.max_new_tokens)
         trace = session.speculate(plain, chunk=rng.choice([None, 1, 5, 16]))
         assert list(trace.ends[0].output_ids) == text
         assert trace.ends[0].reason == "length"
         stop = text[rng.randrange(len(text))]
-        stopping = plain.model_copy(update={"stop_ids": (stop,)})
-        expected = session.generate(plain.prompt, plain.max_new_tokens, (stop,))
+        stopping = plain.model_copy(update={"stop_token_ids": (stop,)})
+        expected = session.generate(plain.input_ids, plain.max_new_tokens, (stop,))
         assert expected == text[: text.index(stop) + 1]
         end = session.speculate(stopping).ends[0]
         assert (end.reason, list(end.output_ids)) == ("stop", expected), index

@@ -28,7 +28,8 @@ from cases.mtp_weights import LAYERS
 from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.types import EngineConfig, Kind, Op, Phase, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Phase
 from reference import mtp
 from reference.checkpoint import CheckpointError
 from reference.departures import ReadsOtherwise
@@ -51,7 +52,7 @@ def pairs(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def sessions(pairs):
-    spec = SpecConfig(algorithm="MTP", k=K, n=K + 1)
+    spec = SpecConfig(algorithm="MTP", num_steps=K, num_draft_tokens=K + 1)
     return {kind: ReferenceSession(*load_pair(pair.target, pair.draft), spec) for kind, pair in pairs.items()}
 
 
@@ -207,7 +208,7 @@ def test_steps_target_equals_hf_and_hands_over_what_its_final_norm_has_not_seen(
 def test_every_layer_reads_and_says_what_hf_says_with_a_cache_window_by_window(pairs, sessions, kind, chunk):
     """Rotation is done literally here: drop the first token of the window, append the next one or the last proposal."""
     session, layers = sessions[kind], LAYERS_OF[kind](pairs[kind], sessions[kind].target)
-    trace = session.speculate(RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12), chunk=chunk)
+    trace = session.speculate(RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=12), chunk=chunk)
     output = session.generate(PROMPT, 30)
     text, ints, windows = [*PROMPT, *output], trace.rows.ints, 0
     for record in trace.rounds:
@@ -297,7 +298,7 @@ def test_chained_layers_read_what_the_layer_before_said(session):
 
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
     """Layers read the prompt across a cut; only the last rows of the prompt itself may read proposals."""
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=8)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=8)
     told = []
     for chunk in (None, 10, 6):  # each leaves a last chunk of at least K tokens
         trace = session.speculate(request, chunk=chunk)
@@ -310,7 +311,7 @@ def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
 
 
 def test_replaying_free_speculation_gives_the_same_rows(session):
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=12)
     free = session.speculate(request, chunk=5)
     again = session.replay(scenario_of(request, chunk=5), free)
     assert not again.events
@@ -318,7 +319,7 @@ def test_replaying_free_speculation_gives_the_same_rows(session):
 
 
 def test_a_hand_over_brings_the_chain_that_the_prompt_ended_with(session):
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=12)
     free = session.speculate(request)
     prompt = free.rounds[0]
     handed = replace(prompt, index=100, mode="PREBUILT", starts=(len(PROMPT),), lens=(0,), forwards={})
@@ -350,8 +351,8 @@ def scenario_of(request, chunk):
     return Scenario(
         name="layers",
         checkpoint="mtp-tiny",
-        spec=SpecConfig(algorithm="MTP", k=K, n=K + 1),
-        engine=EngineConfig(chunk=chunk, prefix_cache=False),
+        spec=SpecConfig(algorithm="MTP", num_steps=K, num_draft_tokens=K + 1),
+        engine=EngineConfig(chunked_prefill_size=chunk, radix_cache=False),
         requests=(request,),
         script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
     )
@@ -363,13 +364,13 @@ def faults_of(check, scenario, trace):
 
 @pytest.mark.parametrize("check", ["inputs", "positions", "rounds", "slots"])
 def test_sound_layer_rows_pass_every_check_without_a_reference(session, check):
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=12)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=12)
     assert faults_of(check, scenario_of(request, 5), session.speculate(request, chunk=5)) == []
 
 
 def test_guesses_at_a_chunk_tail_are_named_layer_by_layer(session):
     """What SGLang does: the target's guess for layer 0, which then travels left, followed by proposals."""
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=4)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=4)
     trace = session.speculate(request, chunk=5)
     guess, first = 501, int(trace.rows.lists["chosen_ids"][rows_of(trace, Phase.DRAFT_PREFILL, 0, 0)[-1]][0])
     trace.rows.lists["chosen_ids"][rows_of(trace, Phase.PREFILL, 0, 0)[-1]] = torch.tensor([guess]).numpy()
@@ -386,7 +387,7 @@ def test_guesses_at_a_chunk_tail_are_named_layer_by_layer(session):
 
 
 def test_a_layer_that_did_not_rotate_and_one_that_did_not_run_are_found(session):
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=4)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=4)
     trace = session.speculate(request)
     shallow, deep = (rows_of(trace, Phase.DRAFT_PREFILL, 0, layer) for layer in (0, 1))
     trace.rows.ints["input_id"][deep] = trace.rows.ints["input_id"][shallow]
@@ -415,7 +416,7 @@ def test_text_is_lossless_and_every_accept_length_occurs(sessions, kind):
     session, lengths = sessions[kind], []
     for number in range(4):
         prompt = tuple(torch.randint(500, (9 + 7 * number,), generator=torch.Generator().manual_seed(number)).tolist())
-        trace = session.speculate(RequestSpec(rid="a", prompt=prompt, max_new_tokens=24))
+        trace = session.speculate(RequestSpec(rid="a", input_ids=prompt, max_new_tokens=24))
         assert list(trace.ends[0].output_ids) == session.generate(prompt, 24)
         lengths += [record.lens[0] for record in trace.rounds if record.mode == "DECODE"]
     assert set(lengths) == set(range(1, K + 2))
@@ -461,11 +462,11 @@ def test_a_target_that_is_more_than_what_is_built_here_is_refused(pairs, tmp_pat
 def test_more_steps_than_layers_and_other_drafts_are_refused(pairs, kind):
     models = load_pair(pairs[kind].target, pairs[kind].draft)
     with pytest.raises(ValueError, match=f"k is {LAYERS + 1}; this head has {LAYERS} layers"):
-        ReferenceSession(*models, SpecConfig(algorithm="MTP", k=LAYERS + 1, n=LAYERS + 2))
+        ReferenceSession(*models, SpecConfig(algorithm="MTP", num_steps=LAYERS + 1, num_draft_tokens=LAYERS + 2))
     with pytest.raises(ValueError, match="algorithm is 'EAGLE'; the head is made for 'MTP'"):
         ReferenceSession(*models, SpecConfig())
 
 
 def test_layers_propose_a_chain_only():
-    with pytest.raises(ValueError, match="t must be 1 for MTP"):
-        SpecConfig(algorithm="MTP", k=3, t=2, n=6)
+    with pytest.raises(ValueError, match="eagle_topk must be 1 for MTP"):
+        SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=2, num_draft_tokens=6)

@@ -8,15 +8,20 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
-from harness.contract.types import Op, RequestSpec, Scenario, SpecConfig
 from reference.model import DraftHead, Target
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
 
-SPECS = [SpecConfig(k=3, t=1, n=4), SpecConfig(k=1, t=1, n=2), SpecConfig(k=3, t=3, n=8), SpecConfig(k=2, t=4, n=5)]
-SPEC_IDS = [f"k{spec.k}t{spec.t}n{spec.n}" for spec in SPECS]
+SPECS = [
+    SpecConfig(num_steps=3, eagle_topk=1, num_draft_tokens=4),
+    SpecConfig(num_steps=1, eagle_topk=1, num_draft_tokens=2),
+    SpecConfig(num_steps=3, eagle_topk=3, num_draft_tokens=8),
+    SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=5),
+]
+SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for spec in SPECS]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +32,7 @@ def tiny(tmp_path_factory):
 
 def request_of(rng, vocab=510, *, rid="r0", longest=40, new=12, **more):
     prompt = tuple(rng.randrange(vocab) for _ in range(rng.randint(1, longest)))
-    return RequestSpec(rid=rid, prompt=prompt, max_new_tokens=new, **more)
+    return RequestSpec(rid=rid, input_ids=prompt, max_new_tokens=new, **more)
 
 
 def scenario_of(spec, *requests):
@@ -90,7 +95,7 @@ def assert_same_hidden(mine, other, name, i, j):
 def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
     _, request, trace = run(tiny, spec, seed=1, longest=30)
     first_chosen = [i for i in range(len(trace.rows)) if trace.rows.strings["phase"][i] == "PREFILL"][-1]
-    full = [*request.prompt, int(trace.rows.lists["chosen_ids"][first_chosen][0])]
+    full = [*request.input_ids, int(trace.rows.lists["chosen_ids"][first_chosen][0])]
     by = by_key(trace)
     full += [int(trace.rows.ints["input_id"][i]) for key, i in by.items() if key.phase == "ACCEPT"]
     seen = set()
@@ -105,23 +110,25 @@ def test_rows_keep_the_contract_of_positions_inputs_and_shapes(tiny, spec):
             assert row["input_id"] == full[row["position"] + 1]
             last = replace(key, slot=key.slot + 1) not in by
             assert (row["hidden_out"] >= 0) == last, "only a forward's last row speaks"
-            assert len(trace.rows.lists["chosen_ids"][i]) == (spec.t if last else 0)
+            assert len(trace.rows.lists["chosen_ids"][i]) == (spec.eagle_topk if last else 0)
         elif key.phase == "DRAFT":
             assert row["position"] == key.committed + key.step
-            assert len(trace.rows.lists["chosen_ids"][i]) == len(trace.rows.lists["chosen_probs"][i]) == spec.t
+            assert len(trace.rows.lists["chosen_ids"][i]) == len(trace.rows.lists["chosen_probs"][i]) == spec.eagle_topk
         elif key.phase == "VERIFY" and key.slot == 0:
             assert (row["position"], row["parent"]) == (key.committed, -1)
             assert row["input_id"] == full[key.committed]
         elif key.phase == "ACCEPT":
             assert row["position"] == -1
             assert row["input_id"] == full[key.committed + 1 + key.slot]
-    assert seen == {"PREFILL", "DRAFT_PREFILL", "VERIFY", "ACCEPT", "EXTEND"} | ({"DRAFT"} if spec.k > 1 else set())
+    assert seen == {"PREFILL", "DRAFT_PREFILL", "VERIFY", "ACCEPT", "EXTEND"} | (
+        {"DRAFT"} if spec.num_steps > 1 else set()
+    )
     for record in (record for record in trace.rounds if record.mode == "DECODE"):
         counts = dict.fromkeys(("DRAFT", "VERIFY", "ACCEPT", "EXTEND"), 0)
         for key in by:
             if key.committed == record.starts[0] and key.phase in counts:
                 counts[key.phase] += 1
-        expected = (spec.t * (spec.k - 1), spec.n, record.lens[0], record.lens[0])
+        expected = (spec.eagle_topk * (spec.num_steps - 1), spec.num_draft_tokens, record.lens[0], record.lens[0])
         assert tuple(counts.values()) == expected
 
 
@@ -218,7 +225,9 @@ def test_first_proposals_are_taken_from_the_round_before(tiny):
     replayed = session.replay(scenario_of(spec, request), edited(trace, change=propose))
     by = by_key(replayed)
     (root,) = [key for key in by if key.committed == c and key.phase == "VERIFY" and key.slot == 0]
-    fed = {int(replayed.rows.ints["input_id"][by[replace(root, phase="DRAFT", slot=s)]]) for s in range(spec.t)}
+    fed = {
+        int(replayed.rows.ints["input_id"][by[replace(root, phase="DRAFT", slot=s)]]) for s in range(spec.eagle_topk)
+    }
     assert fed == set(odd)
     (last,) = [key for key in by if (key.phase, key.committed, key.slot) == ("EXTEND", before, slot)]
     assert tuple(replayed.rows.lists["chosen_ids"][by[last]]) != odd, "the reference keeps its own opinion"
@@ -239,7 +248,7 @@ def test_a_wrong_tree_node_is_named_and_its_answer_is_still_comparable(tiny):
     (key,) = [key for key in mine if (key.phase, key.committed, key.slot) == ("VERIFY", c, 2)]
     assert replayed.rows.ints["input_id"][mine[key]] == trace.rows.ints["input_id"][right[key]] != odd
     root, first = (int(trace.rows.ints["input_id"][right[replace(key, slot=s)]]) for s in (0, 1))
-    text = [*request.prompt, *trace.ends[0].output_ids][:c]
+    text = [*request.input_ids, *trace.ends[0].output_ids][:c]
     alone = tiny.target.forward(torch.tensor([*text, root, first, odd]))[-1]
     row = replayed.rows.ints["hidden_out"][mine[key]]
     np.testing.assert_allclose(replayed.tensors["hidden_out.VERIFY"][row], alone, atol=1e-4)
@@ -357,10 +366,12 @@ def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
     cut = decodes[2]
     known = decodes[3 - lost].starts[0] + 1
-    text = [*request.prompt, *before.ends[0].output_ids][:known]
+    text = [*request.input_ids, *before.ends[0].output_ids][:known]
     first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
     first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
-    again = request.model_copy(update={"prompt": tuple(text), "max_new_tokens": 20 - (known - len(request.prompt))})
+    again = request.model_copy(
+        update={"input_ids": tuple(text), "max_new_tokens": 20 - (known - len(request.input_ids))}
+    )
     second = session.speculate(again, chunk=6)
     second = edited(second, change=lambda rows, i, values: values.update(epoch=1))
     second = replace(second, rounds=tuple(replace(record, epochs=(1,)) for record in second.rounds))
@@ -376,11 +387,11 @@ def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lo
     session, request, before = run(tiny, spec, seed=4, new=20)
     decodes = [record for record in before.rounds if record.mode == "DECODE"]
     cut, known = decodes[2], decodes[3 - lost].starts[0] + 1
-    text = [*request.prompt, *before.ends[0].output_ids][:known]
+    text = [*request.input_ids, *before.ends[0].output_ids][:known]
     first = edited(before, keep=lambda rows, i: rows.ints["round"][i] <= cut.index)
     first = replace(first, rounds=before.rounds[: cut.index + 1], ends=())
-    left = 20 - (known - 1 - len(request.prompt))
-    second = session.speculate(request.model_copy(update={"prompt": tuple(text[:-1]), "max_new_tokens": left}))
+    left = 20 - (known - 1 - len(request.input_ids))
+    second = session.speculate(request.model_copy(update={"input_ids": tuple(text[:-1]), "max_new_tokens": left}))
     prompt = second.rounds[0]
     assert prompt.mode == "PREFILL"
     handed = replace(prompt, mode="PREBUILT", starts=(known - 1,), lens=(0,), forwards={})
@@ -400,7 +411,7 @@ def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lo
 def test_a_cached_prefix_is_not_expected_again(tiny):
     spec = SPECS[0]
     session, request, trace = run(tiny, spec, seed=5, longest=40)
-    assert len(request.prompt) > 14
+    assert len(request.input_ids) > 14
     cached = edited(trace, keep=lambda rows, i: rows.ints["round"][i] >= 2)
     cached = replace(cached, rounds=trace.rounds[2:])
     assert cached.rounds[0].starts == (14,)

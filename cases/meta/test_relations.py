@@ -9,11 +9,12 @@ from cases.boots import BOOTS
 from cases.meta import handmade
 from cases.related import LEAST_ROWS, compare
 from cases.relations import RELATIONS, pairs
+from harness.contract.scenario import EngineConfig
 from harness.contract.trace import Event, RowBuilder, Trace
-from harness.contract.types import EngineConfig, Kind, Outcome, Policy
+from harness.contract.types import Kind, Outcome, Policy
 
 GIVEN = handmade.scenario()
-CHUNKED = GIVEN.model_copy(update={"engine": EngineConfig(chunk=5)})
+CHUNKED = GIVEN.model_copy(update={"engine": EngineConfig(chunked_prefill_size=5)})
 
 
 def traces():
@@ -71,7 +72,7 @@ def test_proposal_too_close_to_call_is_a_tie_and_ends_its_chain():
     before.rows.lists["top_logits"][same(before, key)][:2] = 8.0
     after.rows.lists["chosen_ids"][where] = after.rows.lists["chosen_ids"][where] * 0 + second
     assert first != second
-    for step in range(key.step + 1, GIVEN.spec.k - 1):
+    for step in range(key.step + 1, GIVEN.spec.num_steps - 1):
         after.rows.ints["input_id"][same(after, replace(key, step=step))] += 1
     result = compare(before, after, check="x")
     assert result.ties == 1

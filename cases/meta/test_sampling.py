@@ -10,8 +10,8 @@ import torch
 from cases import checkpoints
 from cases.sampling import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
+from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.contract.trace import RowBuilder, Trace
-from harness.contract.types import Op, RequestSpec, Scenario
 from reference.draft import Reading
 from reference.pairs import load_pair
 from reference.verify import Uniforms, draw, sampled_walk
@@ -68,7 +68,7 @@ def rounds(random, walk, *, k=3, new=4):
 def played(walk, *, requests=400, seed=5):
     """A tally of many requests, committed by `walk`; the prompt's own draw is left to the engine."""
     random, tally = np.random.default_rng(seed), Tally(temperature=1.0)
-    request = RequestSpec(rid="a", prompt=PROMPT, max_new_tokens=4, temperature=1.0)
+    request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=4, temperature=1.0)
     scenario = Scenario(name="x", requests=(request,), script=(Op(kind="submit", rids=("a",)), Op(kind="drain")))
     for _ in range(requests):
         rows = RowBuilder()
@@ -136,7 +136,7 @@ def test_a_request_that_visits_a_cell_twice_is_refused():
     rows = RowBuilder()
     for c in (2, 2 + len(TABLE)):
         rows.add(rid="a", phase="ACCEPT", slot=0, committed=c, round=c, input_id=token_of(c + 1, 0))
-    request = RequestSpec(rid="a", prompt=PROMPT, temperature=1.0)
+    request = RequestSpec(rid="a", input_ids=PROMPT, temperature=1.0)
     scenario = Scenario(name="x", requests=(request,), script=(Op(kind="submit", rids=("a",)), Op(kind="drain")))
     trace = Trace(side="engine", scenario_id=scenario.id, header={}, rows=rows.build())
     with pytest.raises(ValueError, match="drew twice"):

@@ -11,7 +11,7 @@ import pytest
 from cases import catalogue
 from cases.catalogue import read_scenario
 from cases.families import FAMILIES
-from harness.contract.types import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 from harness.coverage import POINTS
 
 ROOT = Path(__file__).parents[2]
@@ -69,7 +69,7 @@ def test_the_example_is_the_file_and_valid():
     path = ROOT / "cases" / "scenarios" / "abort-and-retract.json"
     (example,) = re.findall(r"<!-- example -->\n```json\n(.*?)```", TEXT, re.DOTALL)
     assert example == path.read_text()
-    assert {op.kind for op in read_scenario(path).script} >= {"submit", "tick", "retract", "abort", "drain"}
+    assert {op.kind for op in read_scenario(path).script} >= {"submit", "step", "retract", "abort", "drain"}
 
 
 def test_situations_that_are_named_exist():

@@ -9,7 +9,8 @@ from cases.boots import BOOTS
 from cases.generation import generate
 from cases.meta import handmade
 from harness.checks import group, judge
-from harness.contract.types import Kind, Op, Scenario
+from harness.contract.scenario import Op, Scenario
+from harness.contract.types import Kind
 from harness.search.shrink import Budget, shrink, simpler_boots, smaller, tidy
 from harness.search.tally import roots, size, tally
 
@@ -21,8 +22,8 @@ LARGE = max(GENERATED, key=size)
 
 def long_prompt(scenario):
     """Fails where a prompt exceeds the chunk; and in another way where more than one request is in play."""
-    chunk = scenario.engine.chunk
-    found = {SIGNATURE} if chunk and any(len(r.prompt) > chunk for r in scenario.requests) else set()
+    chunk = scenario.engine.chunked_prefill_size
+    found = {SIGNATURE} if chunk and any(len(r.input_ids) > chunk for r in scenario.requests) else set()
     return frozenset(found | ({OTHER} if len(scenario.requests) > 1 else set()))
 
 
@@ -37,7 +38,7 @@ def test_smallest_program_with_the_same_signature_is_found():
     assert SIGNATURE in long_prompt(small)
     assert len(small.requests) == 1
     assert [op.kind for op in small.script] == ["submit", "drain"]
-    assert len(small.requests[0].prompt) == small.engine.chunk + 1
+    assert len(small.requests[0].input_ids) == small.engine.chunked_prefill_size + 1
     assert small.requests[0].max_new_tokens == 1
     assert small.wants == ()
 
@@ -113,25 +114,25 @@ def test_candidates_are_valid_and_share_the_engine(scenario):
 def test_simpler_boots_need_another_engine():
     pages = generate(BOOTS["pages"], count=1, seed=1)[0]
     candidates = [candidate for candidate, _ in simpler_boots(pages)]
-    assert [candidate.engine.page for candidate in candidates] == [1, 4]
+    assert [candidate.engine.page_size for candidate in candidates] == [1, 4]
     assert all(candidate.boot_key() != pages.boot_key() for candidate in candidates)
 
 
 def test_shared_prefixes_stay_shared_when_prompts_are_cut():
     drawn = generate(BOOTS["pages"], count=60, seed=2)
     shared = next(s for s in drawn if "prefix_hit" in s.wants)
-    first, second = (request.prompt for request in shared.requests[:2])
+    first, second = (request.input_ids for request in shared.requests[:2])
     for candidate, _ in smaller(shared):
         for request in candidate.requests:
-            original = first if request.rid == "r0" else second if request.rid == "r1" else request.prompt
-            assert original[: len(request.prompt)] == request.prompt
+            original = first if request.rid == "r0" else second if request.rid == "r1" else request.input_ids
+            assert original[: len(request.input_ids)] == request.input_ids
 
 
 def test_tidy_joins_ticks_and_waits_for_nothing_at_the_ends():
-    tick, drain, submit = Op(kind="tick", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
+    tick, drain, submit = Op(kind="step", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
     assert tidy([tick, submit, tick, tick, Op(kind="retract"), tick, drain]) == (
         submit,
-        Op(kind="tick", count=4),
+        Op(kind="step", count=4),
         Op(kind="retract"),
         drain,
     )

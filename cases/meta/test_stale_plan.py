@@ -65,7 +65,7 @@ def test_a_row_is_not_a_number_where_any_row_of_its_block_is_though_it_may_not_a
     seen = set()
     for one in outgrown(told.case):
         for rid, length in zip(one.record.rids, one.record.lens, strict=True):
-            index, n = one.record.index, told.case.scenario.spec.n
+            index, n = one.record.index, told.case.scenario.spec.num_draft_tokens
             nodes = [told.state("hidden_out", index, rid, "VERIFY", 0, slot).isfinite().all() for slot in range(n)]
             said = told.state("hidden_out", index, rid, "EXTEND", 0, length - 1).isfinite().all()
             if all(nodes[:length]):
@@ -87,10 +87,10 @@ def test_in_the_next_scenario_it_is_the_row_beside_a_graphs_padding_and_no_other
 
 def beside_padding(case):
     """(round, rid, layer) of every proposing row that shares a block of attention with rows of a padded place."""
-    n, found = case.scenario.spec.n, []
+    n, found = case.scenario.spec.num_draft_tokens, []
     for record in case.engine.rounds:
         captured = record.graphs.get("EXTEND", 0)
-        for layer in range(1, case.scenario.spec.k if captured else 1):
+        for layer in range(1, case.scenario.spec.num_steps if captured else 1):
             real = len(record.rids) * (n + layer)
             for place, (rid, length) in enumerate(zip(record.rids, record.lens, strict=True)):
                 block = (place * (n + layer) + layer + length - 1) // n

@@ -13,7 +13,8 @@ from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
 from harness.contract.known_issues import Known
-from harness.contract.types import Kind, SpecConfig
+from harness.contract.scenario import SpecConfig
+from harness.contract.types import Kind
 from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor_gpu import Answer
@@ -372,7 +373,7 @@ def test_what_is_written_up_is_said_once_a_run_and_by_its_id_from_then_on():
 
 
 def test_where_layers_draft_there_are_no_steps_to_count():
-    spec = SpecConfig(algorithm="MTP", k=3, t=1, n=4)
+    spec = SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=1, num_draft_tokens=4)
     chain = results.judged("single", results.sound)
     layered = replace(chain, scenario=chain.scenario.model_copy(update={"spec": spec}), draft_steps=0)
     assert drafted([layered, layered]) == ("draft layers", 3)

@@ -82,7 +82,7 @@ def test_what_was_unpacked_can_be_imported(made, home):
 
 
 def test_its_settings_reach_the_engines_process(made, home, tmp_path):
-    from harness.contract.types import EngineConfig, SpecConfig
+    from harness.contract.scenario import EngineConfig, SpecConfig
     from harness.engines.launch import build_launch
 
     unpack.unpack(made["engines"], progress=quiet)

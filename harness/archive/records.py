@@ -8,7 +8,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from harness.archive.facts import EngineFacts, Header
 from harness.archive.trace_io import plain
-from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Scenario, Verdict
+from harness.contract.scenario import Scenario
+from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Verdict
 
 #: Written to every file; a reader refuses what is newer.
 STORE_VERSION: Literal[1] = 1

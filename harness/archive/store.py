@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,11 +39,12 @@ from harness.archive.run_folders import (
     unfinished,
 )
 from harness.archive.trace_io import read_trace, trace_files
-from harness.contract import plain_files
+from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.known_issues import assumed_in
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Scenario
+from harness.contract.types import Divergence
 from harness.contract.usage import UserError
 from harness.contract.words import counted
 
@@ -153,7 +154,7 @@ class RunReader:
 
 def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
     """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
-    scenario = read_model(folder / SCENARIO, Scenario)
+    scenario = read_model(folder / SCENARIO, Scenario, upgrade=scenario_v1.upgraded)
     has_reference = reference and trace_files(folder, "reference")["json"].exists()
     engine = read_trace(folder, "engine")
     if (folder.parent / MANIFEST).exists():
@@ -212,9 +213,10 @@ def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
         raise StoreError(f"{path} is not of the engine that was driven: {wrong}\n  {_again(path)}")
 
 
-def read_model(path: Path, model: type[Model]) -> Model:
+def read_model(path: Path, model: type[Model], *, upgrade: Callable[[Any], Any] = lambda content: content) -> Model:
+    """A file of a folder as a `model`. upgrade: brings the content of an older version into today's names."""
     content = _bytes(path, gone="not one of our folders, or an incomplete one")
-    found = _validated(path, model, _json_object(path, 1, content))
+    found = _validated(path, model, upgrade(_json_object(path, 1, content)))
     _unchanged(path, content)  # last: whoever finds out more says more
     return found
 

@@ -22,6 +22,7 @@ from harness.archive.facts import Header
 from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
+from harness.contract.scenario import POOL, POOL_IS
 from harness.contract.trace import (
     TRACE_SCHEMA,
     Event,
@@ -30,7 +31,6 @@ from harness.contract.trace import (
     Rows,
     Trace,
 )
-from harness.contract.types import POOL, POOL_IS
 
 SIDES = ("engine", "reference")
 

@@ -39,8 +39,9 @@ from harness.archive.run_folders import (
 )
 from harness.archive.store import read_model
 from harness.archive.trace_io import plain, write_trace
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Scenario, Verdict
+from harness.contract.types import Divergence, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ from typing import Any
 from harness.bisect.search import Call, Tried
 from harness.bisect.verdicts import Cache, Failure, Run
 from harness.contract.rates import interval
-from harness.contract.types import Outcome, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.types import Outcome
 
 #: Of the interval for p: it lies above its lower bound with this probability.
 CONFIDENCE = 0.95

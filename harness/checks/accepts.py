@@ -141,7 +141,7 @@ def _margins(reference: Trace) -> dict[Share, float]:
 
 def sampler_replaced(evidence: Evidence) -> str:
     """The kernel that walks trees by uniforms, if ours replaces it; else empty. Rejection sampling has its own."""
-    if evidence.scenario.engine.rejection:
+    if evidence.scenario.engine.rejection_sampling:
         return ""
     replaced = evidence.engine.header.get("replaced") or ()
     names = (str(entry.get("operation", "?")) for entry in replaced if entry.get("subject") == SAMPLED)

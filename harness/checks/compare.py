@@ -127,7 +127,7 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     """TIE: chosen ids, at every rank both sides recorded. A different number of choices is SHAPE."""
     result = CheckResult()
     counter = "tokens" if pairs.phase in TARGET else "proposals"
-    if counter == "proposals" and pairs.evidence.scenario.engine.rejection:
+    if counter == "proposals" and pairs.evidence.scenario.engine.rejection_sampling:
         return result  # drawn: whatever came is taken over, and judged by its probability
     ours, expected = pairs.lengths("chosen_ids")
     if not ours.any():

@@ -52,7 +52,7 @@ def check_states_between_steps(evidence: Evidence) -> CheckResult:
 
 def _between_steps(evidence: Evidence) -> Iterator[tuple[int, Phase, int]]:
     """(draft row, phase and row that left its state): steps of a chain, and every beam's first step."""
-    table, chain = evidence.table, evidence.scenario.spec.t == 1
+    table, chain = evidence.table, evidence.scenario.spec.eagle_topk == 1
     for parts in evidence.parts.values():
         for before, part in pairwise(parts):
             if part.record.mode != "DECODE":
@@ -85,7 +85,7 @@ def _left_by(evidence: Evidence, part: Part) -> tuple[Phase, int] | None:
 def check_transferred_unchanged(evidence: Evidence) -> CheckResult:
     """SHAPE for widths and empty batches; TOKEN and NUMERIC where a row differs from what the prefill side held."""
     result = CheckResult()
-    if not evidence.scenario.engine.pd:
+    if not evidence.scenario.engine.disaggregation:
         return result
     result.divergences += _empty(evidence)
     result.divergences += _widths(evidence, result)

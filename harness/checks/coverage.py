@@ -56,7 +56,7 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     if any(temperatures) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by stand-in)")
         exempt.update(("accepts",) if all(temperatures) else ())
-    if evidence.scenario.engine.rejection:
+    if evidence.scenario.engine.rejection_sampling:
         notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
         exempt.add("proposals")
     return frozenset(exempt), notes
@@ -95,7 +95,7 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield from WHEN_DECODING
     if evidence.reference is not None:
         yield from WITH_REFERENCE
-    if evidence.scenario.engine.dp > 1:
+    if evidence.scenario.engine.dp_size > 1:
         yield "token_counts"
         if any(event.name == "idle_state" and event.data["phase"] in DRAFTING for event in evidence.engine.events):
             yield "idle_states"
@@ -125,7 +125,7 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
     errors = {
         event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
     }
-    script = evidence.scenario.script if evidence.scenario.engine.pd else ()
+    script = evidence.scenario.script if evidence.scenario.engine.disaggregation else ()
     lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from harness.checks.findings import Finding
-from harness.contract.types import Divergence, Kind, Phase, Policy, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 SUBJECT: dict[str, str] = {
     Phase.PREFILL: "target prefill",
@@ -113,10 +114,10 @@ def _where(divergence: Divergence, scenario: Scenario) -> str:
 def _place(divergence: Divergence, scenario: Scenario) -> str:
     key = divergence.key
     if key.phase == Phase.DRAFT:
-        beam = f", beam {key.slot} of {scenario.spec.t}" if scenario.spec.t > 1 else ""
-        return f"draft step {key.step} of {scenario.spec.k - 1}{beam}"
+        beam = f", beam {key.slot} of {scenario.spec.eagle_topk}" if scenario.spec.eagle_topk > 1 else ""
+        return f"draft step {key.step} of {scenario.spec.num_steps - 1}{beam}"
     if key.phase == Phase.VERIFY:
-        return f"tree node {key.slot} of {scenario.spec.n}"
+        return f"tree node {key.slot} of {scenario.spec.num_draft_tokens}"
     if key.phase == Phase.ACCEPT:
         return f"committed token {key.slot}"
     if scenario.spec.layers > 1 and key.phase in (Phase.DRAFT_PREFILL, Phase.EXTEND, Phase.PREBUILT):

@@ -13,9 +13,10 @@ import numpy as np
 
 from harness.contract.align import Aligned, Ints, align
 from harness.contract.batches import Part, Share, parts_of
+from harness.contract.scenario import Scenario
 from harness.contract.tolerance import Wide
 from harness.contract.trace import Rows, Trace
-from harness.contract.types import Divergence, Kind, Phase, Scenario
+from harness.contract.types import Divergence, Kind, Phase
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +145,9 @@ def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]
     """
     found = set()
     for request in scenario.requests if engine.header.get("truncates_at_finish") else ():
-        first = len(request.prompt)
+        first = len(request.input_ids)
         output = {at - first: token for at, token in full[request.rid].items() if at >= first}
-        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stop_ids):
+        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stop_token_ids):
             found.add(request.rid)
     return frozenset(found)
 
@@ -155,10 +156,10 @@ def _full_sequences(
     scenario: Scenario, engine: Trace, table: Table, parts: dict[tuple[str, int], list[Part]]
 ) -> dict[str, dict[int, int]]:
     """rid -> index -> token, from the prompt, the reported output, and what only the rows tell."""
-    full: dict[str, dict[int, int]] = {request.rid: dict(enumerate(request.prompt)) for request in scenario.requests}
+    full: dict[str, dict[int, int]] = {request.rid: dict(enumerate(request.input_ids)) for request in scenario.requests}
     for end in engine.ends:
         if end.rid in full:
-            first = len(scenario.request(end.rid).prompt)
+            first = len(scenario.request(end.rid).input_ids)
             full[end.rid].update(enumerate(end.output_ids, first))
     for share, indices in table.each(Phase.ACCEPT):
         for index in indices:

@@ -72,7 +72,7 @@ def _proposal_rows(evidence: Evidence, result: CheckResult) -> None:
         for index in nodes:
             if evidence.table.ints["slot"][index] == 0:
                 _token(evidence, index, committed, "root-is-not-last-committed", result)
-        if evidence.scenario.spec.t == 1:
+        if evidence.scenario.spec.eagle_topk == 1:
             _chain_nodes(evidence, share, nodes, first_proposals.get(share), result)
 
 
@@ -102,13 +102,13 @@ def _later_steps(evidence: Evidence, indices: list[int], result: CheckResult) ->
         step = table.ints["step"][index]
         if step == 0:
             continue
-        beam = 0 if evidence.scenario.spec.t == 1 else table.ints["parent"][index]
+        beam = 0 if evidence.scenario.spec.eagle_topk == 1 else table.ints["parent"][index]
         # A probe that does not record beams leaves -1: then any beam of the step before may be the parent.
-        beams = [beam] if beam >= 0 else range(evidence.scenario.spec.t)
+        beams = [beam] if beam >= 0 else range(evidence.scenario.spec.eagle_topk)
         before = [token for one in beams for token in chosen.get((step - 1, one), [])]
         observed = table.ints["input_id"][index]
         if before:
-            expected = observed if evidence.scenario.spec.t > 1 and observed in before else before[0]
+            expected = observed if evidence.scenario.spec.eagle_topk > 1 and observed in before else before[0]
             _token(evidence, index, expected, "not-the-last-choice", result)
 
 
@@ -199,7 +199,7 @@ def _last_choices(evidence: Evidence, indices: list[int]) -> list[list[int]]:
 
 def _prompt_ends(evidence: Evidence) -> dict[tuple[str, int], int]:
     """(rid, epoch) -> length of what it started from: the prompt, and after a retraction the output so far too."""
-    lengths = {request.rid: len(request.prompt) for request in evidence.scenario.requests}
+    lengths = {request.rid: len(request.input_ids) for request in evidence.scenario.requests}
     ends: dict[tuple[str, int], int] = {}
     for (rid, epoch), parts in evidence.parts.items():
         prefills = [part for part in parts if part.record.mode == "PREFILL"]

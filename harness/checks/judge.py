@@ -24,9 +24,10 @@ from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.contract import known_issues
 from harness.contract.batches import Part
+from harness.contract.scenario import Scenario
 from harness.contract.tolerance import TIE_MULTIPLE, budget_for, too_many_ties
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Kind, Outcome, Policy, Scenario, Verdict
+from harness.contract.types import Divergence, Kind, Outcome, Policy, Verdict
 
 
 def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
@@ -63,7 +64,7 @@ def _from_cache(part: Part) -> bool:
 
 def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
     """One TOKEN when ties are too many to be chance."""
-    budget, topk = budget_for(evidence.dtype), evidence.scenario.spec.t
+    budget, topk = budget_for(evidence.dtype), evidence.scenario.spec.eagle_topk
     if not result.ties or not too_many_ties(ties=len(result.ties), choices=result.choices, budget=budget, topk=topk):
         return []
     first = result.ties[0]

@@ -145,7 +145,7 @@ def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         if engine.shape != truth.shape:
             continue  # already SHAPE by the number of choices
         asked = same_choices[places]
-        if pairs.evidence.scenario.spec.t == 1:
+        if pairs.evidence.scenario.spec.eagle_topk == 1:
             asked &= ~(engine == 1.0).all(axis=1)
         # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
         own = pairs.evidence.own_errors(pairs.reference[places]) / 2

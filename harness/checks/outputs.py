@@ -15,9 +15,10 @@ import numpy as np
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
+from harness.contract.scenario import RequestSpec
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import RequestEnd
-from harness.contract.types import Divergence, Key, Kind, Phase, Policy, RequestSpec
+from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
 #: What must be equal for two requests to be one and the same draw.
 Draw = tuple[tuple[int, ...], float, int]
@@ -42,14 +43,14 @@ def check_finish(evidence: Evidence) -> CheckResult:
 
 def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Divergence]:
     output = end.output_ids
-    stops = [index for index, token in enumerate(output) if token in request.stop_ids]
+    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
     who = "aborted-" if end.reason == "abort" else ""
     if stops and stops[0] != len(output) - 1:
         yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
         limit = request.max_new_tokens
         yield _at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
-    elif end.reason == "stop" and request.stop_ids and not stops:
+    elif end.reason == "stop" and request.stop_token_ids and not stops:
         yield _at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
         yield _at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
@@ -58,8 +59,8 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
 def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> bool:
     """Whether the context window, as the header gives it, leaves no room for one more round."""
     window = evidence.engine.header.get("context_length")
-    used = len(request.prompt) + len(end.output_ids)
-    return isinstance(window, int) and used + evidence.scenario.spec.n + 1 >= window
+    used = len(request.input_ids) + len(end.output_ids)
+    return isinstance(window, int) and used + evidence.scenario.spec.num_draft_tokens + 1 >= window
 
 
 @register(
@@ -119,7 +120,7 @@ def _at_output(
     evidence: Evidence, end: RequestEnd, place: int, observed: object, expected: object, hint: str
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""
-    index = len(evidence.scenario.request(end.rid).prompt) + place
+    index = len(evidence.scenario.request(end.rid).input_ids) + place
     row = _row_of(evidence, end.rid, index, Phase.ACCEPT)
     if row is not None:
         return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
@@ -149,14 +150,14 @@ def check_seeds(evidence: Evidence) -> CheckResult:
     SGLang promises it under `enable_deterministic_inference` only. Different seeds may draw alike by chance.
     """
     result = CheckResult()
-    if not evidence.scenario.engine.deterministic:
+    if not evidence.scenario.engine.deterministic_inference:
         return result
     ends = {end.rid: end for end in evidence.engine.ends if end.reason != "error"}
     first: dict[Draw, RequestEnd] = {}
     for request in evidence.scenario.requests:
-        if request.seed is None or request.temperature == 0 or request.rid not in ends:
+        if request.sampling_seed is None or request.temperature == 0 or request.rid not in ends:
             continue
-        draw = (request.prompt, request.temperature, request.seed)
+        draw = (request.input_ids, request.temperature, request.sampling_seed)
         if draw in first:
             _compare_draws(evidence, request, first[draw].output_ids, ends[request.rid].output_ids, result)
         else:
@@ -174,7 +175,7 @@ def _compare_draws(
     if place is None:
         return
     phase = Phase.ACCEPT if place else Phase.PREFILL  # the first token came with the prompt
-    row = _row_of(evidence, request.rid, len(request.prompt) + place, phase)
+    row = _row_of(evidence, request.rid, len(request.input_ids) + place, phase)
     if row is None:
         result.unknown.append(f"seed of {request.rid} not judged: no row committed its token {place}")
         return

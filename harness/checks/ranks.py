@@ -34,7 +34,7 @@ def check_resource_accounting(evidence: Evidence) -> CheckResult:
     """LOCKSTEP, LEAK, CRASH, HANG."""
     result = CheckResult()
     result.divergences += _stops(evidence)
-    if evidence.scenario.engine.dp > 1:
+    if evidence.scenario.engine.dp_size > 1:
         result.divergences += _lockstep(evidence)
         result.divergences += _stuck(evidence)
     result.divergences += _leaks(evidence)

@@ -57,8 +57,8 @@ def expected_places(evidence: Evidence, part: Part) -> Iterator[tuple[Phase, lis
     elif part.record.mode == "PREBUILT":
         yield Phase.PREBUILT, [(layer, slot) for layer in range(spec.layers) for slot in range(part.start)]
     elif part.record.mode == "DECODE" and part.length > 0:
-        yield Phase.DRAFT, [(step, slot) for step in range(spec.draft_steps) for slot in range(spec.t)]
-        yield Phase.VERIFY, [(0, slot) for slot in range(spec.n)]
+        yield Phase.DRAFT, [(step, slot) for step in range(spec.draft_steps) for slot in range(spec.eagle_topk)]
+        yield Phase.VERIFY, [(0, slot) for slot in range(spec.num_draft_tokens)]
         yield Phase.ACCEPT, [(0, slot) for slot in range(part.length)]
         if evidence.table.of(part.share, Phase.EXTEND) or not ends_here(evidence, part):
             yield Phase.EXTEND, [(layer, slot) for layer in range(spec.layers) for slot in range(part.length)]
@@ -113,9 +113,9 @@ def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
         if after.start != end:
             sort = "chunk" if after.record.mode == "PREFILL" else "committed"
             yield _shape(after, end, after.start, f"{sort}-{'gap' if after.start > end else 'overlap'}")
-    if parts[0].start != 0 and not evidence.scenario.engine.prefix_cache and parts[0].record.mode == "PREFILL":
+    if parts[0].start != 0 and not evidence.scenario.engine.radix_cache and parts[0].record.mode == "PREFILL":
         yield _shape(parts[0], 0, parts[0].start, "start-without-prefix-cache")
-    prompts = {request.rid: len(request.prompt) for request in evidence.scenario.requests}
+    prompts = {request.rid: len(request.input_ids) for request in evidence.scenario.requests}
     for part in parts:
         if part.record.mode != "PREFILL" or part.epoch > 0 or part.rid not in prompts:
             continue

@@ -151,7 +151,7 @@ class NearSelections:
 
         A draft step's position does not depend on what was selected.
         """
-        if self._evidence.scenario.spec.t == 1 or self._phase not in SELECTED:
+        if self._evidence.scenario.spec.eagle_topk == 1 or self._phase not in SELECTED:
             return False
         if self._phase is Phase.DRAFT and column == "position":
             return False

@@ -60,7 +60,7 @@ def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
     """Draft rows reuse the target's slot: prefill always, extend where the tree is a chain."""
     table = evidence.table
     pairs = [(Phase.PREFILL, Phase.DRAFT_PREFILL)]
-    if evidence.scenario.spec.t == 1:
+    if evidence.scenario.spec.eagle_topk == 1:
         pairs.append((Phase.VERIFY, Phase.EXTEND))
     for target, draft in pairs:
         for share, indices in table.each(draft):
@@ -77,7 +77,11 @@ def _same_slot_both_models(evidence: Evidence, result: CheckResult) -> None:
 def _one_owner(evidence: Evidence, result: CheckResult) -> None:
     """Walk the batches of each rank in order, with the slots owned so far; two engines have a pool each."""
     for side in sorted({record.side for record in evidence.engine.rounds}):
-        cached = evidence.scenario.engine.decode_cache if side == "decode" else evidence.scenario.engine.prefix_cache
+        cached = (
+            evidence.scenario.engine.disaggregation_decode_radix_cache
+            if side == "decode"
+            else evidence.scenario.engine.radix_cache
+        )
         shared = _shared_lengths(evidence) if cached else {}
         until = {
             who: own[-1]

@@ -66,7 +66,9 @@ def command(
         scenario_file=scenario_file,
         device=device,
         gpu_share=gpu_share,
-        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        wanted=Wanted(
+            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
+        ),
         runs=runs,
         assume=assume or (),
     )

@@ -75,7 +75,9 @@ def command(
         device=device,
         revert=revert,
         gpu_share=gpu_share,
-        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        wanted=Wanted(
+            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
+        ),
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
     )
@@ -127,7 +129,7 @@ def _small(console: Console, plan: Plan, result: RunResult, *, seconds: float) -
         scenario = small.shrunk.scenario
         size = (
             f"{counted(len(scenario.requests), 'request')}, "
-            f"{counted(sum(len(request.prompt) for request in scenario.requests), 'prompt token')}"
+            f"{counted(sum(len(request.input_ids) for request in scenario.requests), 'prompt token')}"
         )
         say(console, f"  in {counted(small.found.scenarios, 'scenario')}; the smallest now: {size}")
         say(console, f"  run it again:  eaglecheck replay {small.folder}")

@@ -71,7 +71,7 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json)
-    wanted = Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page)
+    wanted = Wanted(dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page)
     reverts = _reverts(revert)
     if nights is not None:
         asked = Asked(

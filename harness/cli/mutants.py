@@ -40,7 +40,7 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     prepare.check_device(device)
-    wanted = Wanted(graphs=graphs)
+    wanted = Wanted(cuda_graph=graphs)
     adapted([], wanted, device=device)
     faults = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)

@@ -222,8 +222,8 @@ def _cells(asked: Asked) -> list[Cell]:
             f"  allowed: --cases {ALL} or some of {', '.join(catalogue.names())}; "
             f"--families {ALL} or some of {', '.join(FAMILIES)}"
         )
-    if asked.wanted.page is not None:
-        raise UsageError("--page: scenarios of a night come with their own\n  allowed: --families paged")
+    if asked.wanted.page_size is not None:
+        raise UsageError("--page-size: scenarios of a night come with their own\n  allowed: --families paged")
     if asked.scenarios < 0 or not 0 < asked.seconds < math.inf:
         raise UsageError(
             f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
@@ -270,7 +270,7 @@ def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     ]
     there = {cell.name for cell in cells if cell.kind == "case"}
     cases = [
-        f"case {name}, which needs {catalogue.load(name).scenario.engine.dp} GPUs"
+        f"case {name}, which needs {catalogue.load(name).scenario.engine.dp_size} GPUs"
         for name in asked.chosen_cases
         if name not in there
     ]

@@ -18,7 +18,7 @@ from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
 from harness.contract import known_issues
 from harness.contract.outputs import writable
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
 from harness.driving.pairs import checkpoint_pairs, load_now, own_pair

@@ -15,7 +15,7 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.types import RequestSpec, Scenario
+from harness.contract.scenario import RequestSpec, Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.pairs import OwnPair
@@ -72,7 +72,7 @@ def _faults(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[st
         yield unknown("checkpoint", scenario.checkpoint, sorted(RECIPES))
         return
     for op in scenario.script:
-        if op.kind == "fault" and op.name not in MUTANTS:
+        if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("fault", str(op.name), MUTANTS)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     for request in scenario.requests:
@@ -83,12 +83,13 @@ def _faults(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[st
 
 def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
     spec, engine, recipe = scenario.spec, scenario.engine, RECIPES.get(scenario.checkpoint)
-    if engine.dp > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
+    if engine.dp_size > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
         # SGLang builds DP attention into some targets only, and an EAGLE-1 draft is no part of it and hangs
         able = ", ".join(name for name, one in RECIPES.items() if isinstance(one, Qwen3Recipe))
         yield (
-            f"engine.dp is {engine.dp}: the target of checkpoint {scenario.checkpoint!r} has no DP attention\n"
-            f"  allowed: checkpoint {able}, or engine.dp 1"
+            f"engine.dp_size is {engine.dp_size}: the target of checkpoint {scenario.checkpoint!r} "
+            f"has no DP attention\n"
+            f"  allowed: checkpoint {able}, or engine.dp_size 1"
         )
     if recipe is not None and spec.algorithm != recipe.algorithm:
         others = ", ".join(sorted(name for name, one in RECIPES.items() if one.algorithm == spec.algorithm))
@@ -96,24 +97,28 @@ def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
             f"spec.algorithm is {spec.algorithm!r}, checkpoint {scenario.checkpoint!r} is for {recipe.algorithm!r}\n"
             f"  allowed: {recipe.algorithm!r}, or checkpoint {others}"
         )
-    if engine.backend not in BACKENDS[device]:
+    if engine.attention_backend not in BACKENDS[device]:
         allowed = ", ".join(map(repr, BACKENDS[device]))
-        yield f"engine.backend {engine.backend!r} does not run on {device}\n  allowed: {allowed}"
-    if engine.chunk is not None and engine.chunk < engine.page:
+        yield f"engine.attention_backend {engine.attention_backend!r} does not run on {device}\n  allowed: {allowed}"
+    if engine.chunked_prefill_size is not None and engine.chunked_prefill_size < engine.page_size:
         yield (
-            f"engine.chunk {engine.chunk} is smaller than engine.page {engine.page}: chunks are whole pages, so "
-            f"prompts would wait forever\n  allowed: a chunk of {engine.page} or more, or smaller pages"
+            f"engine.chunked_prefill_size {engine.chunked_prefill_size} "
+            f"is smaller than engine.page_size {engine.page_size}: chunks are whole pages, so "
+            f"prompts would wait forever\n  allowed: a chunk of {engine.page_size} or more, or smaller pages"
         )
-    if engine.tp != engine.dp:
-        yield f"engine.tp is {engine.tp}, which this version does not run\n  allowed: {engine.dp}, as engine.dp"
-    if device == "cpu" and engine.graphs:
-        yield "engine.graphs is true, and there are no CUDA graphs on cpu\n  allowed: false"
+    if engine.tp_size != engine.dp_size:
+        yield (
+            f"engine.tp_size is {engine.tp_size},"
+            f"which this version does not run\n  allowed: {engine.dp_size}, as engine.dp_size"
+        )
+    if device == "cpu" and engine.cuda_graph:
+        yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
 
 
 def _of_request(scenario: Scenario, request: RequestSpec, vocab: int) -> Iterator[str]:
-    if request.dp_rank >= scenario.engine.dp:
-        yield f"dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp}"
-    for what, tokens in (("token id", request.prompt), ("stop id", request.stop_ids)):
+    if request.dp_rank >= scenario.engine.dp_size:
+        yield f"dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp_size}"
+    for what, tokens in (("token id", request.input_ids), ("stop id", request.stop_token_ids)):
         for token in tokens:
             if not 0 <= token < vocab:
                 yield (
@@ -124,24 +129,28 @@ def _of_request(scenario: Scenario, request: RequestSpec, vocab: int) -> Iterato
 
 def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     """Positions run up to k beyond the last token; a round holds twice its nodes in KV slots (SGLang's own reserve)."""
-    spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.prompt), request.max_new_tokens
+    spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare = max(CONTEXT_SPARE, spec.k)
+    spare = max(CONTEXT_SPARE, spec.num_steps)
     if prompt + new > CONTEXT_LENGTH - spare:
         yield (
             f"{asked} exceed the context of {CONTEXT_LENGTH} less {spare} to speculate\n"
             f"  allowed: together at most {CONTEXT_LENGTH - spare}"
         )
-    pool = engine.pool_tokens - 2 * max(spec.k * spec.t, spec.n)
+    pool = engine.max_total_tokens - 2 * max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     if prompt + new > pool:
         yield (
-            f"{asked} never fit engine.pool_tokens {engine.pool_tokens}\n"
+            f"{asked} never fit engine.max_total_tokens {engine.max_total_tokens}\n"
             f"  allowed: together at most {max(pool, 0)}, or a larger pool"
         )
-    whole, held = engine.pool_tokens // engine.page * engine.page, -(-prompt // engine.page) * engine.page
-    needed = held + new + engine.page  # the prompt takes whole pages, and SGLang keeps one
-    if engine.page > 1 and needed > whole:  # else SGLang shortens the answer, or never lets the request in
+    whole, held = (
+        engine.max_total_tokens // engine.page_size * engine.page_size,
+        -(-prompt // engine.page_size) * engine.page_size,
+    )
+    needed = held + new + engine.page_size  # the prompt takes whole pages, and SGLang keeps one
+    if engine.page_size > 1 and needed > whole:  # else SGLang shortens the answer, or never lets the request in
         yield (
-            f"{asked} never fit engine.pool_tokens {engine.pool_tokens} in pages of {engine.page}\n"
-            f"  allowed: engine.pool_tokens {-(-needed // engine.page) * engine.page} or more, or smaller pages"
+            f"{asked} never fit engine.max_total_tokens {engine.max_total_tokens} in pages of {engine.page_size}\n"
+            f"  allowed: engine.max_total_tokens {-(-needed // engine.page_size) * engine.page_size} "
+            f"or more, or smaller pages"
         )

@@ -46,7 +46,7 @@ def untraced(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
 
 def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     """SGLang's own engine with the scenario's prompts, none of our code in its processes."""
-    if stored.scenario.engine.pd:
+    if stored.scenario.engine.disaggregation:
         raise UsageError("--bare: the scenario needs two engines that hand requests over\n  leave --bare out")
     found = run_bare(_launch(plan), stored.scenario, folder=_folder(plan, "bare"), seconds=SECONDS)
     where = f"SGLang {plan.env.version} alone"

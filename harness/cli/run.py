@@ -69,7 +69,9 @@ def command(
         draft=draft,
         cpu_attention=cpu_attention,
         gpu_share=gpu_share,
-        wanted=Wanted(dtype=dtype, backend=backend, graphs=graphs, overlap=overlap, page=page),
+        wanted=Wanted(
+            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
+        ),
         runs=runs,
         assumed=assume or (),
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 from types import CodeType
 
-from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import unknown
 
 #: The most requests that an engine of ours captures a graph for (GRAPH_SIZES of harness.engines.launch).
@@ -27,16 +27,16 @@ def settings_of(
 ) -> dict[str, int | bool | str]:
     """What an engine runs with. The only place that knows what our own fields are called."""
     return {
-        "num_steps": spec.k,
-        "eagle_topk": spec.t,
-        "num_draft_tokens": spec.n,
-        "page_size": engine.page,
-        "dp_size": engine.dp,
-        "cuda_graph": engine.graphs,
-        "radix_cache": engine.prefix_cache,
-        "disable_overlap_schedule": engine.overlap is False,
-        "disaggregation": engine.pd,
-        "enable_deterministic_inference": engine.deterministic,
+        "num_steps": spec.num_steps,
+        "eagle_topk": spec.eagle_topk,
+        "num_draft_tokens": spec.num_draft_tokens,
+        "page_size": engine.page_size,
+        "dp_size": engine.dp_size,
+        "cuda_graph": engine.cuda_graph,
+        "radix_cache": engine.radix_cache,
+        "disable_overlap_schedule": engine.overlap_schedule is False,
+        "disaggregation": engine.disaggregation,
+        "enable_deterministic_inference": engine.deterministic_inference,
         "plugin": spec.plugin is not None,
         "checkpoint": checkpoint,
         "requests": requests,

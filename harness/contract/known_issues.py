@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from harness.contract.conditions import compiled, holds, settings_of
 from harness.contract.json_files import BadDocument, validated
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import unknown
 
 #: Where the pages are, in a checkout and in an installed wheel alike.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Phase, Scenario
+from harness.contract.types import Phase
 
 
 def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool | None:
@@ -29,7 +30,7 @@ def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool 
 
 def committed(engine: Trace, rid: str, scenario: Scenario) -> dict[int, int]:
     """Place in the output -> token, for what verifies committed of a request; its first token came with its prompt."""
-    rows, prompt = engine.rows, len(scenario.request(rid).prompt)
+    rows, prompt = engine.rows, len(scenario.request(rid).input_ids)
     mine = (rows.strings["phase"] == Phase.ACCEPT) & (rows.strings["rid"] == rid)
     places = rows.ints["committed"][mine] + 1 + rows.ints["slot"][mine] - prompt
     return dict(zip(places.tolist(), rows.ints["input_id"][mine].tolist(), strict=True))

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.scenario import Scenario
 from harness.contract.trace import RequestEnd, Trace
-from harness.contract.types import Scenario
 from harness.coverage.points import (
     LONGEST_ACCEPT,
     Place,
@@ -61,7 +61,7 @@ def batch_shrinks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("requests wait although there is memory, because as many run as the limit allows")
 def running_limit_reached(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    limit = scenario.engine.running_limit or scenario.engine.max_running
+    limit = scenario.engine.running_limit or scenario.engine.max_running_requests
     at = {record.tick: record for record in verifies(trace)}
     for event in trace.events:
         if event.name == "turn" and event.data.get("waiting") and len(event.data.get("running", ())) >= limit:
@@ -97,18 +97,18 @@ for _length in range(1, LONGEST_ACCEPT + 1):
 @coverage_point("every accept length from 1 to k+1 (counts the rarest)")
 def every_accept_len_seen(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     parts = list(verify_parts(trace))
-    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.k + 2)]
+    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.num_steps + 2)]
     yield from min(by_length, key=len)
 
 
 @coverage_point("one request rejected everything and another accepted everything in one batch")
 def accept_len_1_and_full_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (record for record in verifies(trace) if {1, scenario.spec.k + 1} <= set(record.lens))
+    yield from (record for record in verifies(trace) if {1, scenario.spec.num_steps + 1} <= set(record.lens))
 
 
 @coverage_point("a verify of a request that may generate only one more token")
 def one_token_left(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    limits = {request.rid: len(request.prompt) + request.max_new_tokens for request in scenario.requests}
+    limits = {request.rid: len(request.input_ids) + request.max_new_tokens for request in scenario.requests}
     yield from (part for part in verify_parts(trace) if limits.get(part.rid) == part.start + 2)
 
 
@@ -122,7 +122,7 @@ def stop_inside_accepted_run(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("a round whose draft and verify rows lie on both sides of a page border")
 def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    page, k = scenario.engine.page, scenario.spec.k
+    page, k = scenario.engine.page_size, scenario.spec.num_steps
     if page > 1:
         yield from (part for part in verify_parts(trace) if part.start // page != (part.start + k) // page)
 
@@ -210,7 +210,7 @@ def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
 def retract_border_in_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for (rid, epoch), parts in parts_of(trace).items():
         if epoch:
-            prompt = len(scenario.request(rid).prompt)
+            prompt = len(scenario.request(rid).input_ids)
             yield from (part for part, border in _borders(parts) if border < prompt)
 
 
@@ -218,7 +218,7 @@ def retract_border_in_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place
 def retract_border_in_output(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for (rid, epoch), parts in parts_of(trace).items():
         if epoch:
-            prompt = len(scenario.request(rid).prompt)
+            prompt = len(scenario.request(rid).input_ids)
             yield from (part for part, border in _borders(parts) if border > prompt)
 
 
@@ -247,7 +247,7 @@ def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     """SGLang holds back max(k·t, n) slots of the window for drafts."""
     spec, context = scenario.spec, int(trace.header.get("context_length", CONTEXT))
-    room = context - max(spec.k * spec.t, spec.n)
+    room = context - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     for end in trace.ends:
         cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens
         if end.reason == "length" and (cut or last_output(scenario, end) + 1 >= room):

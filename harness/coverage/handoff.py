@@ -12,8 +12,8 @@ from itertools import pairwise
 from typing import Any
 
 from harness.contract.batches import parts_of
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, RoundRecord, Trace
-from harness.contract.types import Scenario
 from harness.coverage.points import Place, Where, chunks_of, coverage_point
 
 
@@ -95,7 +95,7 @@ def handed_over_to_busy_side(scenario: Scenario, trace: Trace) -> Iterator[Place
 @coverage_point("a request whose KV has arrived waits because the decode side is full", where=Where.HANDOFF)
 def decode_side_full(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for step in _steps(trace):
-        if step.data["waiting"] and len(step.data["running"]) >= scenario.engine.max_running:
+        if step.data["waiting"] and len(step.data["running"]) >= scenario.engine.max_running_requests:
             yield None
 
 
@@ -229,10 +229,12 @@ def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place
     "a rank whose requests in transit were all lost in one step, while another rank decodes", where=Where.HANDOFF_RANKS
 )
 def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    if scenario.engine.dp < 2:
+    if scenario.engine.dp_size < 2:
         return
     held = _of_ranks(trace)
-    yield from (None for tick in _emptied(trace) if any(held.get((tick, rank)) for rank in range(scenario.engine.dp)))
+    yield from (
+        None for tick in _emptied(trace) if any(held.get((tick, rank)) for rank in range(scenario.engine.dp_size))
+    )
 
 
 def _emptied(trace: Trace) -> list[int]:

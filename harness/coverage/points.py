@@ -12,8 +12,9 @@ from enum import StrEnum
 import numpy as np
 
 from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.scenario import Scenario
 from harness.contract.trace import RequestEnd, RoundRecord, Trace
-from harness.contract.types import Scenario, Verdict
+from harness.contract.types import Verdict
 
 #: Where it happened: a whole batch, one request's part of it, or a moment that ran no rows (None).
 Place = RoundRecord | Part | None
@@ -74,7 +75,7 @@ def count(scenario: Scenario, trace: Trace) -> tuple[dict[str, int], dict[str, i
 
     A position is a row that has one, in the batches, or parts of batches, where it happened; each row once.
     """
-    beyond = {f"accept_len_{length}" for length in range(scenario.spec.k + 2, LONGEST_ACCEPT + 1)}
+    beyond = {f"accept_len_{length}" for length in range(scenario.spec.num_steps + 2, LONGEST_ACCEPT + 1)}
     times, inside = {}, {}
     for point in POINTS.values():
         if point.name not in beyond:
@@ -168,7 +169,7 @@ def verify_parts(trace: Trace) -> Iterator[Part]:
 
 def last_output(scenario: Scenario, end: RequestEnd) -> int:
     """Index, in the request's text, of its last output token."""
-    return len(scenario.request(end.rid).prompt) + len(end.output_ids) - 1
+    return len(scenario.request(end.rid).input_ids) + len(end.output_ids) - 1
 
 
 def finished(scenario: Scenario, trace: Trace, record: RoundRecord) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.contract.batches import Part, leading_rounds, parts_of
+from harness.contract.scenario import Scenario
 from harness.contract.trace import RoundRecord, Trace
-from harness.contract.types import Scenario
 from harness.coverage.points import Place, Where, chunks_of, coverage_point, neighbours, parts_of_request
 
 
@@ -17,7 +17,7 @@ def non_final_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a prompt no longer than the chunk size, split because others had used up the batch's budget")
 def split_by_shared_budget(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    size = scenario.engine.chunk or 0
+    size = scenario.engine.chunked_prefill_size or 0
     for chunks in chunks_of(trace):
         if len(chunks) > 1 and sum(part.length for part in chunks) <= size:
             yield chunks[0]
@@ -46,7 +46,7 @@ def chunk_longer_by_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a prompt that fills its last chunk exactly")
 def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    size = scenario.engine.chunk
+    size = scenario.engine.chunked_prefill_size
     yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
 
 
@@ -72,8 +72,8 @@ def _branches(scenario: Scenario, trace: Trace) -> Iterator[tuple[Part, int]]:
         first = parts[0]
         if first.start == 0 or first.epoch:
             continue
-        own = scenario.request(first.rid).prompt
-        earlier = [scenario.request(rid).prompt for rid, tick in began.items() if tick < first.record.tick]
+        own = scenario.request(first.rid).input_ids
+        earlier = [scenario.request(rid).input_ids for rid, tick in began.items() if tick < first.record.tick]
         other = max(earlier, key=lambda prompt: _shared(own, prompt), default=())
         if _shared(own, other) < min(len(own), len(other)):
             yield first, _shared(own, other)
@@ -89,7 +89,7 @@ def _shared(left: tuple[int, ...], right: tuple[int, ...]) -> int:
 
 
 def _beside_border(scenario: Scenario, trace: Trace, *, offset: int) -> Iterator[Place]:
-    page = scenario.engine.page
+    page = scenario.engine.page_size
     if page > 1:
         yield from (part for part, shared in _branches(scenario, trace) if shared % page == offset % page)
 
@@ -114,7 +114,7 @@ def cache_flushed(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     flushed = [event.tick for event in trace.events if event.name == "flush" and event.data.get("flushed")]
     firsts = [parts[0] for request in scenario.requests if (parts := parts_of_request(trace, request.rid))]
     for first in firsts:
-        own = scenario.request(first.rid).prompt
-        seen = [p.record.tick for p in firsts if p.rid != first.rid and scenario.request(p.rid).prompt == own]
+        own = scenario.request(first.rid).input_ids
+        seen = [p.record.tick for p in firsts if p.rid != first.rid and scenario.request(p.rid).input_ids == own]
         if first.start == 0 and any(before < tick <= first.record.tick for before in seen for tick in flushed):
             yield first

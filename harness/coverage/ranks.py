@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from harness.contract.batches import leading_rounds
+from harness.contract.scenario import Scenario
 from harness.contract.trace import RoundRecord, Trace
-from harness.contract.types import Scenario
 from harness.coverage.points import Place, Where, coverage_point, finished
 
 
@@ -118,7 +118,7 @@ def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a step in which no rank had a batch, between two in which one had", where=Where.RANKS)
 def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    if scenario.engine.dp < 2:
+    if scenario.engine.dp_size < 2:
         return
     busy = sorted({record.tick for record in trace.rounds if record.mode != "IDLE"})
     yield from (None for one, other in pairwise(busy) for _ in range(other - one - 1))

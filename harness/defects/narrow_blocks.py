@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.types import Phase, Scenario, SpecConfig
+from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.types import Phase
 from harness.defects.refused_states import verified_states
 from reference.departures import Departure, Followed
 from reference.model import causal
@@ -70,7 +71,7 @@ def _runs(request: Followed) -> Iterator[Run]:
     """The rows of each decode round's draft extend by layer, refused nodes included."""
     parts, windows, text = [part for part, _ in request.ran], request.filled, request.timeline.tokens
     verified = verified_states(request)
-    for layer in range(1, request.spec.k if windows else 1):
+    for layer in range(1, request.spec.num_steps if windows else 1):
         helds = cached_rows(text, request.hidden[: windows[-1].stop], windows, layer, request.reads)
         for part, held, window in zip(parts, helds, windows, strict=True):
             if part.start in verified and part.record.mode == "DECODE" and window.again:
@@ -133,9 +134,15 @@ def said_in_graphs(head: MtpHead, spec: SpecConfig, runs: Sequence[Run]) -> dict
     found = dict[Place, Tensor | None]()
     for place, record in records.items():
         batch = record.graphs.get(str(Phase.EXTEND), 0)
-        for layer in range(1, spec.k if batch else 1):
+        for layer in range(1, spec.num_steps if batch else 1):
             names = [(*place, rid, layer) for rid in record.rids]
             if all(name in blocks for name in names):
                 own = [blocks[name] for name in names]
-                found.update(zip(names, said_narrowly(head.layers[layer], own, width=spec.n, batch=batch), strict=True))
+                found.update(
+                    zip(
+                        names,
+                        said_narrowly(head.layers[layer], own, width=spec.num_draft_tokens, batch=batch),
+                        strict=True,
+                    )
+                )
     return found

@@ -34,7 +34,7 @@ class _Pooled(ReadsOtherwise):
     def pools(self) -> dict[int, Tensor]:
         request = self.request
         parts = [part for part, _ in request.ran]
-        return pooled(verified_states(request), parts, request.hidden, request.spec.k - 1)
+        return pooled(verified_states(request), parts, request.hidden, request.spec.num_steps - 1)
 
     def states_again(self, window: Window, states: Tensor) -> Tensor:
         pool = self.pools.get(window.start)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 
 from harness.contract.batches import Part, Share
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from reference.departures import Departure, Followed, ReadsOtherwise
 from reference.windows import Reads, Window
 
@@ -27,7 +27,7 @@ class SharedPrefixRows(Departure):
         self.held: dict[Share, tuple[Read, ...]] = {}
 
     def follow(self, scenario: Scenario, requests: Sequence[Followed]) -> None:
-        if not scenario.engine.prefix_cache:
+        if not scenario.engine.radix_cache:
             return
         steps = [step for request in requests for step in _steps(request)]
         steps.sort(key=lambda one: (one[0].record.dp_rank, one[0].record.index, one[0].record.rids.index(one[0].rid)))
@@ -59,7 +59,7 @@ def _steps(request: Followed) -> Iterator[tuple[Part, Step]]:
     prompts = [window.stop for part, window in ran if part.record.mode == "PREFILL"]
     owner = Owner(text=text, asked=max(prompts, default=0), stays=not request.timeline.restarted)
     for number, (part, window) in enumerate(ran):
-        rows, layers = range(window.start, window.stop), range(request.spec.k)
+        rows, layers = range(window.start, window.stop), range(request.spec.num_steps)
         read: list[Read] = [()] * len(rows)
         if None not in window.proposals:
             read = [tuple(request.reads.token(text, window, row + 1 + i) for i in layers) for row in rows]

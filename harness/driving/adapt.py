@@ -6,14 +6,14 @@ An option changes the scenario, so that what is stored says what ran. It must no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from packaging.version import Version
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.known_issues import issues
-from harness.contract.types import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.engines.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
 
@@ -37,18 +37,17 @@ FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What --dtype, --backend, --graphs, --overlap and --page ask for; None leaves it to the scenario."""
+    """What --dtype, --attention-backend, --cuda-graph, --overlap-schedule and --page-size ask for, or None."""
 
     dtype: str | None = None
-    backend: str | None = None
-    graphs: bool | None = None
-    overlap: bool | None = None
-    page: int | None = None
+    attention_backend: str | None = None
+    cuda_graph: bool | None = None
+    overlap_schedule: bool | None = None
+    page_size: int | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
-        named = {name: getattr(self, name) for name in ("dtype", "backend", "graphs", "overlap", "page")}
-        return {name: value for name, value in named.items() if value is not None}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 NOTHING = Wanted()
@@ -69,13 +68,20 @@ def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
 
 
 def _check_values(wanted: Wanted, device: str) -> None:
-    for option, value, allowed in (("dtype", wanted.dtype, DTYPES), ("backend", wanted.backend, BACKENDS)):
+    for option, value, allowed in (
+        ("dtype", wanted.dtype, DTYPES),
+        ("attention-backend", wanted.attention_backend, BACKENDS),
+    ):
         if value is not None and value not in allowed[device]:
             raise UsageError(unknown(f"--{option} on {device}:", value, allowed[device]))
-    if wanted.graphs and device == "cpu":
-        raise UsageError("--graphs: CUDA graphs need a GPU\n  allowed on cpu: --no-graphs, or add  --device cuda")
-    if wanted.page is not None and not 1 <= wanted.page <= MOST_PAGE:
-        raise UsageError(f"--page {wanted.page}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context")
+    if wanted.cuda_graph and device == "cpu":
+        raise UsageError(
+            "--cuda-graph: CUDA graphs need a GPU\n  allowed on cpu: --disable-cuda-graph, or add  --device cuda"
+        )
+    if wanted.page_size is not None and not 1 <= wanted.page_size <= MOST_PAGE:
+        raise UsageError(
+            f"--page-size {wanted.page_size}: tokens a page holds\n  allowed: 1 to {MOST_PAGE}, the whole context"
+        )
 
 
 def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str = "cpu") -> None:
@@ -103,30 +109,33 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"  allowed: {', '.join(DTYPES[device])}, or add  --device cuda"
         )
     old = Version(version) < FIRST_V2_ONLY
-    if old and spec.t > 1 and engine.overlap:
+    if old and spec.eagle_topk > 1 and engine.overlap_schedule:
         return (
-            f"spec.t is {spec.t} with engine.overlap on, and SGLang {version} runs trees without overlap only\n"
-            f"  allowed: --no-overlap, spec.t 1, or a release from {FIRST_V2_ONLY} on"
+            f"spec.eagle_topk is {spec.eagle_topk} with engine.overlap_schedule on, "
+            f"and SGLang {version} runs trees without overlap only\n"
+            f"  allowed: --disable-overlap-schedule, spec.eagle_topk 1, or a release from {FIRST_V2_ONLY} on"
         )
-    if old and spec.t > 1 and engine.page > 1 and engine.backend != "flashinfer":
+    if old and spec.eagle_topk > 1 and engine.page_size > 1 and engine.attention_backend != "flashinfer":
         return (
-            f"spec.t is {spec.t} with engine.page {engine.page} on {engine.backend}, which SGLang {version} refuses\n"
-            f"  allowed: --page 1, --backend flashinfer, or a release from {FIRST_V2_ONLY} on"
+            f"spec.eagle_topk is {spec.eagle_topk} with engine.page_size {engine.page_size} "
+            f"on {engine.attention_backend}, which SGLang {version} refuses\n"
+            f"  allowed: --page-size 1, --attention-backend flashinfer, or a release from {FIRST_V2_ONLY} on"
         )
-    if engine.page & (engine.page - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
+    if engine.page_size & (engine.page_size - 1) and (device != "cpu" or Version(version) <= LAST_WITH_POWERS):
         return (
-            f"engine.page is {engine.page}, and SGLang {version} lays out pages of a power of two on {device}\n"
+            f"engine.page_size is {engine.page_size}, and SGLang {version} "
+            f"lays out pages of a power of two on {device}\n"
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
-    if engine.rejection and Version(version) < FIRST_WITH_REJECTION:
+    if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
         return (
-            f"engine.rejection is on, and SGLang {version} cannot draw its drafts\n"
-            f"  allowed: engine.rejection false, or a release from {FIRST_WITH_REJECTION} on"
+            f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
+            f"  allowed: engine.rejection_sampling false, or a release from {FIRST_WITH_REJECTION} on"
         )
-    if engine.decode_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
+    if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
-            f"engine.decode_cache is on, which SGLang {version} refuses beside speculation\n"
-            "  allowed: engine.decode_cache false, or a newer release such as 0.5.23"
+            f"engine.disaggregation_decode_radix_cache is on, which SGLang {version} refuses beside speculation\n"
+            "  allowed: engine.disaggregation_decode_radix_cache false, or a newer release such as 0.5.23"
         )
     if spec.plugin and Version(version) < FIRST_ASKING_PLUGINS:
         return (
@@ -139,10 +148,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
 def too_deep(scenario: Scenario) -> str:
     """Why one of our pairs cannot draft so many steps; empty if it can, or is none of ours."""
     most = DRAFT_LAYERS.get(scenario.checkpoint)
-    if most is None or scenario.spec.k <= most:
+    if most is None or scenario.spec.num_steps <= most:
         return ""
     return (
-        f"spec.k is {scenario.spec.k}, and each step needs a layer of its own in {scenario.checkpoint!r}\n"
+        f"spec.num_steps is {scenario.spec.num_steps}, "
+        f"and each step needs a layer of its own in {scenario.checkpoint!r}\n"
         f"  allowed: 1 to {most}"
     )
 
@@ -154,11 +164,11 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
     target.
     """
     refused = issues()["F-020"].releases
-    if scenario.engine.graphs and scenario.checkpoint in CHAINED and refused.has(version):
+    if scenario.engine.cuda_graph and scenario.checkpoint in CHAINED and refused.has(version):
         return (
             f"the layers of {scenario.checkpoint!r} read each other's output, and in CUDA graphs SGLang {version} runs "
             "some of their rows once more, which the reference does not follow\n"
-            f"  allowed: --no-graphs, or a release behind {refused.last}"
+            f"  allowed: --disable-cuda-graph, or a release behind {refused.last}"
         )
     return ""
 
@@ -166,11 +176,12 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 def unserved(scenario: Scenario, *, version: str) -> str:
     """Why what stands in for the network between two engines does not serve the script; empty if it does."""
     taken_back = any(op.kind == "retract" for op in scenario.script)
-    if scenario.engine.pd and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
+    if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
-            f"op 'retract' with engine.pd: SGLang {version} then has prompts read again on the prefill side, which the "
+            f"op 'retract' with engine.disaggregation: SGLang {version} "
+            f"then has prompts read again on the prefill side, which the "
             "transfers of this version do not serve\n"
-            "  allowed: a smaller engine.pool_tokens, which makes the decode side take requests back by itself; "
-            f"engine.pd false; or a release before {FIRST_WITH_RECOMPUTE}"
+            "  allowed: a smaller engine.max_total_tokens, which makes the decode side take requests back by itself; "
+            f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Any
 
 from harness.both_sides.mutants import MUTANTS
+from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
-from harness.contract.types import Op, RequestSpec, Scenario
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
@@ -76,7 +76,7 @@ class _Run:
             request = self.scenario.request(rid)
             accepted = self.engine.submit(
                 rid=rid,
-                prompt=list(request.prompt),
+                prompt=list(request.input_ids),
                 sampling=sampling_of(request),
                 priority=request.priority,
                 dp_rank=request.dp_rank,
@@ -114,7 +114,7 @@ class _Run:
         self.note("resume")
 
     def _for_decode(self, message: str) -> str:
-        return _to("decode", message) if self.scenario.engine.pd else message
+        return _to("decode", message) if self.scenario.engine.disaggregation else message
 
     def _do_transfer(self, op: Op) -> None:
         if op.name == "fake":
@@ -128,19 +128,19 @@ class _Run:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
 
-    def _do_fault(self, op: Op) -> None:
+    def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:
             hint = meant(str(op.name), MUTANTS) or f"; allowed: {', '.join(MUTANTS)}"
             raise ScriptError(f"scenario {self.scenario.name!r}: unknown mutant {op.name!r}{hint}")
         self.engine.fault(op.name, first=op.count)
         self.faults.append(op.name)
 
-    def _do_tick(self, op: Op) -> None:
+    def _do_step(self, op: Op) -> None:
         for _ in range(op.count):
             self._turn()
 
     def _do_drain(self, op: Op) -> None:
-        tokens = sum(len(request.prompt) + request.max_new_tokens for request in self.scenario.requests)
+        tokens = sum(len(request.input_ids) + request.max_new_tokens for request in self.scenario.requests)
         limit = self.tick + SPARE_TURNS + tokens
         while self.announced or not self.idle:
             if self.tick >= limit:
@@ -213,7 +213,7 @@ def drive(
     header = dict(engine.handshakes[0])
     try:
         knobs = scenario.engine
-        answers = engine.begin(chunk=knobs.chunk, running_limit=knobs.running_limit, record=record)
+        answers = engine.begin(chunk=knobs.chunked_prefill_size, running_limit=knobs.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
             run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
         for op in scenario.script:
@@ -304,10 +304,10 @@ def sampling_of(request: RequestSpec) -> dict[str, Any]:
     parameters: dict[str, Any] = {
         "temperature": request.temperature,
         "max_new_tokens": request.max_new_tokens,
-        "ignore_eos": not request.stop_ids,
+        "ignore_eos": not request.stop_token_ids,
     }
-    if request.stop_ids:
-        parameters["stop_token_ids"] = list(request.stop_ids)
-    if request.seed is not None:
-        parameters["sampling_seed"] = request.seed
+    if request.stop_token_ids:
+        parameters["stop_token_ids"] = list(request.stop_token_ids)
+    if request.sampling_seed is not None:
+        parameters["sampling_seed"] = request.sampling_seed
     return parameters

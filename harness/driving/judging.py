@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.checks.judge import judge
+from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
-from harness.contract.types import Outcome, Scenario, Verdict
+from harness.contract.types import Outcome, Verdict
 from harness.driving.progress import ScenarioResult, Setup
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Scenario
 from harness.driving.drive import OnTurn
 from harness.driving.judging import JudgeQueue, judge_with, load_oracle
 from harness.driving.pairs import checkpoint_pairs

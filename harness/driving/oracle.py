@@ -14,8 +14,8 @@ import torch
 
 from harness import defects
 from harness.contract.known_issues import HEADER
+from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import Event, Trace
-from harness.contract.types import RequestSpec, Scenario, SpecConfig
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -73,11 +73,11 @@ class Oracle:
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.prompt, request.max_new_tokens, request.stop_ids)
+        asked = (request.input_ids, request.max_new_tokens, request.stop_token_ids)
         key = (held, *asked)
         if key not in self._texts:
             session = self._session(spec, held=held)
-            confirmed = session.confirm(request.prompt, claim) if _is_whole(claim, request) else None
+            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request) else None
             self._texts[key] = confirmed or session.generate_with_margins(*asked)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
@@ -116,6 +116,6 @@ def _logit_error(truth: Trace, own: Trace, row: int) -> float:
 
 def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
     """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
-    stops = [place for place, token in enumerate(claim) if token in request.stop_ids]
+    stops = [place for place, token in enumerate(claim) if token in request.stop_token_ids]
     whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
     return bool(claim) and len(claim) == whole

@@ -16,7 +16,7 @@ import safetensors
 from cases import checkpoints
 from harness.contract import plain_files
 from harness.contract.json_files import NotJSON, parsed
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.engines import envs
 from harness.engines.launch import CONTEXT_LENGTH

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.both_sides.leases import Request
+from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
-from harness.contract.types import Scenario
 from harness.driving.drive import OnTurn, drive
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineNotClean, NoLease

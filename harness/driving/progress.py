@@ -15,9 +15,10 @@ from harness.archive.writer import write_specimen
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.contract.known_issues import Known, known_as
+from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Outcome, Scenario, Verdict
+from harness.contract.types import Divergence, Outcome, Verdict
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
 

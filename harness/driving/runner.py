@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
 from harness.contract.merge import merge
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Outcome, Scenario, Verdict
+from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
 from harness.driving.judging import JudgeQueue, judge_with, load_oracle, unjudged
 from harness.driving.pool import EnginePool

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.engines.process import Launch
 from harness.engines.processes import end_group
 
@@ -73,7 +73,7 @@ def _given(launch: Launch, scenario: Scenario) -> dict[str, Any]:
         "arguments": launch.boot["arguments"],
         "optional": launch.boot["optional_arguments"],
         "waves": waves(scenario),
-        "prompts": [list(request.prompt) for request in scenario.requests],
+        "prompts": [list(request.input_ids) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],
     }
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
-from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.engines.envs import EngineEnv
 from harness.engines.process import Launch
 
@@ -73,9 +73,9 @@ def build_launch(
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
     mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
-    overlap = engine.overlap
+    overlap = engine.overlap_schedule
     if overlap is None:
-        overlap = compat.default_overlap(env.version, topk=spec.t, device=device)
+        overlap = compat.default_overlap(env.version, topk=spec.eagle_topk, device=device)
     boot: dict[str, Any] = {
         "release": env.version,
         "tree": None if env.tree is None else str(env.tree),
@@ -89,7 +89,7 @@ def build_launch(
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
-        "environment": _environment(device=device, revert=revert, ranks=engine.tp) | dict(env.environ),
+        "environment": _environment(device=device, revert=revert, ranks=engine.tp_size) | dict(env.environ),
         "arguments": {
             "model_path": str(target),
             "speculative_draft_model_path": str(draft),
@@ -101,10 +101,10 @@ def build_launch(
         },
         "optional_arguments": _optional(engine),
     }
-    if mutants_in_graphs and engine.graphs:
+    if mutants_in_graphs and engine.cuda_graph:
         boot["mutants_in_graphs"] = True
-    launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp)
-    if not engine.pd:
+    launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size)
+    if not engine.disaggregation:
         return launch
     prefill, decode = (replace(launch, boot=_side(boot, side, engine=engine)) for side in ("prefill", "decode"))
     return replace(prefill, ranks=1, beside=decode)
@@ -116,14 +116,14 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
     environment, optional = dict(boot["environment"]), dict(boot["optional_arguments"])
     if side == "decode":
         # What it keeps free for each request; SGLang's own 512 would let nothing into a pool that a test can fill.
-        own["num_reserved_decode_tokens"] = min(512, engine.pool_tokens // 8)
-        if engine.decode_cache:
+        own["num_reserved_decode_tokens"] = min(512, engine.max_total_tokens // 8)
+        if engine.disaggregation_decode_radix_cache:
             own["disaggregation_decode_enable_radix_cache"] = True
     else:
         own["disable_cuda_graph"] = True
-        if engine.dp > 1:  # what is idle beside a hand-over are ranks of the decode side
+        if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
-            own["max_running_requests"] = engine.max_running
+            own["max_running_requests"] = engine.max_running_requests
             environment.pop(CORES, None)
     if boot["device"] == "cpu":  # newer releases back retracted requests up in memory registered with a GPU
         optional["disaggregation_decode_retraction_backup"] = "cpu_tensor"
@@ -142,7 +142,7 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
     Prefill never runs in a graph: SGLang records only a part of the model there.
     """
     arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
-    if engine.graphs:
+    if engine.cuda_graph:
         sizes = list(GRAPH_SIZES)
         arguments |= {"cuda_graph_bs": sizes, "cuda_graph_bs_decode": sizes, "disable_prefill_cuda_graph": True}
     return arguments
@@ -177,13 +177,13 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
     algorithm = "EAGLE" if spec.algorithm == "MTP" else spec.algorithm
     arguments: dict[str, Any] = {
         "speculative_algorithm": plugin_algorithm.NAMES[spec.plugin] if spec.plugin else algorithm,
-        "speculative_num_steps": spec.k,
-        "speculative_eagle_topk": spec.t,
-        "speculative_num_draft_tokens": spec.n,
+        "speculative_num_steps": spec.num_steps,
+        "speculative_eagle_topk": spec.eagle_topk,
+        "speculative_num_draft_tokens": spec.num_draft_tokens,
     }
     if spec.algorithm == "MTP":  # one pool of KV slots: such models otherwise get a second for their sliding windows
         arguments["disable_hybrid_swa_memory"] = True
-    if engine.rejection:
+    if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments
 
@@ -191,22 +191,22 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
 def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
     return {
         "dtype": dtype_on(device, engine.dtype),
-        "attention_backend": engine.backend,
+        "attention_backend": engine.attention_backend,
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "skip_tokenizer_init": True,
-        "disable_cuda_graph": not engine.graphs,
-        "disable_radix_cache": not engine.prefix_cache,
-        "page_size": engine.page,
-        "max_running_requests": engine.max_running * engine.dp,  # SGLang divides it among the ranks
-        "tp_size": engine.tp,
-        "dp_size": engine.dp,
-        "enable_dp_attention": engine.dp > 1,
-        "disable_custom_all_reduce": engine.tp > 1,  # collectives are NCCL's and gloo's business, not ours
-        "enable_priority_scheduling": engine.priority,
-        "enable_deterministic_inference": engine.deterministic,
-        "max_total_tokens": engine.pool_tokens,
-        "chunked_prefill_size": boot_chunk(engine.page),
+        "disable_cuda_graph": not engine.cuda_graph,
+        "disable_radix_cache": not engine.radix_cache,
+        "page_size": engine.page_size,
+        "max_running_requests": engine.max_running_requests * engine.dp_size,  # SGLang divides it among the ranks
+        "tp_size": engine.tp_size,
+        "dp_size": engine.dp_size,
+        "enable_dp_attention": engine.dp_size > 1,
+        "disable_custom_all_reduce": engine.tp_size > 1,  # collectives are NCCL's and gloo's business, not ours
+        "enable_priority_scheduling": engine.priority_scheduling,
+        "enable_deterministic_inference": engine.deterministic_inference,
+        "max_total_tokens": engine.max_total_tokens,
+        "chunked_prefill_size": boot_chunk(engine.page_size),
         "mem_fraction_static": 0.5,
         "random_seed": 0,
         "log_level": "info",

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.contract.types import EngineConfig, SpecConfig
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.closure import EnvError, Progress
 from harness.engines.launch import build_launch
@@ -78,8 +78,8 @@ def _start(version: str, *, dtype: Any, topk: int, graphs: bool, number: int) ->
     pair = checkpoints.make(CHECKPOINT, closure.home() / "checkpoints")
     launch = build_launch(
         env=env,
-        spec=SpecConfig(k=3, t=topk, n=4 if topk == 1 else 8),
-        engine=EngineConfig(dtype=dtype, graphs=graphs),
+        spec=SpecConfig(num_steps=3, eagle_topk=topk, num_draft_tokens=4 if topk == 1 else 8),
+        engine=EngineConfig(dtype=dtype, cuda_graph=graphs),
         target=pair.target,
         draft=pair.draft,
         device="cuda",

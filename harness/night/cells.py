@@ -15,7 +15,7 @@ from cases.boots import Boot
 from cases.catalogue import Case
 from cases.families import Family
 from harness.contract.known_issues import issues
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.driving.adapt import Wanted, adapted, refusal
 
 Kind = Literal["case", "fixed", "generated"]
@@ -87,7 +87,11 @@ def plan(
         cell
         for engine in engines
         for cell in (
-            *(_case(case, engine, device=device, wanted=wanted) for case in cases if case.scenario.engine.dp <= most),
+            *(
+                _case(case, engine, device=device, wanted=wanted)
+                for case in cases
+                if case.scenario.engine.dp_size <= most
+            ),
             *(
                 cell
                 for family in families
@@ -111,7 +115,7 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
 
 
 def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
-    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp <= most]
+    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp_size <= most]
     since = {boot.boot_key(): boot.since for boot in family.boots}
     oldest = min((boot.since for boot in family.boots), key=Version)
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
@@ -119,7 +123,7 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not refusal(one, version=engine, device=device) and one.engine.dp <= most
+        if not refusal(one, version=engine, device=device) and one.engine.dp_size <= most
     ]
     if fixed:
         yield Cell(

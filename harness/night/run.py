@@ -18,8 +18,9 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.contract.types import Kind, Outcome, Phase, Scenario, Verdict
+from harness.contract.types import Kind, Outcome, Phase, Verdict
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult

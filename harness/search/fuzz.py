@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.driving.progress import RunResult
 from harness.driving.runner import Plan

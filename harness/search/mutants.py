@@ -15,7 +15,8 @@ from harness.both_sides.mutants import MUTANTS, Mutant
 from harness.checks.evidence import gather
 from harness.checks.ranks import lost_by
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.types import Op, Outcome, Scenario
+from harness.contract.scenario import Op, Scenario
+from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.engines.errors import EngineError
 from harness.search.scoreboard import Fate, Score, Scoreboard, Step, undrivable
@@ -29,7 +30,7 @@ Report = Callable[[Step], None]
 
 def with_fault(scenario: Scenario, fault: Mutant, *, first: int = 1) -> Scenario:
     """The same program with the mutant armed from its first-th batch on."""
-    arm = Op(kind="fault", name=fault.id, count=first)
+    arm = Op(kind="mutant", name=fault.id, count=first)
     name = f"{scenario.name}-{fault.id}"[:60]
     return Scenario(**{**scenario.model_dump(), "name": name, "script": (arm, *scenario.script)})
 

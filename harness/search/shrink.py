@@ -1,4 +1,4 @@
-"""Makes a failing scenario small: the same failure signature from fewer requests, ops, tokens and knobs.
+"""Makes a failing scenario small: the same failure signature from fewer requests, ops, tokens and settings.
 
 A candidate counts only if it shows the *same* signature; another failure on the way is reported, not followed. The
 candidates are valid scenarios with less of something, greatest cuts first. It must not run an engine: the caller says
@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.contract.types import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
 from harness.search.tally import size
 
 #: The root signatures of a scenario's failures; empty if it passes or cannot be judged.
@@ -80,7 +80,7 @@ class _Search:
 
     def shows(self, candidate: Scenario, what: str) -> bool:
         """Whether a candidate fails in the same way; then it is the best so far."""
-        if candidate.id in self.seen or size_with_knobs(candidate) >= size_with_knobs(self.best):
+        if candidate.id in self.seen or size_with_settings(candidate) >= size_with_settings(self.best):
             return False
         if candidate.boot_key() != self.booted:
             self._restart(candidate)
@@ -152,18 +152,18 @@ def _to_fixpoint(search: _Search, candidates: Callable[[Scenario], Iterator[tupl
         pass
 
 
-def size_with_knobs(scenario: Scenario) -> tuple[int, ...]:
+def size_with_settings(scenario: Scenario) -> tuple[int, ...]:
     """As `tally.size`, and last how far the boot configuration is from the simplest one."""
     plain = Scenario.model_fields["engine"].default
     unusual = sum(
-        getattr(scenario.engine, name) != getattr(plain, name) for name in ("page", "prefix_cache", "pool_tokens")
+        getattr(scenario.engine, name) != getattr(plain, name) for name in ("page_size", "radix_cache", "max_total_tokens")
     )
-    return (*size(scenario), unusual, scenario.spec.k, scenario.spec.t)
+    return (*size(scenario), unusual, scenario.spec.num_steps, scenario.spec.eagle_topk)
 
 
 def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
     """(candidate, what was done), all with the same boot configuration."""
-    for cut in (_fewer_requests, _fewer_ops, _simpler_knobs, _smaller_requests, _fewer_turns):
+    for cut in (_fewer_requests, _fewer_ops, _simpler_settings, _smaller_requests, _fewer_turns):
         for changes, what in cut(scenario):
             candidate = _valid(scenario, changes)
             if candidate is not None:
@@ -173,13 +173,15 @@ def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
 def simpler_boots(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
     """Candidates that need another engine: one knob at a time back to the simplest."""
     engine, spec = scenario.engine, scenario.spec
-    if engine.page > 1:
-        yield scenario.model_copy(update={"engine": engine.model_copy(update={"page": 1})}), "pages of one token"
-    if spec.t > 1:
-        chain = SpecConfig(algorithm=spec.algorithm, k=spec.k, t=1, n=spec.k + 1)
+    if engine.page_size > 1:
+        yield scenario.model_copy(update={"engine": engine.model_copy(update={"page_size": 1})}), "pages of one token"
+    if spec.eagle_topk > 1:
+        chain = SpecConfig(
+            algorithm=spec.algorithm, num_steps=spec.num_steps, eagle_topk=1, num_draft_tokens=spec.num_steps + 1
+        )
         yield scenario.model_copy(update={"spec": chain}), "a chain, no tree"
-    if spec.t == 1 and spec.k > 2:
-        short = SpecConfig(algorithm=spec.algorithm, k=2, t=1, n=3)
+    if spec.eagle_topk == 1 and spec.num_steps > 2:
+        short = SpecConfig(algorithm=spec.algorithm, num_steps=2, eagle_topk=1, num_draft_tokens=3)
         yield scenario.model_copy(update={"spec": short}), "two draft steps"
 
 
@@ -218,7 +220,7 @@ def _fewer_ops(scenario: Scenario) -> Cut:
                 {"script": tidy([o for i, o in enumerate(script) if i not in (place, end)])},
                 "without pause and resume",
             )
-        elif op.kind in ("abort", "retract", "flush", "fault"):
+        elif op.kind in ("abort", "retract", "flush", "mutant"):
             yield {"script": tidy([o for i, o in enumerate(script) if i != place])}, f"without {op.kind}"
     together = [rid for op in script if op.kind == "submit" for rid in op.rids]
     if sum(op.kind == "submit" for op in script) > 1:
@@ -226,8 +228,8 @@ def _fewer_ops(scenario: Scenario) -> Cut:
         yield {"script": tidy([Op(kind="submit", rids=tuple(together)), *rest])}, "all arriving together"
 
 
-def _simpler_knobs(scenario: Scenario) -> Cut:
-    for name in ("running_limit", "chunk"):
+def _simpler_settings(scenario: Scenario) -> Cut:
+    for name in ("running_limit", "chunked_prefill_size"):
         if getattr(scenario.engine, name) is not None:
             yield {"engine": scenario.engine.model_copy(update={name: None})}, f"without {name}"
 
@@ -242,17 +244,17 @@ def _smaller_requests(scenario: Scenario) -> Cut:
 
 
 def _prompt_less(share: int) -> Change:
-    return lambda r: {"prompt": r.prompt[: max(1, len(r.prompt) - len(r.prompt) // share)]}
+    return lambda r: {"input_ids": r.input_ids[: max(1, len(r.input_ids) - len(r.input_ids) // share)]}
 
 
 REQUEST_CUTS: tuple[tuple[Change, str], ...] = (
     (lambda r: {"max_new_tokens": max(1, r.max_new_tokens // 2)}, "half the new tokens"),
     (lambda r: {"max_new_tokens": max(1, r.max_new_tokens - 1)}, "one new token less"),
     *((_prompt_less(share), f"1/{share} of the prompt less") for share in (2, 4, 8)),
-    (lambda r: {"prompt": r.prompt[: max(1, len(r.prompt) - 1)]}, "one prompt token less"),
-    (lambda r: {"stop_ids": ()}, "without stop ids"),
-    (lambda r: {"stop_ids": r.stop_ids[0::2] or r.stop_ids}, "half the stop ids"),
-    (lambda r: {"stop_ids": r.stop_ids[1::2] or r.stop_ids}, "half the stop ids"),
+    (lambda r: {"input_ids": r.input_ids[: max(1, len(r.input_ids) - 1)]}, "one prompt token less"),
+    (lambda r: {"stop_token_ids": ()}, "without stop ids"),
+    (lambda r: {"stop_token_ids": r.stop_token_ids[0::2] or r.stop_token_ids}, "half the stop ids"),
+    (lambda r: {"stop_token_ids": r.stop_token_ids[1::2] or r.stop_token_ids}, "half the stop ids"),
 )
 
 
@@ -270,7 +272,7 @@ def _with_each(scenario: Scenario, change: Change, what: str) -> Cut:
 def _fewer_turns(scenario: Scenario) -> Cut:
     script = scenario.script
     for place, op in enumerate(script):
-        if op.kind == "tick":
+        if op.kind == "step":
             yield {"script": tidy([o for i, o in enumerate(script) if i != place])}, "without waiting"
             for count in (op.count // 2, op.count - 1):
                 if 0 < count < op.count:
@@ -282,11 +284,11 @@ def tidy(script: list[Op]) -> tuple[Op, ...]:
     """Neighbouring ticks as one, none before the first op or right before the drain."""
     kept: list[Op] = []
     for op in script:
-        if op.kind == "tick" and (not kept or kept[-1].kind == "tick"):
+        if op.kind == "step" and (not kept or kept[-1].kind == "step"):
             if kept:
                 kept[-1] = kept[-1].model_copy(update={"count": kept[-1].count + op.count})
             continue
-        if op.kind == "drain" and kept and kept[-1].kind == "tick":
+        if op.kind == "drain" and kept and kept[-1].kind == "step":
             kept.pop()
         kept.append(op)
     return tuple(kept)

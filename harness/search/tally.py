@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from harness.checks.findings import Finding, Shared, by_signature
-from harness.contract.types import Divergence, Scenario
+from harness.contract.scenario import Scenario
+from harness.contract.types import Divergence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,11 @@ def size(scenario: Scenario) -> tuple[int, ...]:
     """What shrinking makes less of, most telling first: requests, ops, tokens to generate, prompt tokens, turns."""
     return (
         len(scenario.requests),
-        sum(op.kind != "tick" for op in scenario.script),
+        sum(op.kind != "step" for op in scenario.script),
         sum(request.max_new_tokens for request in scenario.requests),
-        sum(len(request.prompt) for request in scenario.requests),
-        sum(len(request.stop_ids) for request in scenario.requests),
-        sum(op.count for op in scenario.script if op.kind == "tick"),
+        sum(len(request.input_ids) for request in scenario.requests),
+        sum(len(request.stop_token_ids) for request in scenario.requests),
+        sum(op.count for op in scenario.script if op.kind == "step"),
         len(scenario.wants)
-        + sum(value is not None for value in (scenario.engine.chunk, scenario.engine.running_limit)),
+        + sum(value is not None for value in (scenario.engine.chunked_prefill_size, scenario.engine.running_limit)),
     )

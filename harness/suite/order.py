@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cases.catalogue import Case
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 
 
 def arranged(items: Sequence[pytest.Item], *, release: str) -> list[pytest.Item]:

@@ -17,7 +17,7 @@ from cases import families
 from cases.families import FAMILIES, of_family
 from harness.both_sides import gpus, leases
 from harness.contract.known_issues import UnknownIssue, checked
-from harness.contract.types import Scenario
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, UserError
 from harness.engines import envs
 from harness.suite import order

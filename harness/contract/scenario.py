@@ -1,0 +1,289 @@
+"""Scenarios: what an engine is started with, which requests it gets, and when.
+
+This module must not import torch, sglang or any other room. Settings are called as SGLang calls its own.
+
+Symbols used in shapes: b live requests, k speculative steps (num_steps), t topk (eagle_topk), n draft tokens
+(num_draft_tokens), e sum of extend lengths, h hidden width.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from harness.contract import scenario_v1
+
+SCENARIO_SCHEMA: Literal[2] = 2
+
+#: Why a number is not allowed to be larger: what a message about it says behind what is allowed.
+CONTEXT_IS = "engines are booted for 512 tokens of context"
+RUNNING_IS = "an engine keeps room for each of them"
+POOL = 512 * 256
+POOL_IS = f"{POOL} tokens are 256 requests of the whole context, and memory is taken for all of them at boot"
+STEPS_ARE = "512 scheduler steps end any request, and each is waited for"
+SEED_IS = "SGLang keeps seeds in 64 bits"
+LEAST_TEMPERATURE = 1e-6
+TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SpecConfig(_Strict):
+    """SGLang's `speculative_*` settings: steps, candidates a step, nodes of the verified tree (its root included).
+
+    MTP: num_steps layers of a multi-layer MTP draft, each proposing one token; a chain only.
+
+    plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
+    a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
+    plugin.
+    """
+
+    algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"
+    num_steps: Annotated[int, Field(ge=1, le=16)] = 3
+    eagle_topk: Annotated[int, Field(ge=1, le=16)] = 1
+    num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
+    plugin: Literal["bare", "none", "own"] | None = None
+
+    @model_validator(mode="after")
+    def _tree_is_possible(self) -> SpecConfig:
+        if self.eagle_topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ValueError(
+                f"num_draft_tokens must be num_steps + 1 = {self.num_steps + 1} where eagle_topk is 1, not "
+                f"{self.num_draft_tokens}"
+            )
+        if self.algorithm == "MTP" and self.eagle_topk != 1:
+            raise ValueError(f"eagle_topk must be 1 for MTP, whose layers propose one chain, not {self.eagle_topk}")
+        most = 1 + self.eagle_topk + (self.num_steps - 1) * self.eagle_topk * self.eagle_topk
+        if self.num_draft_tokens > most:
+            raise ValueError(
+                f"num_draft_tokens {self.num_draft_tokens} exceeds the {most} nodes that num_steps {self.num_steps} "
+                f"and eagle_topk {self.eagle_topk} can propose"
+            )
+        return self
+
+    @property
+    def layers(self) -> int:
+        """Draft forwards that catch up with a chunk or a verify, each over the same rows: one, or one a layer."""
+        return self.num_steps if self.algorithm == "MTP" else 1
+
+    @property
+    def draft_steps(self) -> int:
+        """Draft forwards of a round before its verify: layers propose the whole chain while they catch up."""
+        return 0 if self.algorithm == "MTP" else self.num_steps - 1
+
+
+class EngineConfig(_Strict):
+    """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
+
+    running_limit lowers max_running_requests for one scenario. priority_scheduling: requests of higher priority go
+    first, and one that is higher by more than ten takes the place of a running one. dp_size above 1 is DP attention
+    over tp_size = dp_size ranks; chunked_prefill_size, max_running_requests and running_limit then hold for each rank.
+
+    overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
+    overlap_schedule None: what the release does by default for this speculation on this device.
+
+    disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
+    and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
+    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+
+    deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
+    drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
+    """
+
+    dp_size: Annotated[int, Field(ge=1, le=8)] = 1
+    tp_size: Annotated[int, Field(ge=1, le=8)] = 1
+    page_size: Annotated[int, Field(ge=1, le=512, description=CONTEXT_IS)] = 1
+    overlap_schedule: bool | None = None
+    cuda_graph: bool = False
+    attention_backend: str = "triton"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    radix_cache: bool = True
+    max_running_requests: Annotated[int, Field(ge=1, le=256, description=RUNNING_IS)] = 8
+    priority_scheduling: bool = False
+    max_total_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
+    chunked_prefill_size: Annotated[int, Field(ge=1, le=512)] | None = Field(default=None, description=CONTEXT_IS)
+    running_limit: Annotated[int, Field(ge=1, le=256)] | None = Field(default=None, description=RUNNING_IS)
+    disaggregation: bool = False
+    disaggregation_decode_radix_cache: bool = False
+    deterministic_inference: bool = False
+    rejection_sampling: bool = False
+
+    def boot(self) -> dict[str, Any]:
+        """The part that needs a reboot to change, as JSON-ready data."""
+        return self.model_dump(exclude={"chunked_prefill_size", "running_limit"})
+
+
+class RequestSpec(_Strict):
+    """One request, by token ids alone; temperature 0 is greedy."""
+
+    rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
+    input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
+    max_new_tokens: Annotated[int, Field(ge=1)] = 16
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
+    sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
+    stop_token_ids: tuple[int, ...] = ()
+    priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
+    dp_rank: Annotated[int, Field(ge=0)] = 0
+
+    @field_validator("temperature")
+    @classmethod
+    def _sampled_or_greedy(cls, value: float) -> float:
+        if 0.0 < value < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"{value:g} is neither greedy nor sampled: {TEMPERATURE_IS}\n"
+                f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
+            )
+        return value
+
+
+class Op(_Strict):
+    """One instruction of a scenario script.
+
+    submit   rids arrive at the next scheduler step, in this order
+    step     `count` steps of the scheduler loop
+    abort    rids are aborted at the next step
+    retract  every running request goes back to the waiting queue at the next step, and generation goes on
+    pause    the loop runs on without batches from the next step; submit nothing before resume
+    resume   the end of a pause
+    flush    the prefix cache is emptied now; does nothing while requests are alive
+    transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
+             release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
+             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
+             which moves nothing)
+    mutant   arm the mutant `name` (see harness.both_sides.mutants), from the `count`-th batch of the scenario on
+    drain    steps until nothing is left; how many at most follows from the tokens asked for
+
+    Where prefill and decode are two engines, `name` "prefill" or "decode" lets only that side know of an abort or a
+    submit; each side must be given every request once.
+    """
+
+    kind: Literal["submit", "step", "abort", "retract", "pause", "resume", "flush", "transfer", "mutant", "drain"]
+    rids: tuple[str, ...] = ()
+    count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
+    name: str | None = None
+
+
+class Scenario(_Strict):
+    """A batch program: pure data, the same scenario gives the same batches.
+
+    `id` is derived from the content (see `Scenario.id`), so it is stable across machines and years.
+    """
+
+    schema_version: Literal[2] = SCENARIO_SCHEMA
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,60}$")]
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1, description=SEED_IS)] = 0
+    checkpoint: str = "eagle-tiny"
+    spec: SpecConfig = SpecConfig()
+    engine: EngineConfig = EngineConfig()
+    requests: Annotated[tuple[RequestSpec, ...], Field(min_length=1)]
+    script: Annotated[tuple[Op, ...], Field(min_length=1)]
+    wants: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_resolve(self) -> Scenario:
+        rids = [request.rid for request in self.requests]
+        if len(set(rids)) != len(rids):
+            twice = sorted({rid for rid in rids if rids.count(rid) > 1})
+            raise ValueError(f"rid {', '.join(twice)}: used twice; allowed: a name of its own for each request")
+        for op in self.script:
+            unknown = sorted(set(op.rids) - set(rids))
+            if unknown:
+                raise ValueError(f"op {op.kind!r} names unknown rid {unknown[0]!r}; allowed: {', '.join(rids)}")
+        for side in ("prefill", "decode") if self.engine.disaggregation else ("",):
+            given = [op for op in self.script if op.kind == "submit" and (op.name or side) == side]
+            sent = [rid for op in given for rid in op.rids]
+            if wrong := [f"{rid} is submitted {sent.count(rid)} times" for rid in rids if sent.count(rid) != 1]:
+                where = f" to the {side} side" if side else ""
+                raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
+        _check_sides(self)
+        if self.script[-1].kind != "drain":
+            raise ValueError("the script must end with a drain op")
+        ranked = [request.rid for request in self.requests if request.priority is not None]
+        if ranked and not self.engine.priority_scheduling:
+            raise ValueError(
+                f"request {ranked[0]!r} has a priority; set engine.priority_scheduling to true, or leave it out"
+            )
+        limit = self.engine.running_limit
+        if limit is not None and limit > self.engine.max_running_requests:
+            raise ValueError(
+                f"running_limit {limit} is above max_running_requests {self.engine.max_running_requests}\n"
+                "  allowed: 1 to that"
+            )
+        _check_pauses(self.script)
+        if self.engine.rejection_sampling and (
+            self.spec.eagle_topk > 1 or self.spec.algorithm == "MTP" or self.engine.disaggregation
+        ):
+            raise ValueError(
+                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1) of EAGLE or EAGLE3, without "
+                "engine.disaggregation"
+            )
+        return self
+
+    @property
+    def id(self) -> str:
+        """Content hash (12 hex digits of SHA-256 over canonical JSON), independent of field order.
+
+        Defaults are left out, so that a field added later changes no id; names are those of schema version 1, so that
+        the second one changed none either.
+        """
+        content = scenario_v1.downgrade(self.model_dump(mode="json", exclude_defaults=True))
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def boot_key(self) -> str:
+        """Scenarios with one boot key can share one engine process."""
+        parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    def request(self, rid: str) -> RequestSpec:
+        """The request called `rid`; KeyError if there is none."""
+        for request in self.requests:
+            if request.rid == rid:
+                return request
+        raise KeyError(rid)
+
+
+TRANSFERS = ("hold", "release", "fail", "drop", "fake")
+
+
+def _check_sides(scenario: Scenario) -> None:
+    """What only a pair of engines can do, and what it cannot."""
+    given = set[str]()
+    for op in scenario.script:
+        given |= set(op.rids) if op.kind == "submit" else set()
+        if op.kind == "transfer" and op.name == "fake" and given & set(op.rids):
+            raise ValueError("op 'transfer' with name 'fake' comes after the submit of its request; put it before")
+        if op.kind == "transfer" and op.name not in TRANSFERS:
+            raise ValueError(f"op 'transfer' has name {op.name!r}; allowed: {', '.join(TRANSFERS)}")
+        if op.kind == "transfer" and not scenario.engine.disaggregation:
+            raise ValueError("op 'transfer' needs two engines; set engine.disaggregation to true, or leave it out")
+        if op.kind in ("submit", "abort") and op.name not in (
+            None,
+            *(("prefill", "decode") * scenario.engine.disaggregation),
+        ):
+            raise ValueError(
+                f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.disaggregation, or none"
+            )
+    if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
+        raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
+    if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
+        raise ValueError(
+            "spec.plugin needs engine.disaggregation and algorithm EAGLE; set both, or leave spec.plugin out"
+        )
+
+
+def _check_pauses(script: tuple[Op, ...]) -> None:
+    """SGLang holds arrivals back while paused, and a paused engine never drains."""
+    paused = False
+    for op in script:
+        if paused and op.kind in ("submit", "drain", "pause", "retract"):
+            raise ValueError(f"op {op.kind!r} inside a pause; put a resume op before it")
+        if not paused and op.kind == "resume":
+            raise ValueError("op 'resume' without a pause before it")
+        if op.kind in ("pause", "resume"):
+            paused = op.kind == "pause"
