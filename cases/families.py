@@ -21,7 +21,7 @@ class Family:
     """One kind of draft.
 
     scenarios: the fixed set that `eaglecheck run --family` drives. boots: the boot configurations generation takes
-    turns on. situations: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
+    turns on. coverage points: what the fixed set must show; a run in which one did not happen is UNKNOWN, since each is
     asked for by some scenario.
     """
 
@@ -29,7 +29,7 @@ class Family:
     why: str
     scenarios: tuple[Scenario, ...]
     boots: tuple[Boot, ...]
-    situations: tuple[str, ...]
+    coverage_points: tuple[str, ...]
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ _EAGLE = Family(
     why="EAGLE-1 chains: the default set",
     scenarios=tuple(default_scenarios()),
     boots=tuple(BOOTS.values()),
-    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 #: Chunks are whole pages, so a page of 64 needs a longer one.
@@ -68,7 +68,7 @@ _PAGED = Family(
         ),
     ),
     boots=(BOOTS["pages"], *PAGES.values()),
-    situations=(*COMMON, "prefix_hit"),
+    coverage_points=(*COMMON, "prefix_hit"),
 )
 
 _TREE = Family(
@@ -81,7 +81,7 @@ _TREE = Family(
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
     ),
     boots=tuple(TREES.values()),
-    situations=COMMON,
+    coverage_points=COMMON,
 )
 
 _HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
@@ -94,7 +94,7 @@ _EAGLE3 = Family(
         *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
     ),
     boots=tuple(EAGLE3_BOOTS.values()),
-    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DP = Family(
@@ -105,7 +105,7 @@ _DP = Family(
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
     ),
     boots=tuple(DP_BOOTS.values()),
-    situations=names(Where.RANKS),
+    coverage_points=names(Where.RANKS),
 )
 
 _LAYERS = LAYERED["layers"]
@@ -125,7 +125,7 @@ _MTP = Family(
         )
     ),
     boots=tuple(LAYERED.values()),
-    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _MLA = Family(
@@ -142,7 +142,7 @@ _MLA = Family(
         ),
     ),
     boots=tuple(LATENT.values()),
-    situations=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DISAGG = Family(
@@ -156,7 +156,7 @@ _DISAGG = Family(
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    situations=tuple(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"),
+    coverage_points=tuple(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"),
 )
 
 _DISAGG_DP = Family(
@@ -164,7 +164,7 @@ _DISAGG_DP = Family(
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
     scenarios=tuple(ranked_handoffs()),
     boots=(RANKED_PAIR,),
-    situations=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
 )
 
 _ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _DP, _DISAGG, _DISAGG_DP)

@@ -39,7 +39,7 @@ def submit(*rids: str) -> Op:
     return Op(kind="submit", rids=rids)
 
 
-def tick(count: int = 1) -> Op:
+def steps(count: int = 1) -> Op:
     return Op(kind="step", count=count)
 
 
@@ -97,7 +97,7 @@ def shapes(
 ) -> list[Scenario]:
     """Every common batch shape once, on one boot configuration; `only` some of them by name, each named with a prefix.
 
-    Their situations hold for chunks of 32 tokens and pages that divide them.
+    Their coverage points hold for chunks of 32 tokens and pages that divide them.
     """
 
     program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
@@ -122,7 +122,7 @@ def shapes(
         program(
             "chunk-borders",
             [request("one-more", 33, seed=41), request("exact", 64, seed=42, new=16)],
-            [submit("one-more"), tick(4), submit("exact"), DRAIN],
+            [submit("one-more"), steps(4), submit("exact"), DRAIN],
             wants=["non_final_chunk", "chunk_longer_by_one", "chunk_exact_multiple"],
             chunk=chunk,
         ),
@@ -136,19 +136,19 @@ def shapes(
         program(
             "staggered-arrivals",
             [request(rid, 10 + 7 * i, seed=60 + i, new=20) for i, rid in enumerate("abc")],
-            [submit("a"), tick(3), submit("b"), tick(4), submit("c"), DRAIN],
+            [submit("a"), steps(3), submit("b"), steps(4), submit("c"), DRAIN],
             wants=["batch_grows", "batch_shrinks"],
         ),
         program(
             "finish-together",
             [request("a", 15, seed=71, new=1), request("b", 22, seed=72, new=1), request("c", 8, seed=73, new=2)],
-            [submit("a", "b"), tick(3), submit("c"), DRAIN],
+            [submit("a", "b"), steps(3), submit("c"), DRAIN],
             wants=["all_finished_in_one_verify"],
         ),
         program(
             "idle-between",
             [request("a", 9, seed=81, new=8), request("b", 14, seed=82, new=8)],
-            [submit("a"), tick(24), submit("b"), DRAIN],
+            [submit("a"), steps(24), submit("b"), DRAIN],
             wants=["idle_tick"],
         ),
         program(
@@ -159,13 +159,13 @@ def shapes(
                     rid="b", input_ids=tokens(seed=91, length=30) + tokens(seed=92, length=9), max_new_tokens=12
                 ),
             ],
-            [submit("a"), tick(16), submit("b"), DRAIN],
+            [submit("a"), steps(16), submit("b"), DRAIN],
             wants=["prefix_hit"],
         ),
         program(
             "abort-midway",
             [request("a", 50, seed=95), request("b", 18, seed=96)],
-            [submit("a", "b"), tick(4), abort("a"), DRAIN],
+            [submit("a", "b"), steps(4), abort("a"), DRAIN],
             wants=["abort_in_decode"],
         ),
     ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from cases.boots import PAIR, RANKED_PAIR, Boot
-from cases.fixed import CHAIN, CHECKPOINT, DRAIN, abort, boot_program, chosen, request, submit, tick, transfer
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, abort, boot_program, chosen, request, steps, submit, transfer
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 
 
@@ -21,7 +21,7 @@ def handoffs(
     prefix: str = "",
     only: Sequence[str] = (),
 ) -> list[Scenario]:
-    """Each situation of hand-overs once; `only` some of them by name."""
+    """Each coverage point of hand-overs once; `only` some of them by name."""
 
     program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
     every = [
@@ -44,7 +44,7 @@ def handoffs(
         program(
             "busy-side",
             [request("a", 9, seed=214, new=24), request("b", 15, seed=215, new=10)],
-            [submit("a"), tick(5), submit("b"), DRAIN],
+            [submit("a"), steps(5), submit("b"), DRAIN],
             wants=["handed_over_to_busy_side"],
         ),
         program(
@@ -56,7 +56,7 @@ def handoffs(
         program(
             "last-chunk-of-one",
             [request("a", 33, seed=222, new=10), request("b", 5, seed=223, new=8)],
-            [submit("a"), tick(2), submit("b"), DRAIN],
+            [submit("a"), steps(2), submit("b"), DRAIN],
             wants=["last_chunk_of_one", "non_final_chunk"],
             chunk=16,
         ),
@@ -69,13 +69,13 @@ def handoffs(
         program(
             "all-end-at-once",
             [request("a", 8, seed=226, new=1), request("b", 13, seed=227, new=1), request("c", 6, seed=228, new=8)],
-            [submit("a", "b"), tick(4), submit("c"), DRAIN],
+            [submit("a", "b"), steps(4), submit("c"), DRAIN],
             wants=["finished_at_hand_over", "prebuilt_all_finished"],
         ),
         program(
             "delayed",
             [request("a", 10, seed=229, new=10), request("b", 7, seed=230, new=18)],
-            [submit("a", "b"), transfer("hold", "a"), tick(5), transfer("release", "a"), DRAIN],
+            [submit("a", "b"), transfer("hold", "a"), steps(5), transfer("release", "a"), DRAIN],
             wants=["delayed_transfer", "handed_over_to_busy_side"],
         ),
         program(
@@ -84,9 +84,9 @@ def handoffs(
             [
                 submit("a", "b"),
                 transfer("hold", "a", "b"),
-                tick(3),
+                steps(3),
                 transfer("release", "b"),
-                tick(2),
+                steps(2),
                 transfer("release", "a"),
                 DRAIN,
             ],
@@ -95,7 +95,7 @@ def handoffs(
         program(
             "failed-beside-good",
             [request("a", 10, seed=233, new=10), request("b", 9, seed=234, new=12)],
-            [submit("a", "b"), transfer("hold", "a"), tick(2), transfer("fail", "a"), DRAIN],
+            [submit("a", "b"), transfer("hold", "a"), steps(2), transfer("fail", "a"), DRAIN],
             wants=["failed_transfer", "failed_beside_good"],
         ),
         program(
@@ -104,9 +104,9 @@ def handoffs(
             [
                 submit("a", "b"),
                 transfer("hold", "a", "b"),
-                tick(3),
+                steps(3),
                 transfer("fail", "a", "b"),
-                tick(2),
+                steps(2),
                 submit("c"),
                 DRAIN,
             ],
@@ -115,26 +115,26 @@ def handoffs(
         program(
             "abort-in-transfer",
             [request("a", 10, seed=238, new=10), request("b", 9, seed=239, new=14)],
-            [submit("a", "b"), transfer("hold", "a"), tick(3), abort("a"), DRAIN],
+            [submit("a", "b"), transfer("hold", "a"), steps(3), abort("a"), DRAIN],
             wants=["abort_in_transfer"],
         ),
         program(
             "all-aborted",
             [request("a", 10, seed=240, new=10), request("b", 9, seed=241, new=12), request("c", 8, seed=242, new=8)],
-            [submit("a", "b"), transfer("hold", "a", "b"), tick(3), abort("a", "b"), tick(2), submit("c"), DRAIN],
+            [submit("a", "b"), transfer("hold", "a", "b"), steps(3), abort("a", "b"), steps(2), submit("c"), DRAIN],
             wants=["abort_in_transfer", "empty_prebuilt_batch"],
         ),
         program(
             "dropped",
             [request("a", 10, seed=243, new=10), request("b", 9, seed=244, new=10)],
-            [submit("a", "b"), transfer("drop", "a"), tick(6), abort("a"), DRAIN],
+            [submit("a", "b"), transfer("drop", "a"), steps(6), abort("a"), DRAIN],
             wants=["dropped_transfer", "abort_in_transfer"],
         ),
         program(
             "waiting-aborted",
             # Four that decode for long: under overlap scheduling KV arrives steps later than without.
             [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
-            [submit(*"abcd"), tick(1), submit("e"), tick(4), abort("e"), DRAIN],
+            [submit(*"abcd"), steps(1), submit("e"), steps(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
         ),
         program(
@@ -147,7 +147,7 @@ def handoffs(
             "retracted-aborted",
             # As above, and the one that was taken back is aborted before there is room for it again.
             [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
-            [submit(*"abc"), tick(20), abort("c"), DRAIN],
+            [submit(*"abc"), steps(20), abort("c"), DRAIN],
             wants=["empty_prebuilt_batch"],
         ),
     ]
@@ -168,7 +168,7 @@ def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list
         program(
             "other-busy",
             [request("a", 7, seed=262, new=30), request("b", 12, seed=263, new=10, dp_rank=1)],
-            [submit("a"), tick(6), submit("b"), DRAIN],
+            [submit("a"), steps(6), submit("b"), DRAIN],
             wants=["handed_over_beside_busy_rank", "handed_over_beside_idle_rank"],
         ),
         program(
@@ -184,7 +184,7 @@ def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list
         program(
             "ends-at-once",
             [request("a", 8, seed=267, new=24), request("b", 6, seed=268, new=1, dp_rank=1)],
-            [submit("a"), tick(5), submit("b"), DRAIN],
+            [submit("a"), steps(5), submit("b"), DRAIN],
             wants=["prebuilt_all_finished", "handed_over_beside_busy_rank"],
         ),
         program(
@@ -197,13 +197,13 @@ def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list
             ],
             [
                 submit("a"),
-                tick(4),
+                steps(4),
                 submit("b", "c"),
                 transfer("hold", "b", "c"),
-                tick(3),
+                steps(3),
                 transfer("fail", "b"),
                 abort("c"),
-                tick(3),
+                steps(3),
                 submit("d"),
                 DRAIN,
             ],

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from functools import partial
 
 from cases.boots import HEADS, TWO_RANKS
-from cases.fixed import DRAIN, abort, boot_program, chosen, request, submit, tick
+from cases.fixed import DRAIN, abort, boot_program, chosen, request, steps, submit
 from harness.contract.scenario import Scenario, SpecConfig
 
 
 def rank_shapes(
     *, checkpoint: str, spec: SpecConfig = HEADS, prefix: str = "", only: Sequence[str] = ()
 ) -> list[Scenario]:
-    """Each situation of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
+    """Each coverage point of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
     program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=TWO_RANKS)
     every = [
@@ -35,7 +35,7 @@ def rank_shapes(
         program(
             "held-back",
             [request("a", 12, seed=113, new=24), request("b", 20, seed=114, new=10, dp_rank=1)],
-            [submit("a"), tick(4), submit("b"), DRAIN],
+            [submit("a"), steps(4), submit("b"), DRAIN],
             wants=["held_idle_by_prefill", "idle_from_the_start", "idle_beside_verify"],
         ),
         program(
@@ -45,7 +45,7 @@ def rank_shapes(
                 request("b", 6, seed=116, new=4, dp_rank=1),
                 request("c", 11, seed=117, new=8, dp_rank=1),
             ],
-            [submit("a", "b"), tick(9), submit("c"), DRAIN],
+            [submit("a", "b"), steps(9), submit("c"), DRAIN],
             wants=["idle_between_requests"],
         ),
         program(
@@ -61,7 +61,7 @@ def rank_shapes(
         program(
             "every-rank-idle",
             [request("a", 9, seed=121, new=5), request("b", 14, seed=122, new=5, dp_rank=1)],
-            [submit("a"), tick(16), submit("b"), DRAIN],
+            [submit("a"), steps(16), submit("b"), DRAIN],
             wants=["every_rank_idle"],
         ),
         program(
@@ -78,14 +78,14 @@ def rank_shapes(
         program(
             "idle-inside-chunks",
             [request("a", 70, seed=127, new=8), request("b", 6, seed=128, new=4, dp_rank=1)],
-            [submit("b"), tick(2), submit("a"), DRAIN],
+            [submit("b"), steps(2), submit("a"), DRAIN],
             wants=["idle_inside_chunked_prefill", "held_idle_by_prefill", "non_final_chunk"],
             chunk=16,
         ),
         program(
             "abort-leaves-idle",
             [request("a", 18, seed=129, new=20), request("b", 12, seed=130, new=40, dp_rank=1)],
-            [submit("a", "b"), tick(4), abort("b"), DRAIN],
+            [submit("a", "b"), steps(4), abort("b"), DRAIN],
             wants=["idle_after_abort", "abort_in_decode"],
         ),
     ]

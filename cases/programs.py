@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cases.boots import HEADS, MTP
-from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, submit, tick
+from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 #: The default scenarios by name.
@@ -45,7 +45,7 @@ def program(
 CHUNKED_BATCH = program(
     "chunked-batch",
     [request("a", 19, seed=1, new=6), request("b", 23, seed=2, new=6), request("c", 5, seed=3, new=4)],
-    [submit("a", "b"), tick(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
+    [submit("a", "b"), steps(4), submit("c"), DRAIN],  # three steps of prefill, one verify, then c
     wants=["non_final_chunk", "batch_grows"],
     chunked_prefill_size=16,
 )
@@ -72,7 +72,7 @@ def _joined(name: str, *, spec: SpecConfig = CHAIN, **engine: Any) -> Scenario:
     return program(
         name,
         [_FIRST, _SECOND, request("d", 19, seed=23, new=12), request("e", 3, seed=24, new=16)],
-        [submit("a", "b"), tick(3), submit("d"), tick(2), submit("e"), DRAIN],
+        [submit("a", "b"), steps(3), submit("d"), steps(2), submit("e"), DRAIN],
         spec=spec,
         wants=["batch_grows"],
         **engine,
@@ -90,7 +90,7 @@ _CHUNK = program(
 _RETRACTION = program(
     "retracted",
     [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
-    [submit("a", "b"), tick(4), Op(kind="retract"), DRAIN],
+    [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
 )
 

@@ -51,8 +51,8 @@ def compare(before: Trace, after: Trace, *, check: str, dtype: str = "float32") 
     comparison.steps()
     if result.compared < LEAST_ROWS:
         result.unknown.append(f"only {result.compared} rows in common, at least {LEAST_ROWS} are needed")
-    ticks = {(record.dp_rank, record.index): record.tick for record in after.rounds}
-    result.divergences = settle(result.divergences, ticks=ticks)
+    scheduler_steps = {(record.dp_rank, record.index): record.scheduler_step for record in after.rounds}
+    result.divergences = settle(result.divergences, scheduler_steps=scheduler_steps)
     return result
 
 

@@ -98,7 +98,7 @@ def _cache_was_used(_changed: Scenario, before: Trace, after: Trace) -> bool:
 
 
 def _came_back(_changed: Scenario, before: Trace, after: Trace) -> bool:
-    return any(epoch for _, epoch in parts_of(after)) and not any(epoch for _, epoch in parts_of(before))
+    return any(attempt for _, attempt in parts_of(after)) and not any(attempt for _, attempt in parts_of(before))
 
 
 def _neighbour_gone(_changed: Scenario, before: Trace, after: Trace) -> bool:
@@ -108,9 +108,11 @@ def _neighbour_gone(_changed: Scenario, before: Trace, after: Trace) -> bool:
 
 
 def _was_paused(_changed: Scenario, before: Trace, after: Trace) -> bool:
-    ticks = [event.tick for event in after.events if event.name == "pause"]
+    scheduler_steps = [event.scheduler_step for event in after.events if event.name == "pause"]
     records = leading_rounds(after)
-    return any(records[0].tick < tick <= records[-1].tick for tick in ticks)
+    return any(
+        records[0].scheduler_step < scheduler_step <= records[-1].scheduler_step for scheduler_step in scheduler_steps
+    )
 
 
 # The relations

@@ -1,4 +1,4 @@
-"""What commands do with a real engine's run: judge it again, replay its specimen, tell its cells, survive a full disk.
+"""What commands do with a real engine's run: judge it again, replay it, show its cells, survive a full disk.
 
 They run on the worker's live engine, so none of these tests boots one for itself alone.
 """
@@ -41,21 +41,21 @@ def _invoke(*arguments):
 
 @pytest.fixture
 def failing_run(commands_on_live_engine, tmp_path):
-    """A run of pr25015 on the release that has the bug: (its JSON, its specimen)."""
+    """A run of pr25015 on the release that has the bug: (its JSON, its reproducer)."""
     commands_on_live_engine.environment(BAD)  # skips where it is not installed; the command would install it
     report = tmp_path / "run.json"
     done = _invoke("run", "--engine", BAD, "--scenario", "pr25015", "--runs", tmp_path / "runs", "--json", report)
     assert done.exit_code == 1, done.output
     document = json.loads(report.read_text())
-    return document, document["scenarios"][0]["specimen"]
+    return document, document["scenarios"][0]["reproducer"]
 
 
 @pytest.mark.engine(release=BAD, boot=BOOT, ends_it=True)
-def test_specimen_replays_as_failed_where_it_was_made_and_fixed_on_a_release_with_the_fix(failing_run, tmp_path):
-    _, specimen = failing_run
-    still = _invoke("replay", specimen, "--runs", tmp_path / "again")
+def test_reproducer_replays_as_failed_where_it_was_made_and_fixed_on_a_release_with_the_fix(failing_run, tmp_path):
+    _, reproducer = failing_run
+    still = _invoke("replay", reproducer, "--runs", tmp_path / "again")
     assert (still.exit_code, "FAILED" in still.output) == (1, True), still.output
-    gone = _invoke("replay", specimen, "--engine", GOOD, "--runs", tmp_path / "fixed")
+    gone = _invoke("replay", reproducer, "--engine", GOOD, "--runs", tmp_path / "fixed")
     assert (gone.exit_code, "FIXED" in gone.output) == (0, True), gone.output
 
 

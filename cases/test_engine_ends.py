@@ -30,8 +30,8 @@ TURN = 5  # a is decoding and b has arrived
 def _signal_scheduler(engine, number):
     """An observer that sends the signal to the scheduler after turn TURN."""
 
-    def on_turn(tick, _state):
-        if tick == TURN:
+    def on_turn(scheduler_step, _state):
+        if scheduler_step == TURN:
             os.kill(engine.handshakes[0]["pid"], number)
 
     return on_turn
@@ -73,8 +73,8 @@ def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engi
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
 
-    def on_turn(tick, _state):
-        if tick == TURN:
+    def on_turn(scheduler_step, _state):
+        if scheduler_step == TURN:
             monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no turn is as quick as that
 
     hung = drive_scenario(SCENARIO, on_turn=on_turn)

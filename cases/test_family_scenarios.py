@@ -12,7 +12,7 @@ from harness.driving.adapt import impossible
 from harness.driving.pairs import checkpoint_pairs
 
 FOLDER = Path(__file__).parent / "scenarios"
-SPECIMEN = read_scenario(FOLDER / "tree-slot-cache.json")
+REPRODUCER = read_scenario(FOLDER / "tree-slot-cache.json")
 #: F-006 and F-015: heads that load without a word and run otherwise than their config says.
 MISREAD = [read_scenario(FOLDER / f"eagle3-{name}.json") for name in ("one-feature", "normed-residual")]
 
@@ -29,16 +29,16 @@ def test_family_scenario_passes(drive_scenario, release, family_scenario, reques
     assert all(outcome.verdict.coverage.get(name) for name in family_scenario.wants)
 
 
-@pytest.mark.engine(boot=SPECIMEN.boot_key())
+@pytest.mark.engine(boot=REPRODUCER.boot_key())
 def test_beams_attend_their_slots_and_assuming_it_explains_everything(drive_scenario, release):
     from harness.driving.oracle import Oracle
 
-    outcome = drive_scenario(SPECIMEN, engine=release)
+    outcome = drive_scenario(REPRODUCER, engine=release)
     assert outcome.verdict.outcome is Outcome.FAIL
     assert outcome.first.signature == "NUMERIC:chain:DRAFT:hidden_out-off"
-    target, draft = checkpoint_pairs([SPECIMEN])[SPECIMEN.checkpoint]
-    reference = Oracle(target=target, draft=draft, assumed=("F-003",)).answer(SPECIMEN, outcome.trace)
-    verdict, divergences = judge(SPECIMEN, outcome.trace, reference)
+    target, draft = checkpoint_pairs([REPRODUCER])[REPRODUCER.checkpoint]
+    reference = Oracle(target=target, draft=draft, assumed=("F-003",)).answer(REPRODUCER, outcome.trace)
+    verdict, divergences = judge(REPRODUCER, outcome.trace, reference)
     assert divergences == []
     assert verdict.outcome is Outcome.PASS
 

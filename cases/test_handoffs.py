@@ -39,7 +39,7 @@ def test_draft_state_of_a_request_taken_back_by_the_decode_side_is_the_one_it_ar
     outcome = drive_scenario(ALL["retracted"], engine=release)
     assert outcome.verdict.outcome is Outcome.FAIL
     assert outcome.first.signature.startswith("NUMERIC:handoff:PREBUILT:hidden_out-")
-    assert outcome.first.key.epoch == 1
+    assert outcome.first.key.attempt == 1
     assert outcome.text_identical is True
 
 

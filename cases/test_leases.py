@@ -38,8 +38,8 @@ def test_a_real_engine_keeps_its_lease_until_it_is_killed_and_then_it_is_free(en
     with pytest.raises(CardError, match=rf"leased to engine process {host} \(79 GiB\)"):
         leases.take(leases.request(WHOLE), say=lambda _text: None)
 
-    def kill(tick, _state):
-        if tick == TURN:
+    def kill(scheduler_step, _state):
+        if scheduler_step == TURN:
             os.kill(host, signal.SIGKILL)
 
     trace = engines.drive(engines.launch(SCENARIO), SCENARIO, on_turn=kill)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cases.fixed import DRAIN, request, submit, tick
+from cases.fixed import DRAIN, request, steps, submit
 from cases.programs import DEFAULT, program
 
 
@@ -11,7 +11,7 @@ def later(turns):
     return program(
         f"b-after-{turns}",
         [request("a", 9, seed=5, new=24), request("b", 6, seed=6, new=3)],
-        [submit("a"), tick(turns), submit("b"), DRAIN],
+        [submit("a"), steps(turns), submit("b"), DRAIN],
     )
 
 
@@ -19,7 +19,7 @@ LATER = [pytest.param(turns, later(turns), id=str(turns)) for turns in (1, 3, 6)
 
 
 def _first_prefill(trace, rid):
-    return next(record.tick for record in trace.rounds if record.mode == "PREFILL" and rid in record.rids)
+    return next(record.scheduler_step for record in trace.rounds if record.mode == "PREFILL" and rid in record.rids)
 
 
 @pytest.mark.engine
@@ -35,13 +35,13 @@ def test_request_is_admitted_exactly_the_turns_later_that_the_scenario_says(driv
 def test_requests_of_one_turn_share_their_batches_in_the_order_announced(drive_scenario):
     trace = drive_scenario(DEFAULT["four-together"]).trace
     assert trace.rounds[0].rids == tuple("abcd")
-    assert {record.tick for record in trace.rounds if record.mode == "PREFILL"} == {0}
+    assert {record.scheduler_step for record in trace.rounds if record.mode == "PREFILL"} == {0}
 
 
 @pytest.mark.engine(boot=DEFAULT["single"].boot_key())
 def test_turns_without_work_are_idle_and_still_counted(drive_scenario):
     trace = drive_scenario(DEFAULT["idle-between"]).trace
-    (second,) = (event.tick for event in trace.events if event.name == "submit" and event.data["rid"] == "b")
+    (second,) = (event.scheduler_step for event in trace.events if event.name == "submit" and event.data["rid"] == "b")
     assert second == 24 == _first_prefill(trace, "b")
-    busy = {record.tick for record in trace.rounds if record.rids}
-    assert max(tick for tick in busy if tick < second) < second - 1
+    busy = {record.scheduler_step for record in trace.rounds if record.rids}
+    assert max(scheduler_step for scheduler_step in busy if scheduler_step < second) < second - 1

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from cases.meta import nights
 from cases.programs import DEFAULT
-from harness.archive.store import read_specimen
+from harness.archive.store import read_reproducer
 from harness.both_sides.mutants import MUTANTS
 from harness.cli.main import app
 from harness.contract.types import Kind, Outcome
@@ -40,8 +40,8 @@ class Lent:
             return self.engines(scenario, engine=engine, revert=revert, fresh=fresh)
         running = self.engines.use(self.engines.launch(scenario, engine=engine))
 
-        def on_turn(tick, _state):
-            if tick == TURN:
+        def on_turn(scheduler_step, _state):
+            if scheduler_step == TURN:
                 os.kill(running.handshakes[0]["pid"], self.number)
 
         return self.engines(scenario, engine=engine, on_turn=on_turn)
@@ -73,7 +73,7 @@ def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, r
     assert (group.signature, group.cells) == ("POSITION:positions:DRAFT:one-ahead", (broken.key,))
     assert (group.shown, group.tried) == (3, 3), "a mutant shows every time"
     assert "draft position differs" in group.first
-    manifest, stored = read_specimen(folder / group.specimen)
+    manifest, stored = read_reproducer(folder / group.reproducer)
     assert (manifest.signature, stored.scenario.id) == (group.signature, broken.scenarios[0].id)
     accepted = night.cell(sound.key).accepted
     assert sum(accepted.values()) > 0
@@ -93,8 +93,8 @@ def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_en
     shutil.rmtree(tmp_path / "night")
     with zipfile.ZipFile(tmp_path / "artifact.zip") as packed:
         packed.extractall(tmp_path / "elsewhere")
-    specimen = tmp_path / "elsewhere" / folder.name / seen.specimen
-    done = CliRunner().invoke(app, ["replay", str(specimen), "--runs", str(tmp_path / "runs")])
+    reproducer = tmp_path / "elsewhere" / folder.name / seen.reproducer
+    done = CliRunner().invoke(app, ["replay", str(reproducer), "--runs", str(tmp_path / "runs")])
     assert (done.exit_code, "FAILED" in done.output) == (1, True), done.output
 
 

@@ -57,8 +57,8 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
     stuck = next(rank for rank in engine.handshakes if rank["dp_rank"] == 1)
     processes = tree(engine.process.pid)
 
-    def stop(tick, _state):
-        if tick == STUCK:
+    def stop(scheduler_step, _state):
+        if scheduler_step == STUCK:
             monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 3.0)  # not before: the first turns are slow ones
             os.kill(stuck["pid"], signal.SIGSTOP)
 

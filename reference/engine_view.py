@@ -62,7 +62,7 @@ class EngineView:
         for i, (*place, slot) in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
             self._index[tuple(place)][slot] = i
 
-    def epochs(self, rid: str) -> list[list[Part]]:
+    def attempts(self, rid: str) -> list[list[Part]]:
         """A request's parts in batches in order of time, a list for each time it started from prefill."""
         return self._parts.get(rid, [])
 

@@ -114,9 +114,9 @@ def _sampled(rounds: Sequence[tuple[Part, Conditions]], walks: Sequence[Walk]) -
     return [
         Event(
             name="sampled",
-            tick=part.record.tick,
+            scheduler_step=part.record.scheduler_step,
             dp_rank=part.record.dp_rank,
-            data={"rid": part.rid, "epoch": part.epoch, "committed": part.start, "margin": walk.margin},
+            data={"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": walk.margin},
         )
         for (part, known), walk in zip(rounds, walks, strict=True)
         if known.uniforms is not None

@@ -48,8 +48,12 @@ class Writer:
         or drawn [r,choose], with their probabilities at `temperature` where they are `scored`.
         """
         m = len(input_id)
-        shared = {"rid": part.rid, "epoch": part.epoch, "committed": part.start, "phase": str(phase), "step": step}
-        shared |= {"dp_rank": part.record.dp_rank, "round": part.record.index, "tick": part.record.tick}
+        shared = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "phase": str(phase), "step": step}
+        shared |= {
+            "dp_rank": part.record.dp_rank,
+            "round": part.record.index,
+            "scheduler_step": part.record.scheduler_step,
+        }
         columns: dict[str, Sequence[Any]] = {name: [value] * m for name, value in shared.items()}
         columns |= {"slot": range(m), "input_id": input_id.tolist() if isinstance(input_id, Tensor) else input_id}
         columns |= {name: given for name, given in (("position", position), ("parent", parent)) if given is not None}

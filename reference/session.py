@@ -143,7 +143,7 @@ class ReferenceSession:
             tokens += walk.tokens
         writer = Writer()
         write(writer, self._alone(tokens, parts, events), temperature=request.temperature)
-        ends = (RequestEnd(rid=request.rid, tick=len(parts) - 1, reason=end[0], output_ids=end[1]),)
+        ends = (RequestEnd(rid=request.rid, scheduler_step=len(parts) - 1, reason=end[0], output_ids=end[1]),)
         records = tuple(part.record for part, _ in parts)
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
 
@@ -182,7 +182,7 @@ class ReferenceSession:
         return parts
 
     def _part(self, request: RequestSpec, index: int, mode: str, start: int, length: int) -> Part:
-        """A batch with this request alone; one tick a batch."""
+        """A batch with this request alone; one scheduler step a batch."""
         layered = isinstance(self.head, MtpHead)
         layers, drafts = (self.spec.num_steps, 0) if layered else (1, self.spec.num_steps - 1)
         prefill = {Phase.PREFILL: 1, Phase.DRAFT_PREFILL: layers}
@@ -190,18 +190,18 @@ class ReferenceSession:
         final = mode == "PREFILL" and start + length == len(request.input_ids)
         record = RoundRecord(
             index=index,
-            tick=index,
+            scheduler_step=index,
             dp_rank=request.dp_rank,
             tp_rank=0,
             mode=mode,
             rids=(request.rid,),
-            epochs=(0,),
+            attempts=(0,),
             starts=(start,),
             lens=(length,),
             final=(final,),
             forwards={str(phase): count for phase, count in (prefill if mode == "PREFILL" else decode).items()},
         )
-        return Part(record=record, rid=request.rid, epoch=0, start=start, length=length, final=final)
+        return Part(record=record, rid=request.rid, attempt=0, start=start, length=length, final=final)
 
     def _trace(self, mode: str, scenario_id: str, writer: Writer, *, events: Sequence[Event], **more: Any) -> Trace:
         rows, tensors = writer.build()
@@ -236,9 +236,11 @@ def _uniforms_event(part: Part, numbers: Uniforms) -> Event:
         "thresholds": [numbers.threshold_single, numbers.threshold_acc],
         "coins": {part.rid: {"nodes": list(numbers.nodes), "final": numbers.final}},
     }
-    return Event(name="coins", tick=part.record.tick, dp_rank=part.record.dp_rank, data=data)
+    return Event(name="coins", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
 
 
 def _stopped(part: Part, why: str) -> Event:
     data = {"rid": part.rid, "round": part.record.index, "why": why}
-    return Event(name="reference_stopped", tick=part.record.tick, dp_rank=part.record.dp_rank, data=data)
+    return Event(
+        name="reference_stopped", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data
+    )

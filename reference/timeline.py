@@ -29,12 +29,12 @@ class RequestTimeline:
 
 
 def timelines(request: RequestSpec, view: EngineView) -> Iterator[RequestTimeline]:
-    """One an epoch; after a restart the prompt is everything known so far."""
-    tokens, in_flight, epochs = list(request.input_ids), 0, view.epochs(request.rid)
-    for number, parts in enumerate(epochs):
+    """One an attempt; after a restart the prompt is everything known so far."""
+    tokens, in_flight, attempts = list(request.input_ids), 0, view.attempts(request.rid)
+    for number, parts in enumerate(attempts):
         if in_flight and _reached(parts) == len(tokens) - in_flight:
             del tokens[-in_flight:]
-        timeline = _follow(tokens, parts, view, restarted=number < len(epochs) - 1)
+        timeline = _follow(tokens, parts, view, restarted=number < len(attempts) - 1)
         tokens, in_flight = list(timeline.tokens), _last_committed(timeline)
         yield timeline
 

@@ -47,7 +47,7 @@ CASE = _columns(
 PLACE = _columns(
     ("dp_rank", "int64", "", "data-parallel rank"),
     ("rid", "string", "", "request; empty where a row is about a rank"),
-    ("epoch", "int64", "retractions", "how often the request had started over"),
+    ("attempt", "int64", "retractions", "how often the request had started over"),
     ("committed", "int64", "tokens", "committed length before the round, chunk start in a prefill; -1: does not apply"),
     ("round", "int64", "batches", "scheduler batch within the scenario and rank; -1: none"),
 )
@@ -80,7 +80,7 @@ ROUNDS = (
     *CASE,
     *PLACE,
     *_columns(
-        ("tick", "int64", "loop turns", "turn of the scheduler's loop within the scenario"),
+        ("scheduler_step", "int64", "loop turns", "turn of the scheduler's loop within the scenario"),
         ("mode", "string", "", "PREFILL, DECODE, IDLE or PREBUILT"),
         ("batch", "int64", "requests", "size of the whole batch; 0: an idle or an empty one, which has one row here"),
         ("length", "int64", "tokens", "chunk length, or tokens committed by the verify"),
@@ -121,7 +121,7 @@ POSITIONS = (
 COVERAGE = (
     *CASE,
     *_columns(
-        ("situation", "string", "", "its name in harness/coverage"),
+        ("coverage_point", "string", "", "its name in harness/coverage"),
         ("asked", "bool", "", "whether the scenario asked for it"),
         ("times", "int64", "times", "how often the trace shows it"),
         ("positions", "int64", "rows", "positions compared inside it"),
@@ -132,9 +132,9 @@ ACCEPT_LENGTHS = (
     *PLACE,
     *_columns(
         ("algorithm", "string", "", "EAGLE, EAGLE3 or MTP"),
-        ("k", "int64", "forwards", "speculative steps"),
-        ("t", "int64", "tokens", "candidates a step"),
-        ("n", "int64", "nodes", "nodes of the verified tree, root included"),
+        ("num_steps", "int64", "forwards", "speculative steps"),
+        ("eagle_topk", "int64", "tokens", "candidates a step"),
+        ("num_draft_tokens", "int64", "nodes", "nodes of the verified tree, root included"),
         ("accept_len", "int64", "tokens", "tokens that this verify committed, the bonus included: 1 to k+1"),
     ),
 )
@@ -170,7 +170,7 @@ ROWS_OF: dict[str, str] = {
     "findings": "one row a divergence",
     "rounds": "one row for each request of each batch; a batch without requests has one row with an empty rid",
     "positions": "one row for each row that either side recorded, paired by meaning",
-    "coverage": "one row for each situation of each scenario",
+    "coverage": "one row for each coverage point of each scenario",
     "accept_lengths": "one row for each verify of each request",
     "trends": "one row a run",
 }

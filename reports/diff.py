@@ -132,7 +132,7 @@ def compare(before: Report, after: Report) -> Comparison:
     """The second run against the first."""
     ours, theirs = ({_program(one.scenario): one for one in run.result.results} for run in (before, after))
     both = [(ours[name], theirs[name]) for name in ours if name in theirs]
-    counts = [pair for pair in both if all(one.verdict.compared for one in pair)]  # a specimen keeps no counts
+    counts = [pair for pair in both if all(one.verdict.compared for one in pair)]  # a reproducer keeps no counts
     gone = [one.scenario.name for name, one in ours.items() if name not in theirs]
     came = [one.scenario.name for name, one in theirs.items() if name not in ours]
     edited = sorted(set(gone) & set(came))
@@ -300,7 +300,7 @@ def _numbers(console: Console, found: Comparison) -> None:
         known = f" ± {one.error:.2f}" if math.isfinite(one.error) else ""
         change = f"{one.after - one.before:+.2f}{known}; {one.verifies[0]} and {one.verifies[1]} verifies"
         say(console, f"  {one.shape}: {one.before:.2f} → {one.after:.2f} ({change})")
-    _pairs(console, "situations seen", found.coverage)
+    _pairs(console, "coverage points seen", found.coverage)
     _pairs(console, "values compared", found.compared, names=COMPARED)
     if found.ties[0] != found.ties[1]:
         say(console, f"\nties: {found.ties[0]} → {found.ties[1]}")

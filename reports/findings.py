@@ -95,8 +95,8 @@ def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> 
         say(console, f"  {line}")
     if look:
         say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")
-    if one.specimen is not None:
-        say(console, f"  run it again:  eaglecheck replay {one.specimen}")
+    if one.reproducer is not None:
+        say(console, f"  run it again:  eaglecheck replay {one.reproducer}")
 
 
 def facts(one: ScenarioResult) -> list[str]:

@@ -46,7 +46,7 @@ class Frames:
 
 
 def read_frames(run: str | Path | Source) -> Frames:
-    """Frames of a run folder, or of one scenario's or specimen's folder; StoreError or TraceError where it is unfit."""
+    """Frames of a run, scenario or reproducer folder; StoreError or TraceError where it is unfit."""
     source = run if isinstance(run, Source) else open_source(Path(run))
     parts = [case_frames(case, run=source.name) for case in source.cases()]
     return Frames(**{name: join(name, [getattr(part, name) for part in parts]) for name in Frames.__slots__})
@@ -128,17 +128,17 @@ def round_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
     rows = []
     for record in leading_rounds(case.engine):
         shared = _of_record(record)
-        for rid, epoch, start, length, final in _parts(record):
+        for rid, attempt, start, length, final in _parts(record):
             place = (record.dp_rank, record.index, rid)
             counts = {"roots": roots.get(place, 0), "consequences": follow.get(place, 0)}
-            own = {"rid": rid, "epoch": epoch, "committed": start, "length": length, "final": final}
+            own = {"rid": rid, "attempt": attempt, "committed": start, "length": length, "final": final}
             rows.append({**shared, **own, **counts})
     names = [c.name for c in FRAMES["rounds"]][3:]
     return frame("rounds", {**_case(case, run), **{name: [row[name] for row in rows] for name in names}})
 
 
 def coverage_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
-    """One row for each situation that the verdict counted; none for a scenario without a verdict."""
+    """One row for each coverage point that the verdict counted; none for a scenario without a verdict."""
     verdict = case.verdict
     if verdict is None:
         return empty("coverage")
@@ -147,7 +147,7 @@ def coverage_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
         "coverage",
         {
             **_case(case, run),
-            "situation": names,
+            "coverage_point": names,
             "asked": [name in case.scenario.wants for name in names],
             "times": [verdict.coverage[name] for name in names],
             "positions": [verdict.inside.get(name, 0) for name in names],
@@ -159,13 +159,13 @@ def accept_frame(case: StoredScenario, rounds: pd.DataFrame) -> pd.DataFrame:
     """One row a verify: the DECODE rows of the rounds frame in which the request took part in one."""
     kept = rounds[(rounds["mode"] == "DECODE") & (rounds["length"] > 0) & (rounds["rid"] != "")]
     spec = case.scenario.spec
-    same = ("run", "scenario", "scenario_id", "dp_rank", "rid", "epoch", "committed", "round")
+    same = ("run", "scenario", "scenario_id", "dp_rank", "rid", "attempt", "committed", "round")
     return frame(
         "accept_lengths",
         {
             **{name: kept[name].tolist() for name in same},
             "accept_len": kept["length"].tolist(),
-            **{name: [getattr(spec, name)] * len(kept) for name in ("algorithm", "k", "t", "n")},
+            **{name: [getattr(spec, name)] * len(kept) for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")},
         },
     )
 
@@ -176,7 +176,7 @@ def accept_lengths(case: StoredScenario) -> list[int]:
     return [length for record in decoded for length in record.lens if length]
 
 
-_KEY = ("dp_rank", "rid", "epoch", "committed", "phase", "step", "slot")
+_KEY = ("dp_rank", "rid", "attempt", "committed", "phase", "step", "slot")
 
 
 def _case(case: StoredScenario, run: str) -> dict[str, str]:
@@ -192,7 +192,7 @@ def _of_record(record: RoundRecord) -> dict[str, object]:
     return {
         "dp_rank": record.dp_rank,
         "round": record.index,
-        "tick": record.tick,
+        "scheduler_step": record.scheduler_step,
         "mode": record.mode,
         "batch": len(record.rids),
         "draft_forwards": forwards.get("DRAFT", 0),
@@ -203,10 +203,10 @@ def _of_record(record: RoundRecord) -> dict[str, object]:
 
 
 def _parts(record: RoundRecord) -> Sequence[tuple[str, int, int, int, bool]]:
-    """(rid, epoch, start, length, final) of each request; one empty part for a batch without requests."""
+    """(rid, attempt, start, length, final) of each request; one empty part for a batch without requests."""
     if not record.rids:
         return [("", 0, -1, 0, False)]
-    return list(zip(record.rids, record.epochs, record.starts, record.lens, record.final, strict=True))
+    return list(zip(record.rids, record.attempts, record.starts, record.lens, record.final, strict=True))
 
 
 def _by_part(found: Iterable[Divergence], *, roots: bool) -> dict[tuple[int, int, str], int]:

@@ -10,7 +10,7 @@ import pandas as pd
 from reports.columns import join
 
 #: Columns that name a draft shape.
-SHAPE = ["algorithm", "k", "t", "n"]
+SHAPE = ["algorithm", "num_steps", "eagle_topk", "num_draft_tokens"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

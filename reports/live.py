@@ -64,9 +64,11 @@ class LiveLine(StatusLine):
                 place = f"{index:>{len(str(total))}}/{total}"
                 self._now = self._places[scenario.id] = f"scenario {place} {scenario.name}"
                 self._show(self._now, once="")
-            case Turned(tick=tick, state=state):
+            case Turned(scheduler_step=scheduler_step, state=state):
                 running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
-                self._show(f"{self._now}: scheduler step {tick}, {running} running, {waiting} waiting", once="")
+                self._show(
+                    f"{self._now}: scheduler step {scheduler_step}, {running} running, {waiting} waiting", once=""
+                )
             case Judged(result=result):
                 self._say(scenario_line(self._places.get(result.scenario.id, self._now), result))
 

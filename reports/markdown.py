@@ -90,7 +90,7 @@ def _first(results: Sequence[ScenarioResult]) -> str | None:
             known = "\n".join(f"- {line}" for line in facts(one))
             pointed = "".join(f"\n- {code(line)}" for line in known_lines(one, found.signature))
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
-            again += [] if one.specimen is None else [f"eaglecheck replay {one.specimen}   # runs it again"]
+            again += [] if one.reproducer is None else [f"eaglecheck replay {one.reproducer}   # runs it again"]
             title = f"**First divergence**, in {code(one.scenario.name)}"
             return "\n\n".join([title, said, known + pointed, block("\n".join(again), "sh")])
     return None
@@ -129,6 +129,6 @@ def _exercised(report: Report) -> str:
     seen = report.result.verdict.coverage
     asked = [f"{code(name)} {seen.get(name, 0)} ×" for name in wanted[:ROWS]]
     more = f", {len(wanted) - ROWS} more" if len(wanted) > ROWS else ""
-    situations = f"\n\nSituations asked for: {', '.join(asked)}{more}" if asked else ""
-    inner = table(("what was exercised", ""), rows) + situations
+    coverage_points = f"\n\nSituations asked for: {', '.join(asked)}{more}" if asked else ""
+    inner = table(("what was exercised", ""), rows) + coverage_points
     return f"<details><summary>What was exercised</summary>\n\n{inner}\n\n</details>"

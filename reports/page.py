@@ -82,7 +82,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         scenarios=[_scenario(one, at) for at, one in enumerate(results)][:LISTED],
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
-        situations=reach_of((one.scenario, one.verdict) for one in results),
+        coverage_points=reach_of((one.scenario, one.verdict) for one in results),
         replaced=report.source.engine.get("replaced") or [],
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
@@ -164,7 +164,7 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
 
 
 def _commands(one: ScenarioResult) -> list[tuple[str, str]]:
-    again = [] if one.specimen is None else [("run it again", f"eaglecheck replay {one.specimen}")]
+    again = [] if one.reproducer is None else [("run it again", f"eaglecheck replay {one.reproducer}")]
     return [*again, ("look again without SGLang", f"eaglecheck recheck {one.folder}")]
 
 

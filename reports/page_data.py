@@ -58,7 +58,7 @@ def scenario_head(result: ScenarioResult, frames: Frames) -> dict[str, Any]:
             for found in result.findings
         ],
         "folder": str(result.folder),
-        "specimen": None if result.specimen is None else str(result.specimen),
+        "reproducer": None if result.reproducer is None else str(result.reproducer),
         "positions": len(frames.positions),
     }
 
@@ -108,20 +108,20 @@ def _request(result: ScenarioResult, rid: str) -> list[Any]:
 
 
 def _rounds(table: pd.DataFrame, number: dict[str, int], ranks: dict[tuple[int, int], int]) -> list[list[Any]]:
-    """[rank, index, tick, mode, [draft, verify, extend] forwards, graphs, parts, the rank's own state] each.
+    """[rank, index, scheduler step, mode, [draft, verify, extend] forwards, graphs, parts, the rank's own state] each.
 
-    A part: [request, epoch, committed, length, final, state].
+    A part: [request, attempt, committed, length, final, state].
     """
     found: dict[tuple[int, int], list[Any]] = {}
     for row in table.itertuples(index=False):
         place = (int(row.dp_rank), int(row.round))
         if place not in found:
             forwards = [int(row.draft_forwards), int(row.verify_forwards), int(row.extend_forwards)]
-            head = [*place, int(row.tick), MODES.index(row.mode), forwards, row.graphs]
+            head = [*place, int(row.scheduler_step), MODES.index(row.mode), forwards, row.graphs]
             found[place] = [*head, [], ranks.get(place, 0)]
         if row.rid:
             state = 2 if row.roots else 1 if row.consequences else 0
-            part = [number[row.rid], int(row.epoch), int(row.committed), int(row.length), int(row.final), state]
+            part = [number[row.rid], int(row.attempt), int(row.committed), int(row.length), int(row.final), state]
             found[place][6].append(part)
     return list(found.values())
 
@@ -130,12 +130,12 @@ def _stopped(result: ScenarioResult, frames: Frames, number: dict[str, int]) -> 
     """Batches that left findings or rows but no record of their end, as rounds one scheduler step behind the last."""
     known = set(zip(frames.rounds["dp_rank"].tolist(), frames.rounds["round"].tolist(), strict=True))
     wrong = {(one.key.dp_rank, one.round) for one in result.divergences if one.round >= 0}
-    table, step = frames.positions, int(frames.rounds["tick"].max() if len(frames.rounds) else -1) + 1
+    table, step = frames.positions, int(frames.rounds["scheduler_step"].max() if len(frames.rounds) else -1) + 1
     found = []
     for place in sorted({*zip(table["dp_rank"].tolist(), table["round"].tolist(), strict=True), *wrong} - known):
         rows = table[(table["dp_rank"] == place[0]) & (table["round"] == place[1]) & (table["sides"] != "reference")]
         parts = [
-            [number[rid], int(part["epoch"].iloc[0]), int(part["committed"].iloc[0]), 0, 0, _worst(part["state"])]
+            [number[rid], int(part["attempt"].iloc[0]), int(part["committed"].iloc[0]), 0, 0, _worst(part["state"])]
             for rid, part in rows.groupby("rid", sort=False)
             if rid
         ]

@@ -34,12 +34,12 @@ def position_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
     mine, theirs = _pairs(case)
     ours = case.engine.rows
     truth = None if case.reference is None else case.reference.rows
-    place = {name: _either(ours, truth, mine, theirs, name) for name in ("dp_rank", "epoch", "committed", "round")}
+    place = {name: _either(ours, truth, mine, theirs, name) for name in ("dp_rank", "attempt", "committed", "round")}
     place |= {name: _either(ours, truth, mine, theirs, name) for name in ("step", "slot")}
     words = {name: _either(ours, truth, mine, theirs, name) for name in ("rid", "phase")}
     number = {phase: at for at, phase in enumerate(PHASES)}
     phases = np.asarray([number[str(phase)] for phase in words["phase"]], dtype=np.int64)
-    fine, coarse = (place["slot"], place["step"], phases), (place["epoch"], words["rid"].astype(str))
+    fine, coarse = (place["slot"], place["step"], phases), (place["attempt"], words["rid"].astype(str))
     order = np.lexsort([*fine, *coarse, place["round"], place["dp_rank"]])  # the last one sorts first
     table = frame(
         "positions",
@@ -93,12 +93,12 @@ def _states(case: StoredScenario, place: dict[str, npt.NDArray[Any]], words: dic
     said: dict[tuple[Any, ...], str] = {}
     for found in case.findings:
         key = found.key
-        row = (key.dp_rank, key.rid, key.epoch, key.committed, str(key.phase), key.step, key.slot)
+        row = (key.dp_rank, key.rid, key.attempt, key.committed, str(key.phase), key.step, key.slot)
         if not found.cause:
             said[row] = "wrong"
         else:
             said.setdefault(row, "consequence")
-    columns = [place["dp_rank"], words["rid"], place["epoch"], place["committed"], words["phase"]]
+    columns = [place["dp_rank"], words["rid"], place["attempt"], place["committed"], words["phase"]]
     columns += [place["step"], place["slot"]]
     return [said.get(row, "same") for row in zip(*(column.tolist() for column in columns), strict=True)]
 

@@ -24,7 +24,7 @@ class Report:
 
 
 def read_report(run: Path, *, judged: bool = True) -> Report:
-    """Everything stored about a run, a scenario or a specimen; StoreError or TraceError where it is unfit.
+    """Everything stored about a run, a scenario or a reproducer; StoreError or TraceError where it is unfit.
 
     judged: a run in which no scenario was judged is unfit too.
     """
@@ -48,7 +48,7 @@ def read_report(run: Path, *, judged: bool = True) -> Report:
 
 def _result(case: StoredScenario, source: Source) -> ScenarioResult:
     setup = Setup(release=source.release, device=source.device)
-    places = {"folder": short(case.folder), "specimen": source.specimen(case.folder)}
+    places = {"folder": short(case.folder), "reproducer": source.reproducer(case.folder)}
     found = ScenarioResult.of(
         case.scenario, case.engine, case.reference, verdict_of(case), case.findings, setup=setup, **places
     )

@@ -1,4 +1,4 @@
-"""What a report is made from: a run folder, whole or cut off, or one scenario's or specimen's folder.
+"""What a report is made from: a run folder, whole or cut off, or one scenario's or reproducer's folder.
 
 It must not judge again: verdicts and findings are the ones the run ended with. `eaglecheck recheck` judges.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from harness.archive.again import run_again
 from harness.archive.records import RunManifest, ScenarioVerdict
 from harness.archive.run_folders import MANIFEST, SCENARIO
-from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict, reproducers_in
 from harness.archive.trace_io import header_of, trace_files
 from harness.checks.findings import group, kinds
 from harness.contract.merge import merge
@@ -48,14 +48,15 @@ class Source:
         """Every judged scenario, one at a time: traces can be large."""
         return (read_case(folder) for folder in self.folders)
 
-    def specimen(self, folder: Path) -> Path | None:
-        """The specimen left for a scenario, as it would be typed from here; None if there is none (any more)."""
-        places = (folder, folder.parent / "specimens" / folder.name)
-        return next((short(place) for place in places if (place / MANIFEST).is_file()), None)
+    def reproducer(self, folder: Path) -> Path | None:
+        """The reproducer left for a scenario, as it would be typed from here; None if there is none (any more)."""
+        if (folder / MANIFEST).is_file():
+            return short(folder)
+        return next((short(place) for place in reproducers_in(folder.parent) if place.name == folder.name), None)
 
 
 def open_source(path: Path, *, judged: bool = True) -> Source:
-    """The run, scenario or specimen in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
+    """The run, scenario or reproducer in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
     return _case(path) if (path / SCENARIO).exists() else _run(path, judged=judged)
 
 
@@ -95,7 +96,7 @@ def _case(path: Path) -> Source:
     inside = (folder.parent / MANIFEST).exists()
     manifest = RunReader.open(folder.parent, allow_incomplete=True).manifest if inside else None
     case = read_case(folder)
-    missing = "" if found is not None else "a specimen keeps no verdict: the findings are those it was made from"
+    missing = "" if found is not None else "a reproducer keeps no verdict: the findings are those it was made from"
     return Source(
         folder=short(folder),
         name=folder.name,
@@ -108,7 +109,7 @@ def _case(path: Path) -> Source:
 
 
 def verdict_of(case: StoredScenario) -> Verdict:
-    """The stored one; a specimen keeps none, and was made because it failed."""
+    """The stored one; a reproducer keeps none, and was made because it failed."""
     if case.verdict is not None:
         return case.verdict.verdict()
     found = group(case.findings)

@@ -1,4 +1,4 @@
-"""What a person sees when a run or a recheck is over: counts, situations, findings, cost; the verdict comes last.
+"""What a person sees when a run or a recheck is over: counts, coverage points, findings, cost; the verdict comes last.
 
 It must not judge, and must not import torch or sglang.
 """
@@ -39,13 +39,13 @@ NOT_EXERCISED = "not exercised"
 
 
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
-    """Counts, situations, findings, cost, verdict. notes: what else to know before the verdict.
+    """Counts, coverage points, findings, cost, verdict. notes: what else to know before the verdict.
 
     again: the line that says what to type next, instead of naming `recheck`, which a recheck must not do.
     """
     told: set[str] = set()
     render_counts(console, result)
-    render_situations(console, result)
+    render_coverage_points(console, result)
     render_findings(console, result.results, look=not again, told=told)
     render_cost(console, result)
     render_open(console, result, told=told)
@@ -75,12 +75,12 @@ def render_counts(console: Console, result: RunResult) -> None:
         say_pairs(console, [(title, compared[name]) for name, title in COMPARED.items() if name in compared])
 
 
-def render_situations(console: Console, result: RunResult) -> None:
-    """Situations that scenarios asked for or the traces prove: scenarios, times, and positions compared inside."""
+def render_coverage_points(console: Console, result: RunResult) -> None:
+    """Coverage points that scenarios asked for or the traces prove: scenarios, times, and positions compared inside."""
     lines = sorted(reach_of((one.scenario, one.verdict) for one in result.results), key=lambda line: line.name)
     columns = "{:28} {:>9} {:>8} {:>8} {:>7} {:>10}"
     if lines:
-        heading(console, columns.format("situations", "asked for", "reached", "seen in", "times", "positions"))
+        heading(console, columns.format("coverage points", "asked for", "reached", "seen in", "times", "positions"))
     for line in lines:
         asked = (line.generated, line.reached) if line.generated else ("", "")
         text = columns.format(f"  {line.name}", *asked, line.seen, line.times, line.positions)

@@ -33,7 +33,7 @@ def scenario(
     stop_ids: tuple[int, ...] = (),
     **engine: Any,
 ) -> Scenario:
-    """Requests r0, r1, … with prompts of the given lengths, all submitted before the first tick."""
+    """Requests r0, r1, … with prompts of the given lengths, all submitted before the first scheduler step."""
     requests = tuple(
         RequestSpec(
             rid=f"r{number}",
@@ -114,7 +114,7 @@ class _Toy:
     rounds: list[RoundRecord] = field(default_factory=list)
     ends: list[RequestEnd] = field(default_factory=list)
     free: list[int] = field(default_factory=list)
-    tick: int = 0
+    scheduler_step: int = 0
 
     def add(
         self,
@@ -136,7 +136,7 @@ class _Toy:
             slot=slot,
             committed=committed,
             round=len(self.rounds),
-            tick=self.tick,
+            scheduler_step=self.scheduler_step,
             **columns,
         )
 
@@ -148,19 +148,19 @@ class _Toy:
         self.rounds.append(
             RoundRecord(
                 index=len(self.rounds),
-                tick=self.tick,
+                scheduler_step=self.scheduler_step,
                 dp_rank=0,
                 tp_rank=0,
                 mode=mode,
                 rids=tuple(live.spec.rid for live, *_ in parts),
-                epochs=(0,) * len(parts),
+                attempts=(0,) * len(parts),
                 starts=tuple(start for _, start, _, _ in parts),
                 lens=tuple(length for _, _, length, _ in parts),
                 final=tuple(final for *_, final in parts),
                 forwards=forwards,
             )
         )
-        self.tick += 1
+        self.scheduler_step += 1
 
     def prefill(self, waiting: list[_Live]) -> None:
         """One batch of prompt chunks under the chunk budget."""
@@ -303,7 +303,9 @@ class _Toy:
         if len(output) < keep or (not stops and len(output) < live.spec.max_new_tokens):
             return False
         reason = "stop" if stops and stops[0] + 1 == keep else "length"
-        end = RequestEnd(rid=live.spec.rid, tick=self.tick - 1, reason=reason, output_ids=tuple(output[:keep]))
+        end = RequestEnd(
+            rid=live.spec.rid, scheduler_step=self.scheduler_step - 1, reason=reason, output_ids=tuple(output[:keep])
+        )
         self.ends.append(end)
         self.free = sorted([*self.free, *live.slots])
         return True
@@ -325,8 +327,12 @@ def build(given: Scenario) -> tuple[Trace, Trace]:
         running = [live for live in running if not toy.leave(live)]
     total = given.engine.max_total_tokens
     pool = [
-        Event(name="pool", tick=tick, data={"free": free, "total": total, "when": when, "evictable": 0})
-        for tick, free, when in ((0, level, "start"), (toy.tick, len(toy.free), "end"))
+        Event(
+            name="pool",
+            scheduler_step=scheduler_step,
+            data={"free": free, "total": total, "when": when, "evictable": 0},
+        )
+        for scheduler_step, free, when in ((0, level, "start"), (toy.scheduler_step, len(toy.free), "end"))
     ]
     tensors = {name: np.stack(rows) for name, rows in toy.tensors.items()}
     engine = Trace(
@@ -349,7 +355,7 @@ def _reference(engine: Trace) -> Trace:
     greedy = tuple(
         Event(
             name="greedy",
-            tick=0,
+            scheduler_step=0,
             data={"rid": end.rid, "output_ids": list(end.output_ids), "margins": [0.5] * len(end.output_ids)},
         )
         for end in engine.ends

@@ -35,7 +35,7 @@ class Place(Strict):
 
 class Divergence(Place):
     check: str
-    epoch: int
+    attempt: int
     policy: Annotated[Policy, Field(strict=False)]
     margin: Margin
     hint: str
@@ -59,7 +59,7 @@ class Finding(Strict):
     first: Divergence
 
 
-class Situation(Strict):
+class CoveragePoint(Strict):
     asked: Count
     reached: Count
     scenarios: Count
@@ -91,7 +91,7 @@ class Scenario(Strict):
     compared: dict[str, Count]
     ties: Count
     folder: str
-    specimen: str | None
+    reproducer: str | None
 
 
 class Replaced(Strict):
@@ -116,7 +116,7 @@ class Run(Strict):
     reasons: list[str]
     findings: list[Finding]
     coverage: dict[str, Count]
-    situations: dict[str, Situation]
+    coverage_points: dict[str, CoveragePoint]
     compared: dict[str, Count]
     ties: Count
     scenarios: list[Scenario]

@@ -21,7 +21,7 @@ PLACE = (
 
 
 def seen(signature: str = AHEAD, *, shown: int = 3, tried: int = 3, **changes: Any) -> Seen:
-    values = {"scenarios": 1, "divergences": 8, "first": PLACE, "specimen": "specimens/pr25015-0123456789ab-0.5.13"}
+    values = {"scenarios": 1, "divergences": 8, "first": PLACE, "reproducer": "reproducers/pr25015-0123456789ab-0.5.13"}
     return Seen(signature=signature, shown=shown, tried=tried, **{**values, **changes})
 
 
@@ -35,7 +35,7 @@ def cell(
         "kind": kind,
         "name": name,
         "expected": "PASS",
-        "foretold": (),
+        "expected_kinds": (),
         "verdict": Outcome.FAIL if findings else Outcome.PASS,
         "reasons": (),
         "scenarios": 10,

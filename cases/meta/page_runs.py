@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from cases.meta import handmade, results
-from harness.archive.writer import RunWriter, write_specimen
+from harness.archive.writer import RunWriter, write_reproducer
 from harness.checks import judge
 from harness.contract.merge import merge
 from harness.contract.scenario import Scenario
@@ -39,8 +39,10 @@ def idle(name: str = "idle-rank") -> tuple[Scenario, Trace, Trace]:
     scenario = results.named(name)
     engine, reference = results.traces(scenario)
     beside = [_idle(record, mode="DECODE" if record.index == 4 else "IDLE") for record in engine.rounds]
-    rounds = [*engine.rounds, *(record for record in beside if record.tick != 2)]
-    later = [replace(record, tick=record.tick + (record.tick > 5)) for record in rounds]  # turn 6 has no batch
+    rounds = [*engine.rounds, *(record for record in beside if record.scheduler_step != 2)]
+    later = [
+        replace(record, scheduler_step=record.scheduler_step + (record.scheduler_step > 5)) for record in rounds
+    ]  # turn 6 has no batch
     return scenario, replace(engine, rounds=tuple(later)), reference
 
 
@@ -51,7 +53,7 @@ def crashed(name: str = "crashed") -> tuple[Scenario, Trace, Trace]:
     kept = np.flatnonzero(engine.rows.ints["round"] < 5)
     rows, seen = handmade.take_rows(engine.rows, kept), handmade.take_rows(reference.rows, kept)
     data = {"site": "srt/worker.py:verify", "error": "RuntimeError: no", "phase": "VERIFY", "round": 5}
-    events = (*engine.events[:1], Event(name="crash", tick=5, data=data))
+    events = (*engine.events[:1], Event(name="crash", scheduler_step=5, data=data))
     dead = replace(engine, rows=rows, rounds=engine.rounds[:5], events=events, ends=())
     return scenario, dead, replace(reference, rows=seen)
 
@@ -66,7 +68,7 @@ def leaking(name: str = "leaking") -> tuple[Scenario, Trace, Trace]:
 
 
 def _idle(record: RoundRecord, *, mode: str) -> RoundRecord:
-    nobody: dict[str, Any] = dict.fromkeys(("rids", "epochs", "starts", "lens", "final"), ())
+    nobody: dict[str, Any] = dict.fromkeys(("rids", "attempts", "starts", "lens", "final"), ())
     return replace(record, dp_rank=1, tp_rank=1, mode=mode, **nobody)
 
 
@@ -88,17 +90,17 @@ def _keep(writer: RunWriter, scenario: Scenario, engine: Trace, reference: Trace
     verdict, found = judge(scenario, engine, reference)
     writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=found)
     if found:
-        folder = writer.folder / "specimens" / f"{scenario.name}-{scenario.id}"
+        folder = writer.folder / "reproducers" / f"{scenario.name}-{scenario.id}"
         first = next(one for one in found if one.first)
         replay = f"eaglecheck replay {folder}"
         kept = {"engine": engine, "reference": reference, "divergences": found}
-        write_specimen(folder, scenario, **kept, signature=first.signature, replay=replay)
+        write_reproducer(folder, scenario, **kept, signature=first.signature, replay=replay)
     return verdict
 
 
 def hostile(root: Path) -> Path:
     """A run whose engine died with words that would be markup, a table cell or a mention elsewhere."""
-    key = Key(dp_rank=0, rid="r1", epoch=0, committed=5, phase=Phase.VERIFY, step=0, slot=0)
+    key = Key(dp_rank=0, rid="r1", attempt=0, committed=5, phase=Phase.VERIFY, step=0, slot=0)
     found = Divergence(
         kind=Kind.CRASH, check="ledger", key=key, round=4, expected="no crash", observed=HOSTILE, hint="x", first=True
     )
@@ -150,14 +152,14 @@ def _again_and_again(trace: Trace, times: int) -> Trace:
     """The trace `times` times behind itself, each copy at later rounds, turns and positions, so that no key repeats."""
     length, rounds, far = len(trace.rows), len(trace.rounds), 1000
     rows, copies = handmade.take_rows(trace.rows, list(range(length)) * times), np.repeat(np.arange(times), length)
-    for name, step in (("round", rounds), ("tick", rounds), ("committed", far)):
+    for name, step in (("round", rounds), ("scheduler_step", rounds), ("committed", far)):
         rows.ints[name] = rows.ints[name] + copies * step
     rows.ints["position"] = np.where(rows.ints["position"] < 0, -1, rows.ints["position"] + copies * far)
     records = [
         replace(
             record,
             index=record.index + copy * rounds,
-            tick=record.tick + copy * rounds,
+            scheduler_step=record.scheduler_step + copy * rounds,
             starts=tuple(start + copy * far for start in record.starts),
         )
         for copy in range(times)

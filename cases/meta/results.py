@@ -9,7 +9,7 @@ from typing import Any
 
 from cases.meta import handmade
 from harness.archive import digests
-from harness.archive.writer import RunWriter, write_specimen
+from harness.archive.writer import RunWriter, write_reproducer
 from harness.checks import judge
 from harness.contract.merge import merge
 from harness.contract.scenario import Scenario
@@ -41,8 +41,8 @@ STAND_INS = [
         ("extend_attention_fwd", "attention"),
     )
 ]
-#: Enough to look at; the list of situations grows, and the texts kept here need not.
-SITUATIONS = (
+#: Enough to look at; the list of coverage points grows, and the texts kept here need not.
+POINTS_SHOWN = (
     *(f"accept_len_{length}" for length in range(1, 5)),
     *("accept_len_1_and_full_in_one_batch", "batch_shrinks", "idle_tick", "non_final_chunk", "one_token_left"),
 )
@@ -94,7 +94,7 @@ def judged(
     scenario = named(name, **o)
     engine, reference = traces(scenario, break_it, header)
     verdict, divergences = judge(scenario, engine, reference)
-    coverage = {situation: verdict.coverage[situation] for situation in SITUATIONS}
+    coverage = {point: verdict.coverage[point] for point in POINTS_SHOWN}
     return result(scenario, replace(verdict, coverage=coverage), divergences, identical=identical, trace=engine)
 
 
@@ -121,7 +121,7 @@ def result(
 ) -> ScenarioResult:
     place = f"{scenario.name}-{ID}"
     nothing = Trace(side="engine", scenario_id=scenario.id, header={}, rows=RowBuilder().build())
-    specimen = RUN / "specimens" / place if divergences else None
+    reproducer = RUN / "reproducers" / place if divergences else None
     found = ScenarioResult.of(
         scenario,
         trace or nothing,
@@ -130,7 +130,7 @@ def result(
         divergences,
         setup=Setup(release="0.5.23"),
         folder=RUN / place,
-        specimen=specimen,
+        reproducer=reproducer,
     )
     return replace(found, text_identical=identical, known={})
 
@@ -157,7 +157,7 @@ def store(
     scenario: dict[str, Any] | None = None,
     manifest: dict[str, Any] | None = None,
 ) -> Path:
-    """A run folder on disk with these scenarios, specimens included; cut off before its verdict unless `finish`.
+    """A run folder on disk with these scenarios, reproducers included; cut off before its verdict unless `finish`.
 
     scenario: what handmade.scenario is to make, instead of three requests; manifest: what is known of the run.
     """
@@ -172,9 +172,9 @@ def store(
         verdicts.append(verdict)
         writer.save_scenario(program, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
         if divergences:
-            folder = writer.folder / "specimens" / f"{name}-{program.id}"
+            folder = writer.folder / "reproducers" / f"{name}-{program.id}"
             first = next(found for found in divergences if found.first)
-            write_specimen(
+            write_reproducer(
                 folder,
                 program,
                 engine=engine,
@@ -207,7 +207,7 @@ def store_without_engine(root: Path, name: str, why: str) -> Path:
 
 
 def _found(kind: Kind, check: str, phase: str, expected: Any, observed: Any, **more: Any) -> Divergence:
-    place = {"dp_rank": 0, "rid": "r1", "epoch": 0, "committed": 57, "step": 0, "slot": 0}
+    place = {"dp_rank": 0, "rid": "r1", "attempt": 0, "committed": 57, "step": 0, "slot": 0}
     place |= {name: more.pop(name) for name in tuple(more) if name in place}
     return Divergence(
         kind=kind,
@@ -254,7 +254,7 @@ EVERY_KIND: dict[Kind, Divergence] = {
             Phase.VERIFY,
             "no crash",
             "RuntimeError: shape mismatch at srt/speculative/eagle_utils.py:verify",
-            epoch=1,
+            attempt=1,
         ),
         _found(Kind.HANG, "ledger", Phase.IDLE, "an answer within 120 s", "none", rid="", committed=-1, dp_rank=1),
         _found(Kind.NONDETERMINISM, "repeat", Phase.DRAFT, 17, 203),

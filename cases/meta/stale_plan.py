@@ -131,11 +131,11 @@ def proposed(told: Recorded, head: MtpHead, one: Outgrown) -> Iterator[Compared]
 def _layer_plan(told: Recorded, prefill: RoundRecord, layer: int) -> list[Planned]:
     """As the prefill planned it for one layer: what each request's earlier chunks left in its cache."""
     plan = list[Planned]()
-    for rid, epoch, length in zip(prefill.rids, prefill.epochs, prefill.lens, strict=True):
+    for rid, attempt, length in zip(prefill.rids, prefill.attempts, prefill.lens, strict=True):
         rows = [
             (record.index, rid, "DRAFT_PREFILL", layer, slot)
             for record in told.case.engine.rounds
-            if record.mode == "PREFILL" and record.index < prefill.index and (rid, epoch) in _who(record)
+            if record.mode == "PREFILL" and record.index < prefill.index and (rid, attempt) in _who(record)
             for slot in range(record.lens[record.rids.index(rid)])
         ]
         states = torch.stack([told.state("hidden_in", *row) for row in rows]) if rows else None
@@ -145,4 +145,4 @@ def _layer_plan(told: Recorded, prefill: RoundRecord, layer: int) -> list[Planne
 
 
 def _who(record: RoundRecord) -> set[tuple[str, int]]:
-    return set(zip(record.rids, record.epochs, strict=True))
+    return set(zip(record.rids, record.attempts, strict=True))

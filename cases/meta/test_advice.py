@@ -220,11 +220,11 @@ def test_run_again_carries_all_that_made_the_run(argv, engine, expected, work):
     assert parse(line) == []
 
 
-def test_a_specimen_that_was_moved_and_damaged_still_knows_its_scenario(work):
+def test_a_reproducer_that_was_moved_and_damaged_still_knows_its_scenario(work):
     """The folder's name says nothing then; once it led to `--scenario ''`."""
     run = results.store(work / "runs", ("four-together", results.one_ahead))
-    (specimen,) = (run / "specimens").iterdir()
-    moved = shutil.copytree(specimen, work / "moved")
+    (reproducer,) = (run / "reproducers").iterdir()
+    moved = shutil.copytree(reproducer, work / "moved")
     (moved / "scenario.json").write_text("")
     line = again.run_again(moved)
     assert line.endswith(" --scenario four-together")

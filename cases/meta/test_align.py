@@ -16,8 +16,8 @@ KEYS = st.tuples(
 
 def rows_of(keys):
     builder = RowBuilder()
-    for dp_rank, rid, epoch, committed, phase in keys:
-        builder.add(rid=rid, phase=phase, slot=0, committed=committed, round=0, dp_rank=dp_rank, epoch=epoch)
+    for dp_rank, rid, attempt, committed, phase in keys:
+        builder.add(rid=rid, phase=phase, slot=0, committed=committed, round=0, dp_rank=dp_rank, attempt=attempt)
     return builder.build()
 
 

@@ -121,7 +121,7 @@ def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(made):
     ]
     crash = Event(
         name="crash",
-        tick=engine.rounds[-1].tick,
+        scheduler_step=engine.rounds[-1].scheduler_step,
         data={
             "site": "triton_backend:init_forward_metadata:812",
             "error": "TypeError: None",
@@ -140,7 +140,7 @@ def test_crash_is_the_root_and_rows_it_cut_off_follow_from_it(made):
 
 def test_hang_is_a_failure(made):
     scenario, engine = made
-    hang = Event(name="hang", tick=3, data={"phase": "DRAFT", "round": 3})
+    hang = Event(name="hang", scheduler_step=3, data={"phase": "DRAFT", "round": 3})
     assert ("HANG", "ledger", "DRAFT", "") in roots(scenario, replace(engine, events=(*engine.events, hang)))
 
 
@@ -149,12 +149,12 @@ def two_ranks(engine, **idle):
     idles = [
         RoundRecord(
             index=number,
-            tick=record.tick,
+            scheduler_step=record.scheduler_step,
             dp_rank=1,
             tp_rank=1,
             mode="IDLE",
             rids=(),
-            epochs=(),
+            attempts=(),
             starts=(),
             lens=(),
             final=(),
@@ -174,7 +174,7 @@ def test_idle_rank_enters_every_forward():
     assert roots(scenario, two_ranks(engine, DRAFT=1)) == {("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards"): decodes}
 
 
-def test_rank_that_is_absent_from_a_tick_is_out_of_step():
+def test_rank_that_is_absent_from_a_scheduler_step_is_out_of_step():
     scenario = handmade.scenario(dp_size=2)
     engine, _ = handmade.build(scenario)
     both = two_ranks(engine)
@@ -184,7 +184,9 @@ def test_rank_that_is_absent_from_a_tick_is_out_of_step():
 def test_idle_state_has_the_width_of_busy_ranks(made):
     scenario, engine = made
     for width, found in ((handmade.WIDTH, False), (3 * handmade.WIDTH, True)):
-        event = Event(name="idle_state", tick=0, dp_rank=1, data={"phase": "EXTEND", "width": width, "round": 0})
+        event = Event(
+            name="idle_state", scheduler_step=0, dp_rank=1, data={"phase": "EXTEND", "width": width, "round": 0}
+        )
         seen = roots(scenario, replace(engine, events=(*engine.events, event)))
         assert (("SHAPE", "idle_width", "EXTEND", "idle-width") in seen) is found
 
@@ -194,14 +196,16 @@ def test_first_draft_step_takes_what_the_draft_gave_for_a_prompt(made):
     tensors = {name: rows for name, rows in engine.tensors.items() if name != "hidden_in.DRAFT"}
     given = tensors["hidden_out.DRAFT_PREFILL"].shape[1]
     for width, found in ((given, False), (given + 1, True)):
-        event = Event(name="idle_state", tick=0, dp_rank=1, data={"phase": "DRAFT", "width": width, "round": 0})
+        event = Event(
+            name="idle_state", scheduler_step=0, dp_rank=1, data={"phase": "DRAFT", "width": width, "round": 0}
+        )
         seen = roots(scenario, replace(engine, tensors=tensors, events=(*engine.events, event)))
         assert (("SHAPE", "idle_width", "DRAFT", "idle-width") in seen) is found
 
 
 def state(name, *, dp_rank, rows, **data):
     given = {"phase": "EXTEND", "step": 0, "round": 0, "rows": rows, "width": 3, "dtype": "float32", "held": rows}
-    return Event(name=name, tick=0, dp_rank=dp_rank, data=given | data)
+    return Event(name=name, scheduler_step=0, dp_rank=dp_rank, data=given | data)
 
 
 def states(**idle):
@@ -250,7 +254,9 @@ def test_a_hang_names_the_forward_that_a_rank_left_out():
         {"dp_rank": 0, "forwards": {"DRAFT": 2}, "at_round": 1},
         {"dp_rank": 1, "forwards": {"DRAFT": 1, "VERIFY": 1}, "at_round": 1},
     ]
-    hang = Event(name="hang", tick=1, data={"dp_rank_reported": 0, "phase": "DRAFT", "round": 1, "ranks": ranks})
+    hang = Event(
+        name="hang", scheduler_step=1, data={"dp_rank_reported": 0, "phase": "DRAFT", "round": 1, "ranks": ranks}
+    )
     both = two_ranks(engine)
     seen = roots(scenario, replace(both, events=(*both.events, hang)))
     assert ("LOCKSTEP", "ledger", "DRAFT", "fewer-forwards") in seen
@@ -392,7 +398,7 @@ def test_a_crash_that_our_stand_in_raised_says_so_and_keeps_its_signature(made, 
         "round": 1,
         "trace": f"Traceback:\n{frames}AssertionError: x",
     }
-    crash = Event(name="crash", tick=engine.rounds[-1].tick, data=data)
+    crash = Event(name="crash", scheduler_step=engine.rounds[-1].scheduler_step, data=data)
     _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
     (found,) = [each for each in divergences if each.kind is Kind.CRASH]
     assert found.signature == f"CRASH:ledger:DRAFT:{site}"

@@ -26,12 +26,12 @@ def batch(index, mode, side, *, start, length, rids=("a",)):
     count = len(rids)
     return RoundRecord(
         index=index,
-        tick=index,
+        scheduler_step=index,
         dp_rank=0,
         tp_rank=0,
         mode=mode,
         rids=rids,
-        epochs=(0,) * count,
+        attempts=(0,) * count,
         starts=(start,) * count,
         lens=(length,) * count,
         final=(True,) * count,
@@ -116,7 +116,7 @@ def test_a_batch_of_no_requests_that_reaches_the_builder_is_named():
 
 def pool(when, side, *, free, metadata):
     data = {"when": when, "side": side, "free": free, "evictable": 0, "total": 9, "metadata": metadata}
-    return Event(name="pool", tick=0, data=data)
+    return Event(name="pool", scheduler_step=0, data=data)
 
 
 @pytest.mark.parametrize(

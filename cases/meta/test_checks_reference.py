@@ -236,7 +236,9 @@ def test_request_that_the_reference_gave_up_is_unknown_not_extra(made):
         for row in range(len(reference.rows))
         if (reference.rows.key(row).rid, reference.rows.ints["round"][row]) != (rid, last.index)
     ]
-    stopped = Event(name="reference_stopped", tick=0, data={"rid": rid, "round": last.index, "why": "no tokens"})
+    stopped = Event(
+        name="reference_stopped", scheduler_step=0, data={"rid": rid, "round": last.index, "why": "no tokens"}
+    )
     shorter = replace(reference, rows=handmade.take_rows(reference.rows, kept))
     assert judge(scenario, engine, shorter)[0].root_kinds == ("EXTRA_ROW",)
     verdict, divergences = judge(scenario, engine, replace(shorter, events=(*reference.events, stopped)))

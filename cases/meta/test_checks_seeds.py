@@ -70,7 +70,9 @@ def test_another_token_is_found_where_it_was_committed(trace, place):
     assert found.key.phase == (Phase.ACCEPT if place else Phase.PREFILL)
 
 
-@pytest.mark.parametrize("other", [{"sampling_seed": 8}, {"sampling_seed": None}, {"temperature": 1.0}, {"input_ids": (5, 17, 130)}])
+@pytest.mark.parametrize(
+    "other", [{"sampling_seed": 8}, {"sampling_seed": None}, {"temperature": 1.0}, {"input_ids": (5, 17, 130)}]
+)
 def test_requests_that_are_not_the_same_draw_may_differ(trace, other):
     assert judged(trace, scenario_of(twin(**other)), change={3: 511}).divergences == []
 

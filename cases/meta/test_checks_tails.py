@@ -29,8 +29,15 @@ def pool(copied):
 
 
 def judged(wrong):
-    data = {"round": 3, "rids": ["a", "b"], "epochs": [0, 0], "committed": [6, 8], "holes": [2, 0], "wrong": [wrong, 0]}
-    event = Event(name="tails", tick=4, data=data)
+    data = {
+        "round": 3,
+        "rids": ["a", "b"],
+        "attempts": [0, 0],
+        "committed": [6, 8],
+        "holes": [2, 0],
+        "wrong": [wrong, 0],
+    }
+    event = Event(name="tails", scheduler_step=4, data=data)
     trace = Trace(side="engine", scenario_id="x", header={}, rows=RowBuilder().build(), events=(event,))
     return run_check(CHECKS["tails"], gather(SCENARIO, trace, None))
 

@@ -40,7 +40,7 @@ def test_wanted_situation_that_never_happened_is_unknown():
 
 def test_unheard_of_situation_is_unknown():
     scenario = handmade.scenario(wants=("full_moon",))
-    assert "full_moon, which is no known situation" in unknown_reasons(scenario, *handmade.build(scenario))
+    assert "full_moon, which is no known coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
 def test_wanted_situation_that_happened_passes_and_is_counted():
@@ -89,7 +89,7 @@ def test_request_without_output_is_unknown(made):
 def test_request_answered_with_an_error_is_unknown_with_its_text(made):
     scenario, engine, reference = made
     refused = replace(engine.ends[0], output_ids=(), reason="error")
-    said = Event(name="request_error", tick=0, data={"rid": refused.rid, "error": "too long"})
+    said = Event(name="request_error", scheduler_step=0, data={"rid": refused.rid, "error": "too long"})
     engine = replace(engine, ends=(refused, *engine.ends[1:]), events=(*engine.events, said))
     reasons = unknown_reasons(scenario, engine, reference)
     assert f"request {refused.rid} was answered with an error: too long" in reasons
@@ -192,7 +192,7 @@ def test_crash_inside_a_check_is_unknown_and_hides_nothing(made, monkeypatch):
 
 
 def test_kind_that_a_check_does_not_declare_is_unknown():
-    key = Key(dp_rank=0, rid="r", epoch=0, committed=0, phase="DRAFT", step=0, slot=0)
+    key = Key(dp_rank=0, rid="r", attempt=0, committed=0, phase="DRAFT", step=0, slot=0)
     found = Divergence(kind=Kind.LEAK, check="odd", key=key, round=0, expected=0, observed=1)
     check = Check(
         id="odd",
@@ -213,7 +213,7 @@ def test_counters_are_a_closed_list():
 
 
 def divergence(**changes):
-    key = {"dp_rank": 0, "rid": "r0", "epoch": 0, "committed": 5, "phase": "DRAFT", "step": 0, "slot": 0}
+    key = {"dp_rank": 0, "rid": "r0", "attempt": 0, "committed": 5, "phase": "DRAFT", "step": 0, "slot": 0}
     key = Key(**{**key, **{name: changes.pop(name) for name in list(changes) if name in key}})
     fields = {
         "kind": Kind.POSITION,
@@ -232,50 +232,50 @@ def soft(**changes):
 
 def test_the_same_failure_in_many_places_is_one_finding_with_a_count():
     many = [divergence(rid=f"r{number % 3}", committed=number, round=number) for number in range(500)]
-    (finding,) = group(settle(many, ticks={}))
+    (finding,) = group(settle(many, scheduler_steps={}))
     assert (finding.count, finding.rids, finding.first.round) == (500, ("r0", "r1", "r2"), 0)
 
 
-def test_the_first_divergence_is_the_earliest_by_tick_not_by_round_number():
+def test_the_first_divergence_is_the_earliest_by_scheduler_step_not_by_round_number():
     late, early = divergence(dp_rank=0, round=1), divergence(dp_rank=1, round=7)
-    settled = settle([late, early], ticks={(0, 1): 9, (1, 7): 3})
+    settled = settle([late, early], scheduler_steps={(0, 1): 9, (1, 7): 3})
     assert [(found.key.dp_rank, found.first) for found in settled] == [(1, True), (0, False)]
 
 
 def test_phases_of_one_round_come_in_the_order_they_run():
     phases = ["EXTEND", "VERIFY", "DRAFT", "ACCEPT"]
-    settled = settle([divergence(phase=phase) for phase in phases], ticks={})
+    settled = settle([divergence(phase=phase) for phase in phases], scheduler_steps={})
     assert [found.key.phase for found in settled] == ["DRAFT", "VERIFY", "ACCEPT", "EXTEND"]
 
 
 def test_finding_is_a_consequence_only_if_all_of_it_is():
     cause = divergence(phase="EXTEND", committed=1)
     explained, alone = soft(round=2), soft(round=2, rid="r9")
-    both = group(settle([cause, explained, alone], ticks={}))
+    both = group(settle([cause, explained, alone], scheduler_steps={}))
     assert all(finding.is_root for finding in both)
-    one = group(settle([cause, explained], ticks={}))
+    one = group(settle([cause, explained], scheduler_steps={}))
     assert [finding.consequence_of for finding in one] == [None, cause.signature]
 
 
 def test_draft_step_explains_only_its_own_round():
-    settled = settle([divergence(round=1), soft(round=1, step=1), soft(round=2, committed=7)], ticks={})
+    settled = settle([divergence(round=1), soft(round=1, step=1), soft(round=2, committed=7)], scheduler_steps={})
     assert [bool(found.cause) for found in settled] == [False, True, False]
 
 
 def test_overwritten_slot_explains_any_later_value_of_its_rank():
     slot = divergence(kind=Kind.CACHE_SLOT, check="slots", phase="VERIFY", hint="owned-by-another")
-    settled = settle([slot, soft(rid="r7", round=3), soft(rid="r7", dp_rank=1, round=3)], ticks={})
+    settled = settle([slot, soft(rid="r7", round=3), soft(rid="r7", dp_rank=1, round=3)], scheduler_steps={})
     assert [bool(found.cause) for found in settled] == [False, True, False]
 
 
 def test_cached_prefix_carries_an_error_to_the_next_request():
     cause, effect = divergence(phase="DRAFT_PREFILL"), soft(rid="r7", round=3)
-    assert not settle([cause, effect], ticks={})[1].cause
-    assert settle([cause, effect], ticks={}, prefix_hits=frozenset({("r7", 0)}))[1].cause == cause.signature
+    assert not settle([cause, effect], scheduler_steps={})[1].cause
+    assert settle([cause, effect], scheduler_steps={}, prefix_hits=frozenset({("r7", 0)}))[1].cause == cause.signature
 
 
 def test_exact_divergences_never_follow_from_anything():
-    settled = settle([divergence(phase="PREFILL"), divergence(phase="EXTEND", round=4)], ticks={})
+    settled = settle([divergence(phase="PREFILL"), divergence(phase="EXTEND", round=4)], scheduler_steps={})
     assert not any(found.cause for found in settled)
 
 

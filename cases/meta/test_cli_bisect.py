@@ -81,8 +81,8 @@ REFUSED = {
     "nothing-named": (ENDS, ("--case", "--scenario-file")),
     "two-things-named": ((*PLAIN[1:], "--scenario-file", "list.json"), ("--case", "--scenario-file")),
     "case-unknown": (("--case", "pr2501", *ENDS), ("--case", "'pr2501'", "'pr25015'")),
-    "case-no-specimen": (("--case", "empty", *ENDS), ("--case empty", "manifest.json")),
-    "case-no-folder": (("--case", "runs/latest/specimens/x", *ENDS), ("--case runs/latest/specimens/x",)),
+    "case-no-reproducer": (("--case", "empty", *ENDS), ("--case empty", "manifest.json")),
+    "case-no-folder": (("--case", "runs/latest/reproducers/x", *ENDS), ("--case runs/latest/reproducers/x",)),
     "file-no-scenario": (("--scenario-file", "list.json", *ENDS), ("list.json", "SCENARIOS/")),
     "same-end": (("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.11"), ("--bad", "--good", "0.5.11")),
     "no-version": (("--case", "pr25015", "--bad", "main", "--good", "0.5.13"), ("--bad 'main'", "--repo")),
@@ -179,12 +179,12 @@ def test_an_end_without_a_verdict_is_unknown(place):
     assert "0.5.16, the good end, cannot be judged: the engine ended" in done.stderr
 
 
-def test_a_specimen_is_searched_for_its_own_signature_on_releases_as_published(place):
+def test_a_reproducer_is_searched_for_its_own_signature_on_releases_as_published(place):
     run = results.store(place / "runs", ("pr25015", results.one_ahead))
-    (specimen,) = run.glob("specimens/*")
+    (reproducer,) = run.glob("reproducers/*")
     scenario = results.named("pr25015")
     know(scenario, {"0.5.11", "0.5.12", "0.5.12.post1"})
-    done = call("bisect", "--case", str(specimen), "--bad", "0.5.11", "--good", "0.5.16", "--json", "found.json")
+    done = call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.16", "--json", "found.json")
     assert done.exit_code == 0, done.output
     found = json.loads((place / "found.json").read_text())
     assert found["failure"] == {"signature": "POSITION:positions:DRAFT:one-ahead", "kinds": []}

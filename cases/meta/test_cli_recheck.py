@@ -39,10 +39,10 @@ def stored(work, cases=PASSING, **options):
 
 
 def stable(text):
-    """Without what differs from run to run and from version to version: its time, ids, the list of situations."""
+    """Without what differs from run to run and from version to version: its time, ids, the list of coverage points."""
     text = re.sub(r"\d{8}-\d{4}-[0-9a-f]{4}", results.RUN.name, text)
     text = re.sub(r"-[0-9a-f]{12}\b", f"-{results.ID}", text)
-    return re.sub(r"(situations seen\n)(  .*\n)+", r"\1  …\n", text)
+    return re.sub(r"(coverage points seen\n)(  .*\n)+", r"\1  …\n", text)
 
 
 def test_a_stored_run_is_judged_again(work, snapshot):
@@ -93,15 +93,15 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     assert asked == [("F-003",) if file == "reference.json" else ()]
 
 
-@pytest.mark.parametrize("kind", ["scenario", "specimen"])
-def test_one_scenario_or_specimen_is_judged_alone(work, kind):
+@pytest.mark.parametrize("kind", ["scenario", "reproducer"])
+def test_one_scenario_or_reproducer_is_judged_alone(work, kind):
     run = stored(work, FAILING)
-    pattern = "pr25015-*" if kind == "scenario" else "specimens/pr25015-*"
+    pattern = "pr25015-*" if kind == "scenario" else "reproducers/pr25015-*"
     folder = next((work / run).glob(pattern)).relative_to(work)
     done = call("recheck", str(folder))
     assert done.exit_code == 1, done.output
     assert "diverges in 1 of 1 scenario (POSITION)" in done.stdout
-    assert f"eaglecheck replay {run}/specimens/pr25015-" in done.stdout
+    assert f"eaglecheck replay {run}/reproducers/pr25015-" in done.stdout
 
 
 def test_nothing_in_the_folder_changes(work):
@@ -220,7 +220,7 @@ def test_a_run_that_is_not_there_names_the_nearest(work, monkeypatch):
     typed = f"{runs[1].name[:-1]}z"
     done = call("recheck", typed)
     assert (done.exit_code, done.stdout) == (2, ""), done.output
-    assert f"there is no folder {typed}: looked for a run, a scenario or a specimen" in done.stderr
+    assert f"there is no folder {typed}: looked for a run, a scenario or a reproducer" in done.stderr
     assert "runs that are there, nearest first: runs/" in done.stderr
     assert all(str(run) in done.stderr for run in runs)
     monkeypatch.setenv("EAGLECHECK_RUNS", str(work / "elsewhere"))
@@ -236,11 +236,11 @@ def test_a_scenario_that_is_not_there_names_those_of_its_run(work):
     assert f"scenarios of that run that are there, nearest first: {run}/single-" in done.stderr
 
 
-def test_a_specimen_that_is_not_there_names_the_newest(work):
+def test_a_reproducer_that_is_not_there_names_the_newest(work):
     run = stored(work, FAILING)
     done = call("replay", "pr25015")
     assert done.exit_code == 2
-    assert f"newest first: {run}/specimens/pr25015-" in done.stderr
+    assert f"newest first: {run}/reproducers/pr25015-" in done.stderr
 
 
 def test_a_run_without_a_judged_scenario_has_nothing_to_judge(work):
@@ -318,34 +318,34 @@ PIECES = ["manifest.json", "scenario.json", "engine.json", "engine.parquet", "te
 
 
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_specimen_that_misses_a_piece_is_not_replayed(work, piece):
-    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
-    gone = specimen / piece
+def test_a_reproducer_that_misses_a_piece_is_not_replayed(work, piece):
+    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
+    gone = reproducer / piece
     if gone.is_dir():
         shutil.rmtree(gone)
     else:
         gone.unlink()
-    done = call("replay", str(specimen))
+    done = call("replay", str(reproducer))
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_specimen_of_a_newer_eaglecheck_is_not_replayed(work):
-    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
-    _version(specimen / "manifest.json", "store_version")
-    done = call("replay", str(specimen))
+def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(work):
+    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
+    _version(reproducer / "manifest.json", "store_version")
+    done = call("replay", str(reproducer))
     assert done.exit_code == 2
     assert "update eaglecheck" in done.stderr
 
 
-def test_a_specimen_whose_own_checkpoints_are_gone_names_them(work):
-    specimen = next((work / stored(work, FAILING)).glob("specimens/*"))
-    manifest = json.loads((specimen / "manifest.json").read_text())
+def test_a_reproducer_whose_own_checkpoints_are_gone_names_them(work):
+    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
+    manifest = json.loads((reproducer / "manifest.json").read_text())
     manifest["header"]["pair"] = ["gone/target", "gone/draft"]
-    (specimen / "manifest.json").write_text(json.dumps(manifest))
-    results.reseal(specimen)
-    done = call("replay", str(specimen))
+    (reproducer / "manifest.json").write_text(json.dumps(manifest))
+    results.reseal(reproducer)
+    done = call("replay", str(reproducer))
     assert done.exit_code == 2
     assert "--target gone/target: no such folder" in done.stderr
 

@@ -11,27 +11,29 @@ from harness.contract.types import Outcome, Verdict
 from harness.coverage import POINTS, ReachTable, Where, count, names
 
 
-def prefill(tick, *parts, dp_rank=0):
+def prefill(scheduler_step, *parts, dp_rank=0):
     """parts: (rid, start, length, final)."""
-    return record(tick, "PREFILL", [(rid, 0, start, length, final) for rid, start, length, final in parts], dp_rank)
+    return record(
+        scheduler_step, "PREFILL", [(rid, 0, start, length, final) for rid, start, length, final in parts], dp_rank
+    )
 
 
-def decode(tick, *parts, dp_rank=0):
+def decode(scheduler_step, *parts, dp_rank=0):
     """parts: (rid, start, accept length)."""
-    return record(tick, "DECODE", [(rid, 0, start, length, False) for rid, start, length in parts], dp_rank)
+    return record(scheduler_step, "DECODE", [(rid, 0, start, length, False) for rid, start, length in parts], dp_rank)
 
 
-def record(tick, mode, parts, dp_rank=0):
-    rids, epochs, starts, lens, final = zip(*parts, strict=True) if parts else ((), (), (), (), ())
+def record(scheduler_step, mode, parts, dp_rank=0):
+    rids, attempts, starts, lens, final = zip(*parts, strict=True) if parts else ((), (), (), (), ())
     forwards = {"PREFILL": 1} if mode == "PREFILL" else {"VERIFY": 1}
     return RoundRecord(
-        index=tick,
-        tick=tick,
+        index=scheduler_step,
+        scheduler_step=scheduler_step,
         dp_rank=dp_rank,
         tp_rank=dp_rank,
         mode=mode,
         rids=rids,
-        epochs=epochs,
+        attempts=attempts,
         starts=starts,
         lens=lens,
         final=final,
@@ -39,12 +41,12 @@ def record(tick, mode, parts, dp_rank=0):
     )
 
 
-def turn(tick, **state):
-    return Event(name="turn", tick=tick, data=state)
+def turn(scheduler_step, **state):
+    return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
 
-def end(rid, tick, count, reason="length"):
-    return RequestEnd(rid=rid, tick=tick, reason=reason, output_ids=tuple(range(count)))
+def end(rid, scheduler_step, count, reason="length"):
+    return RequestEnd(rid=rid, scheduler_step=scheduler_step, reason=reason, output_ids=tuple(range(count)))
 
 
 def trace(*rounds, ends=(), events=()):
@@ -109,7 +111,7 @@ HAVING = {
         1,
     ),
     "pause_resume": (
-        trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", tick=2),)),
+        trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
     "retract_border_in_prompt": (
@@ -153,9 +155,9 @@ LACKING = {
     "preempted": trace(
         WHOLE,
         prefill(2, ("r1", 0, 6, True)),
-        events=(turn(1, running=["r0"]), Event(name="retract", tick=2), turn(2, waiting=["r0"])),
+        events=(turn(1, running=["r0"]), Event(name="retract", scheduler_step=2), turn(2, waiting=["r0"])),
     ),
-    "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", tick=5),)),
+    "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", scheduler_step=5),)),
     "retract_border_in_prompt": trace(
         prefill(0, ("r0", 0, 4, True)),
         record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
@@ -235,7 +237,7 @@ def test_prefix_that_was_not_cached_is_no_hit():
 def test_flush_counts_where_the_same_prompt_starts_from_nothing():
     given = branching(12, own=0)
     rounds = (prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 0, 12, True)))
-    flush = Event(name="flush", tick=4, data={"flushed": True})
+    flush = Event(name="flush", scheduler_step=4, data={"flushed": True})
     count = POINTS["cache_flushed"].count
     assert count(given, trace(*rounds, events=(flush,))) == 1
     assert count(given, trace(*rounds)) == 0
@@ -284,19 +286,19 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     script = (GIVEN.script[0], Op(kind="retract"), GIVEN.script[-1])
     asked = GIVEN.model_copy(update={"script": script})
     restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
-    pool = Event(name="retract", tick=1, data={"reason": "pool"})
+    pool = Event(name="retract", scheduler_step=1, data={"reason": "pool"})
     count = POINTS["pool_exhausted"].count
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
 
 
 def test_abort_is_dated_by_when_it_was_asked_for():
-    """Ends are all noted when the engine has drained, so their tick says nothing."""
+    """Ends are all noted when the engine has drained, so their scheduler step says nothing."""
     rounds = (WHOLE, decode(1, ("r0", 4, 1), ("r1", 6, 1)), decode(5, ("r1", 7, 1)))
     ends = (end("r0", 9, 1, "abort"), end("r1", 9, 5))
     count = POINTS["abort_last_live"].count
-    for tick, times in ((3, 0), (6, 1)):
-        asked = Event(name="abort", tick=tick, data={"rid": "r0"})
+    for scheduler_step, times in ((3, 0), (6, 1)):
+        asked = Event(name="abort", scheduler_step=scheduler_step, data={"rid": "r0"})
         assert count(GIVEN, trace(*rounds, ends=ends, events=(asked,))) == times
 
 

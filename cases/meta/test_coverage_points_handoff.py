@@ -16,30 +16,30 @@ GIVEN = GIVEN.model_copy(
 )
 
 
-def ran(tick, *parts):
-    return replace(prefill(tick, *parts), side="prefill", index=2 * tick)
+def ran(scheduler_step, *parts):
+    return replace(prefill(scheduler_step, *parts), side="prefill", index=2 * scheduler_step)
 
 
-def handed(tick, *rids, epoch=0, rank=0):
-    made = record(tick, "PREBUILT", [(rid, epoch, 4, 0, True) for rid in rids])
-    return replace(made, side="decode", index=2 * tick + 1 + 100 * rank, dp_rank=rank, tp_rank=rank)
+def handed(scheduler_step, *rids, attempt=0, rank=0):
+    made = record(scheduler_step, "PREBUILT", [(rid, attempt, 4, 0, True) for rid in rids])
+    return replace(made, side="decode", index=2 * scheduler_step + 1 + 100 * rank, dp_rank=rank, tp_rank=rank)
 
 
-def after(tick, running=(), waiting=(), moving=(), rank=0):
+def after(scheduler_step, running=(), waiting=(), moving=(), rank=0):
     data = {"side": "decode", "running": list(running), "waiting": list(waiting), "moving": list(moving)}
-    return Event(name="turn", tick=tick, dp_rank=rank, data=data)
+    return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data=data)
 
 
-def told(tick, what, rid):
-    return Event(name="transfer", tick=tick, data={"what": what, "rid": rid})
+def told(scheduler_step, what, rid):
+    return Event(name="transfer", scheduler_step=scheduler_step, data={"what": what, "rid": rid})
 
 
-def aborted(tick, rid):
-    return Event(name="abort", tick=tick, data={"rid": rid})
+def aborted(scheduler_step, rid):
+    return Event(name="abort", scheduler_step=scheduler_step, data={"rid": rid})
 
 
 def prefixes(round, *lengths):
-    return Event(name="handed", tick=1, data={"round": round, "rids": ["r0"], "prefixes": list(lengths)})
+    return Event(name="handed", scheduler_step=1, data={"round": round, "rids": ["r0"], "prefixes": list(lengths)})
 
 
 R0, R1 = ("r0", 0, 4, True), ("r1", 0, 6, True)
@@ -47,7 +47,7 @@ BOTH_AWAY = after(0, moving=("r0", "r1"))
 
 NOTHING_LEFT = (after(1, running=("r0",)), after(1, rank=1))
 
-#: situation -> (trace that has it once, the nearest trace that has it not)
+#: coverage point -> (trace that has it once, the nearest trace that has it not)
 TRACES = {
     "handed_over": (trace(handed(1, "r0")), trace(handed(1, "r0", "r1"))),
     "handed_over_together": (trace(handed(1, "r0", "r1")), trace(handed(1, "r0"))),
@@ -104,7 +104,7 @@ TRACES = {
         trace(handed(1, "r0"), events=(BOTH_AWAY, after(1))),
     ),
     "retracted_on_decode_side": (
-        trace(handed(1, "r0"), decode(2, ("r0", 4, 1)), handed(3, "r0", epoch=1)),
+        trace(handed(1, "r0"), decode(2, ("r0", 4, 1)), handed(3, "r0", attempt=1)),
         trace(handed(1, "r0"), decode(2, ("r0", 4, 1))),
     ),
     "prefix_on_decode_side": (

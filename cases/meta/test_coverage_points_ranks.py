@@ -13,12 +13,12 @@ NAMES = names(Where.RANKS, Where.MORE_RANKS)
 GIVEN = handmade.scenario(prompts=(4, 6, 4), chunk=4, max_new_tokens=5, dp_size=2)
 
 
-def idle(tick, rank):
-    return record(tick, "IDLE", [], dp_rank=rank)
+def idle(scheduler_step, rank):
+    return record(scheduler_step, "IDLE", [], dp_rank=rank)
 
 
-def running(tick, rank, *rids):
-    return Event(name="turn", tick=tick, dp_rank=rank, data={"running": list(rids)})
+def running(scheduler_step, rank, *rids):
+    return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data={"running": list(rids)})
 
 
 WHOLE = ("r0", 0, 4, True)

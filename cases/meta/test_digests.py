@@ -96,11 +96,11 @@ def test_a_damaged_tensor_says_what_to_type(run):
     assert again.endswith(f" --scenario-file {folder / 'scenario.json'}")
 
 
-def test_a_specimen_keeps_digests_too(run):
-    specimen = next(run.glob("specimens/*"))
-    turn_a_digit(specimen / "tensors/reference.safetensors")
+def test_a_reproducer_keeps_digests_too(run):
+    reproducer = next(run.glob("reproducers/*"))
+    turn_a_digit(reproducer / "tensors/reference.safetensors")
     for command in ("recheck", "replay"):
-        done = call(command, str(specimen))
+        done = call(command, str(reproducer))
         assert done.exit_code == 2
         assert "reference.safetensors" in done.stderr
 
@@ -121,13 +121,13 @@ def test_a_run_of_before_digests_were_kept_is_read_as_it_is(run):
 
 
 def test_digests_are_what_sha256sum_reads_and_are_of_all_there_is(run):
-    for sums in [run / SUMS, *run.glob(f"*/{SUMS}"), *run.glob(f"specimens/*/{SUMS}")]:
+    for sums in [run / SUMS, *run.glob(f"*/{SUMS}"), *run.glob(f"reproducers/*/{SUMS}")]:
         done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=sums.parent, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         told = {line.split(": ")[0] for line in done.stdout.splitlines()}
         here = {path.relative_to(sums.parent).as_posix() for path in sums.parent.rglob("*") if path.is_file()}
         if sums.parent == run:
-            here = {name for name in here if "/" not in name or (name.endswith(SUMS) and "specimens" not in name)}
+            here = {name for name in here if "/" not in name or (name.endswith(SUMS) and "reproducers" not in name)}
         assert here - told == {SUMS}
 
 
@@ -176,7 +176,7 @@ def test_a_damaged_scenario_is_not_what_to_run_again(run):
 
 
 def test_an_edited_file_is_taken_once_its_digests_are_gone(run):
-    """Whoever edits a specimen on purpose is told how."""
+    """Whoever edits a reproducer on purpose is told how."""
     place = run / "manifest.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "host": "elsewhere"}))
     assert call("recheck", str(run)).exit_code == 2

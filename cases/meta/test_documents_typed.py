@@ -8,7 +8,7 @@ import json
 import pytest
 
 from cases import catalogue, fixed, known
-from harness.archive.records import FindingLine, RunManifest, RunVerdict, SpecimenManifest
+from harness.archive.records import FindingLine, ReproducerManifest, RunManifest, RunVerdict
 from harness.archive.trace_io import _Head
 from harness.cli.programs import check_scenarios
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
@@ -115,7 +115,7 @@ def test_what_is_not_one_json_document_is_refused_with_its_place(content, said):
 
 MODELS = [
     *(Scenario, SpecConfig, EngineConfig, RequestSpec, Op, catalogue.Case, known.Entry, known._File),
-    *(Night, RunManifest, RunVerdict, SpecimenManifest, FindingLine, _Head),
+    *(Night, RunManifest, RunVerdict, ReproducerManifest, FindingLine, _Head),
 ]
 JUNK = [None, True, -1, 10**30, 1.5, 1e300, "", "x", "\ud800", [], [[]], {}, {"x": 1}]
 

@@ -14,7 +14,7 @@ TURNS = 5
 def of_round(turn, index):
     """Two messages that make no rows: an event and a batch."""
     said = {"ev": "again", "round": index, "step": 0, "rows": turn}
-    batch = {"ev": "round", "index": index, "mode": "IDLE", "rids": [], "epochs": [], "starts": [], "lens": []}
+    batch = {"ev": "round", "index": index, "mode": "IDLE", "rids": [], "attempts": [], "starts": [], "lens": []}
     return [({**message, "turn": turn}, {}) for message in (said, {**batch, "final": [], "forwards": {}})]
 
 
@@ -67,9 +67,9 @@ SCENARIO = Scenario(
 def traced(engine):
     trace = drive(engine, SCENARIO)
     return (
-        [(event.name, event.tick, event.data.get("rows")) for event in trace.events],
-        [(record.index, record.tick) for record in trace.rounds],
-        [(end.rid, end.tick) for end in trace.ends],
+        [(event.name, event.scheduler_step, event.data.get("rows")) for event in trace.events],
+        [(record.index, record.scheduler_step) for record in trace.rounds],
+        [(end.rid, end.scheduler_step) for end in trace.ends],
     )
 
 
@@ -81,8 +81,8 @@ def test_a_trace_says_the_same_however_quickly_the_engine_answers(falls):
     assert traced(halfway) == told
     events, rounds, ends = told
     assert [name for name, _, _ in events if name == "crash"] == ["crash"] * falls
-    ticks = [tick for _, tick in rounds]
-    assert ticks == sorted(ticks)
+    scheduler_steps = [scheduler_step for _, scheduler_step in rounds]
+    assert scheduler_steps == sorted(scheduler_steps)
     assert len(rounds) == (2 * (TURNS - 2) + 1 if falls else 2 * (TURNS - 1) + 1)
     assert bool(ends) is not falls
 

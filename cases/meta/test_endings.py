@@ -156,7 +156,11 @@ def cut():
 
 def lost(trace, **data):
     return replace(
-        trace, events=(*trace.events[:1], Event(name="lost", tick=2, data={"what": "ended from outside: x", **data}))
+        trace,
+        events=(
+            *trace.events[:1],
+            Event(name="lost", scheduler_step=2, data={"what": "ended from outside: x", **data}),
+        ),
     )
 
 
@@ -185,7 +189,7 @@ def test_a_trace_of_before_the_question_was_asked_is_not_held_against_sglang_eit
     scenario, trace = cut
     data = {"site": "killed", "error": "scheduler process 7 ended without a word"}
     verdict, _ = judge(
-        scenario, replace(trace, events=(*trace.events[:1], Event(name="crash", tick=2, data=data))), None
+        scenario, replace(trace, events=(*trace.events[:1], Event(name="crash", scheduler_step=2, data=data))), None
     )
     assert verdict.outcome is Outcome.UNKNOWN
     assert verdict.reasons[0] == "scheduler process 7 ended without a word; how is not known"

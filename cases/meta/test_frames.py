@@ -71,7 +71,7 @@ def test_every_row_of_both_sides_is_there_once(frames, run):
         table = frames.positions.query("scenario == @case.scenario.name")
         assert len(table) == len(case.engine.rows) == len(case.reference.rows)
         assert set(table["sides"]) == {"both"}
-        assert not table.duplicated(["dp_rank", "rid", "epoch", "committed", "phase", "step", "slot"]).any()
+        assert not table.duplicated(["dp_rank", "rid", "attempt", "committed", "phase", "step", "slot"]).any()
         for name in ("position", "input_id", "cache_slot", "parent"):
             assert sorted(table[name].tolist()) == sorted(case.engine.rows.ints[name].tolist()), name
 
@@ -136,14 +136,14 @@ def test_errors_and_limits_are_those_the_checks_judged_by(folder):
         what = one.hint.split("-")[0]
         if one.kind is Kind.NUMERIC and what in ("hidden_in", "hidden_out", "logits"):
             key = one.key
-            place = (key.rid, key.epoch, key.committed, str(key.phase), key.step, key.slot)
+            place = (key.rid, key.attempt, key.committed, str(key.phase), key.step, key.slot)
             judged[place] = (what, one.observed["greatest_abs"], one.expected["limit_abs"])
     seen = {}
     for row in table.itertuples():
         for what in ("hidden_in", "hidden_out", "logits"):  # a row is named by the first of these only
             error, limit = getattr(row, f"{what}_error"), getattr(row, f"{what}_limit")
             if error > limit:
-                seen[row.rid, row.epoch, row.committed, row.phase, row.step, row.slot] = (what, error, limit)
+                seen[row.rid, row.attempt, row.committed, row.phase, row.step, row.slot] = (what, error, limit)
                 break
     assert seen.keys() == judged.keys()
     for place, (what, error, limit) in judged.items():

@@ -82,7 +82,9 @@ class Pretended:
     def __call__(self, scenario, **_options):
         self.driven.append(scenario)
         found = results.judged("one", results.one_ahead)
-        return SimpleNamespace(findings=found.findings, save_specimen=lambda folder: folder / "specimens" / scenario.id)
+        return SimpleNamespace(
+            findings=found.findings, save_reproducer=lambda folder: folder / "reproducers" / scenario.id
+        )
 
     def close(self):
         self.driven = None
@@ -101,4 +103,4 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
     for one in found:
         assert len(one.shrunk.scenario.requests) == 1 < len(one.found.smallest.requests)
-        assert one.folder == result.folder / "specimens" / one.shrunk.scenario.id
+        assert one.folder == result.folder / "reproducers" / one.shrunk.scenario.id

@@ -86,20 +86,20 @@ def test_of_a_trace(run, name):
 
 
 @pytest.mark.parametrize("name", HEADERS)
-def test_of_a_specimen(run, name):
+def test_of_a_reproducer(run, name):
     changes, said = HEADERS[name]
-    specimen = next(run.glob("specimens/pr25015-*"))
-    change(specimen / "manifest.json", "header", **changes)
-    done = call("replay", str(specimen))
+    reproducer = next(run.glob("reproducers/pr25015-*"))
+    change(reproducer / "manifest.json", "header", **changes)
+    done = call("replay", str(reproducer))
     assert done.exit_code == 2, done.output
     assert said in done.stderr
 
 
-def test_a_specimens_manifest_is_of_its_trace(run):
-    specimen = next(run.glob("specimens/pr25015-*"))
-    manifest = json.loads((specimen / "manifest.json").read_text())
-    (specimen / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
-    done = call("replay", str(specimen))
+def test_a_reproducers_manifest_is_of_its_trace(run):
+    reproducer = next(run.glob("reproducers/pr25015-*"))
+    manifest = json.loads((reproducer / "manifest.json").read_text())
+    (reproducer / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
+    done = call("replay", str(reproducer))
     assert done.exit_code == 2, done.output
     assert "release is '0.5.11', and the engine itself told '0.5.23'" in done.stderr
 
@@ -159,7 +159,7 @@ def test_of_what_a_trace_says_beside_its_rows(run, name):
 
 
 def test_copied_tails_are_told_one_a_request():
-    said = {"round": 1, "rids": ["a", "b"], "epochs": [0, 0], "committed": [4, 4], "holes": [1, 1], "wrong": [0, 0]}
+    said = {"round": 1, "rids": ["a", "b"], "attempts": [0, 0], "committed": [4, 4], "holes": [1, 1], "wrong": [0, 0]}
     assert unfit("tails", said) == ""
     assert "different lengths" in unfit("tails", {**said, "holes": [1]})
     assert "different lengths" in unfit("tails", {**said, "committed": 4})

@@ -155,18 +155,18 @@ def test_a_block_ends_in_refused_nodes_and_may_begin_before_the_text():
 def part(index, mode, start, length):
     record = RoundRecord(
         index=index,
-        tick=index,
+        scheduler_step=index,
         dp_rank=0,
         tp_rank=0,
         mode=mode,
         rids=("a",),
-        epochs=(0,),
+        attempts=(0,),
         starts=(start,),
         lens=(length,),
         final=(True,),
         forwards={},
     )
-    return Part(record=record, rid="a", epoch=0, start=start, length=length, final=True)
+    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=True)
 
 
 def test_a_pool_holds_the_last_rows_of_the_turn_before_and_what_a_short_chunk_had_not_is_unknown():

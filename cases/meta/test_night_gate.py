@@ -319,15 +319,15 @@ def test_a_night_that_lost_its_plan_is_not_passed_over(work):
         assert "go on without it:  mv nights/" in done.stderr
 
 
-def test_a_specimen_that_is_gone_is_not_offered_for_a_replay(work):
+def test_a_reproducer_that_is_gone_is_not_offered_for_a_replay(work):
     kept(work / "nights", nights.night(nights.cell("eagle", nights.seen()), day=28))
     (folder,) = (path.parent for path in work.glob("nights/*/plan.json"))
     (work / "known.toml").write_text("schema = 1\n")
     judge = ("night", "--known", "known.toml", "--json", "night.json")
     assert "eaglecheck replay" not in call(*judge).stdout
-    assert json.loads((work / "night.json").read_text())["findings"][0]["specimen"] is None
-    (folder / nights.seen().specimen).mkdir(parents=True)
-    assert f"eaglecheck replay nights/{folder.name}/{nights.seen().specimen}" in call(*judge).stdout
+    assert json.loads((work / "night.json").read_text())["findings"][0]["reproducer"] is None
+    (folder / nights.seen().reproducer).mkdir(parents=True)
+    assert f"eaglecheck replay nights/{folder.name}/{nights.seen().reproducer}" in call(*judge).stdout
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -472,7 +472,7 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 def test_a_case_brings_what_its_window_says():
     box = night_cells.Box(scenarios=0, seconds=1.0, seed=1)
     made = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], box=box)
-    assert [(cell.expected, cell.foretold) for cell in made] == [("FAIL", ("POSITION",)), ("PASS", ())]
+    assert [(cell.expected, cell.expected_kinds) for cell in made] == [("FAIL", ("POSITION",)), ("PASS", ())]
 
 
 # What CI reads
@@ -483,10 +483,10 @@ def test_artifacts_of_a_night_are_what_replay_takes_wherever_they_are_unpacked(w
     from cases.meta import results
 
     run = results.store(work / "runs", ("pr25015", results.one_ahead))
-    (specimen,) = (run / "specimens").iterdir()
-    one = nights.night(nights.cell("eagle", nights.seen(specimen=f"specimens/{specimen.name}")), shard=(1, 1))
+    (reproducer,) = (run / "reproducers").iterdir()
+    one = nights.night(nights.cell("eagle", nights.seen(reproducer=f"reproducers/{reproducer.name}")), shard=(1, 1))
     folder = store.begin(work / "part", one.plan)
-    shutil.copytree(specimen, folder / "specimens" / specimen.name)
+    shutil.copytree(reproducer, folder / "reproducers" / reproducer.name)
     store.finish(folder, one)
     with zipfile.ZipFile(work / "artifact.zip", "w") as file:
         for path in sorted(folder.rglob("*")):
@@ -501,7 +501,7 @@ def test_artifacts_of_a_night_are_what_replay_takes_wherever_they_are_unpacked(w
     assert done.exit_code == 1, done.output
     (group,) = json.loads((work / "out.json").read_text())["findings"]
     (merged,) = (work / "nights").iterdir()
-    replayed = call("replay", str(merged / group["specimen"]))
+    replayed = call("replay", str(merged / group["reproducer"]))
     assert "the engine ended with code 1 while booting" in replayed.output, "it got as far as starting the engine"
     assert replayed.exit_code == 3
 

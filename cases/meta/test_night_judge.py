@@ -52,14 +52,14 @@ def test_one_signature_on_two_releases_is_two_findings():
 
 
 def test_a_corpus_case_inside_its_window_is_known_by_its_kinds_and_nothing_else():
-    bad = {"kind": "case", "expected": "FAIL", "foretold": ("POSITION",)}
+    bad = {"kind": "case", "expected": "FAIL", "expected_kinds": ("POSITION",)}
     assert judged(night(cell("pr25015", seen(), **bad))).outcome is Outcome.PASS
     found = judged(night(cell("pr25015", seen(), seen(STOP), **bad)))
     assert statuses(found) == {(AHEAD, "0.5.13"): Status.KNOWN, (STOP, "0.5.13"): Status.NEW}
 
 
 def test_a_case_that_passes_where_it_must_fail_is_red():
-    found = judged(night(cell("pr25015", kind="case", expected="FAIL", foretold=("POSITION",))))
+    found = judged(night(cell("pr25015", kind="case", expected="FAIL", expected_kinds=("POSITION",))))
     assert found.outcome is Outcome.FAIL
     assert "passes, and its release window says FAIL" in found.wrong[0]
 

@@ -9,7 +9,7 @@ import pytest
 from cases.boots import BOOTS
 from cases.meta import results
 from cases.meta.nights import AHEAD
-from harness.archive.store import WriteError, read_specimen
+from harness.archive.store import WriteError, read_reproducer
 from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
@@ -66,7 +66,7 @@ def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
     assert engines.driven == ["a", "a", "a", "b"], "at once, while its engine is there"
     (seen,) = found.findings
     assert (seen.signature, seen.scenarios, seen.shown, seen.tried) == (AHEAD, 2, 3, 3)
-    manifest, stored = read_specimen(tmp_path / seen.specimen)
+    manifest, stored = read_reproducer(tmp_path / seen.reproducer)
     assert (manifest.signature, stored.scenario.name) == (AHEAD, "a")
 
 
@@ -82,7 +82,7 @@ def test_an_engine_that_does_not_come_back_for_the_repeats_leaves_what_was_seen(
 
 
 def ended_from_outside(engine):
-    what = Event(name="lost", tick=1, data={"what": "ended from outside: x"})
+    what = Event(name="lost", scheduler_step=1, data={"what": "ended from outside: x"})
     object.__setattr__(engine, "events", (*engine.events[:1], what))
 
 

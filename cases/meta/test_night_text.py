@@ -37,7 +37,7 @@ def red():
         cell("eagle", seen()),
         cell("eagle/plain", seen(shown=1), kind="generated", engine="0.5.12.post1", left_out=4),
         cell("tree"),
-        cell("pr25015", kind="case", expected="FAIL", foretold=("POSITION",)),
+        cell("pr25015", kind="case", expected="FAIL", expected_kinds=("POSITION",)),
     )
     return judged(tonight, before, known=[entry(expires=datetime.date(2026, 11, 1))])
 

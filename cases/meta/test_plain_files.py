@@ -93,11 +93,11 @@ def test_of_a_runs_events(run, kind):
 
 @pytest.mark.parametrize("kind", ODD)
 @pytest.mark.parametrize("name", ["manifest.json", *(name for name in OF_A_SCENARIO if name != "verdict.json")])
-def test_of_a_specimen(run, name, kind):
-    specimen = next((run / "specimens").glob("pr25015-*"))
-    ODD[kind](specimen / name)
-    told(call("replay", str(specimen)), specimen / name)
-    told(call("bisect", "--case", str(specimen), "--bad", "0.5.11", "--good", "0.5.13"), specimen / name)
+def test_of_a_reproducer(run, name, kind):
+    reproducer = next((run / "reproducers").glob("pr25015-*"))
+    ODD[kind](reproducer / name)
+    told(call("replay", str(reproducer)), reproducer / name)
+    told(call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -112,11 +112,11 @@ def test_of_a_night(tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
-def test_of_a_nights_specimen(tmp_path, kind):
-    night = nights.night(nights.cell("eagle", nights.seen(specimen="specimens/one")))
+def test_of_a_nights_reproducer(tmp_path, kind):
+    night = nights.night(nights.cell("eagle", nights.seen(reproducer="reproducers/one")))
     shard = store.begin(tmp_path / "nights", night.plan)
     store.finish(shard, night)
-    path = shard / "specimens" / "one" / "tensors"
+    path = shard / "reproducers" / "one" / "tensors"
     path.parent.mkdir(parents=True)
     path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
     done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))

@@ -160,7 +160,7 @@ def test_failing_test_names_the_divergence_and_what_to_type(session, tmp_path):
     done = session(FAILING)
     assert done.returncode == 1
     assert "draft position differs" in done.stdout
-    (folder,) = (tmp_path / "runs" / "specimens").iterdir()
+    (folder,) = (tmp_path / "runs" / "reproducers").iterdir()
     assert f"eaglecheck recheck {folder}" in done.stdout
     assert f"eaglecheck replay {folder}" in done.stdout
 

@@ -194,7 +194,7 @@ def prebuilt(note):
     assembler, unpacker = Assembler(), Unpacker()
     for packed, arrays in recorder.take(all_of_them=True):
         for message, held in unpacker.unpack(named(packed), arrays):
-            assembler.feed(message, held, tick=0, dp_rank=0, side="decode")
+            assembler.feed(message, held, scheduler_step=0, dp_rank=0, side="decode")
     return assembler.build(scenario_id="x", header={})
 
 

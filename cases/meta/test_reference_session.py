@@ -282,10 +282,13 @@ def merged(*traces):
             for name in ("hidden_in", "hidden_out"):
                 if values[name] >= 0:
                     values[name] += shift[f"{name}.{values['phase']}"]
-            builder.add(**values | {"round": values["round"] + base, "tick": values["tick"] + base})
+            builder.add(**values | {"round": values["round"] + base, "scheduler_step": values["scheduler_step"] + base})
         for name, tensor in trace.tensors.items():
             tensors[name] = np.concatenate([tensors[name], tensor]) if name in tensors else tensor
-        rounds += [replace(record, index=record.index + base, tick=record.tick + base) for record in trace.rounds]
+        rounds += [
+            replace(record, index=record.index + base, scheduler_step=record.scheduler_step + base)
+            for record in trace.rounds
+        ]
         ends += trace.ends
     return Trace(
         side="engine",
@@ -373,8 +376,8 @@ def test_a_retracted_request_starts_again_from_everything_it_has(tiny, lost):
         update={"input_ids": tuple(text), "max_new_tokens": 20 - (known - len(request.input_ids))}
     )
     second = session.speculate(again, chunk=6)
-    second = edited(second, change=lambda rows, i, values: values.update(epoch=1))
-    second = replace(second, rounds=tuple(replace(record, epochs=(1,)) for record in second.rounds))
+    second = edited(second, change=lambda rows, i, values: values.update(attempt=1))
+    second = replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in second.rounds))
     engine = merged(first, second)
     replayed = session.replay(scenario_of(spec, request), engine)
     assert replayed.events == ()
@@ -398,10 +401,10 @@ def test_a_request_taken_back_by_a_decode_side_goes_on_from_what_it_has(tiny, lo
     second = edited(
         second,
         keep=lambda rows, i: rows.ints["round"][i] > prompt.index,
-        change=lambda rows, i, values: values.update(epoch=1),
+        change=lambda rows, i, values: values.update(attempt=1),
     )
     rounds = (handed, *second.rounds[1:])
-    engine = merged(first, replace(second, rounds=tuple(replace(record, epochs=(1,)) for record in rounds)))
+    engine = merged(first, replace(second, rounds=tuple(replace(record, attempts=(1,)) for record in rounds)))
     replayed = session.replay(scenario_of(spec, request), engine)
     assert replayed.events == ()
     assert_same_rows(edited(replayed, keep=lambda rows, i: rows.strings["phase"][i] != "PREBUILT"), engine)
@@ -442,7 +445,7 @@ def test_tensor_parallel_ranks_are_one_round(tiny):
 def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
     spec = SPECS[0]
     session, request, trace = run(tiny, spec, seed=5, longest=40)
-    ended = (RequestEnd(rid=request.rid, tick=1, reason="abort", output_ids=()),)
+    ended = (RequestEnd(rid=request.rid, scheduler_step=1, reason="abort", output_ids=()),)
     cut = edited(trace, keep=lambda rows, i: rows.ints["round"][i] < 2)
     cut = replace(cut, rounds=trace.rounds[:2], ends=ended)
     replayed = session.replay(scenario_of(spec, request), cut)

@@ -94,7 +94,7 @@ def test_rows_of_a_request_that_came_back_are_compared_with_those_before():
     before, after = traces()
     rows = after.rows
     where = handmade.find(after, phase="DRAFT_PREFILL")
-    rows.ints["epoch"][:] = 1
+    rows.ints["attempt"][:] = 1
     assert compare(before, after, check="x").outcome is Outcome.PASS
     rows.ints["input_id"][where] += 1
     assert compare(before, after, check="x").outcome is Outcome.FAIL
@@ -110,7 +110,7 @@ def test_nothing_in_common_is_unknown():
 
 def test_crash_is_unknown_here():
     before, after = traces()
-    crashed = replace(after, events=(Event(name="crash", tick=1),))
+    crashed = replace(after, events=(Event(name="crash", scheduler_step=1),))
     assert compare(before, crashed, check="x").outcome is Outcome.UNKNOWN
 
 

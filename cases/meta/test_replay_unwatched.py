@@ -17,7 +17,7 @@ QUIET = Trace(side="engine", scenario_id="x", header={}, rows=RowBuilder().build
 
 def test_trouble_is_what_the_crash_said_first_and_where():
     crash = {"error": "CUDA error: an illegal memory access\nmore", "site": "a.py:f", "round": 5}
-    trace = replace(QUIET, events=(Event(name="crash", tick=7, dp_rank=0, data=crash),))
+    trace = replace(QUIET, events=(Event(name="crash", scheduler_step=7, dp_rank=0, data=crash),))
     assert trouble(trace) == "CUDA error: an illegal memory access at a.py:f, round 5, step 7"
     assert trouble(QUIET) == ""
 
@@ -50,8 +50,8 @@ def test_without_a_trace_only_ends_can_be_told(signature, ended, word):
 
 def test_texts_are_compared_with_those_stored():
     ends = (
-        RequestEnd(rid="a", tick=1, reason="length", output_ids=(1, 2)),
-        RequestEnd(rid="b", tick=1, reason="abort", output_ids=(1,)),
+        RequestEnd(rid="a", scheduler_step=1, reason="length", output_ids=(1, 2)),
+        RequestEnd(rid="b", scheduler_step=1, reason="abort", output_ids=(1,)),
     )
     scenario = read_scenario(SCENARIOS / "gpu-topk8-flashinfer.json")
     engine = replace(QUIET, ends=ends)

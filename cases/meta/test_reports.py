@@ -119,9 +119,9 @@ def test_markdown_of_other_runs_begins_with_the_verdict_and_says_what_matters(wo
     assert not re.search(r"<(?!/?(details|summary)>)|(?<![\w&])@\w", outside), "what an engine said stands inside code"
 
 
-def test_markdown_of_a_specimen_is_that_of_its_failure(work):
+def test_markdown_of_a_reproducer_is_that_of_its_failure(work):
     run = results.store(work / "runs", *FAILING)
-    text = markdown(next(run.glob("specimens/pr25015-*")))
+    text = markdown(next(run.glob("reproducers/pr25015-*")))
     assert "POSITION:positions:DRAFT:one-ahead" in text
     assert text.startswith("### ✕ eaglecheck FAIL: SGLang 0.5.23 diverges in 1 of 1 scenario (POSITION)")
 
@@ -176,8 +176,8 @@ def page_without_data(run, **beside):
 def test_the_fixed_parts_of_a_page(work, snapshot):
     run = results.store(work / "runs", *FAILING)
     text = page_without_data(run, matrix=MATRIX, mutants=MUTANTS)
-    situations = re.compile(r'(<th class="n">positions</th></tr></thead>\n    <tbody>\n).*?(    </tbody>)', re.DOTALL)
-    assert situations.sub(r"\1…\n\2", text, count=1) == snapshot
+    table = re.compile(r'(<th class="n">positions</th></tr></thead>\n    <tbody>\n).*?(    </tbody>)', re.DOTALL)
+    assert table.sub(r"\1…\n\2", text, count=1) == snapshot
 
 
 def test_a_page_of_a_run_that_was_cut_off_says_so(work):
@@ -253,13 +253,13 @@ def test_a_run_that_judged_nothing_leaves_the_question_open(work):
     assert json.loads((work / "diff.json").read_text())["answer"] == "unknown"
 
 
-def test_a_specimen_keeps_no_counts_and_none_are_said_to_have_gone(work):
+def test_a_reproducer_keeps_no_counts_and_none_are_said_to_have_gone(work):
     run = results.store(work / "a", *FAILING)
-    (specimen,) = (path for path in (run / "specimens").iterdir() if path.name.startswith("pr25015"))
-    done = call("diff", str(run), str(specimen))
+    (reproducer,) = (path for path in (run / "reproducers").iterdir() if path.name.startswith("pr25015"))
+    done = call("diff", str(run), str(reproducer))
     assert done.exit_code == 3, done.output
     assert "= POSITION:positions:DRAFT:one-ahead" in done.stdout
-    assert "a specimen keeps no verdict" in done.stdout
+    assert "a reproducer keeps no verdict" in done.stdout
     assert "no more" not in done.stdout
     assert "values compared" not in done.stdout
 

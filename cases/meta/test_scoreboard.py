@@ -25,8 +25,8 @@ BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
 
 
 def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash=""):
-    events = [Event(name="fault", tick=9, data={"mutant": LATE.id, "fired": fired})]
-    events += [Event(name="crash", tick=9, data={"error": crash})] if crash else []
+    events = [Event(name="fault", scheduler_step=9, data={"mutant": LATE.id, "fired": fired})]
+    events += [Event(name="crash", scheduler_step=9, data={"error": crash})] if crash else []
     return SimpleNamespace(
         verdict=SimpleNamespace(outcome=verdict, root_kinds=kinds, reasons=("1 × something",)),
         trace=SimpleNamespace(events=tuple(events)),
@@ -43,7 +43,10 @@ def _killers(monkeypatch):
 
 def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
     given = outcome(Outcome.UNKNOWN, kinds=())
-    given.trace.events = (*given.trace.events, Event(name="lost", tick=9, data={"what": "ended from outside: x"}))
+    given.trace.events = (
+        *given.trace.events,
+        Event(name="lost", scheduler_step=9, data={"what": "ended from outside: x"}),
+    )
     score = judged(LATE, given, examples=1)
     assert (score.fate, score.why, score.killed_by) == (Fate.NOT_RUN, "ended from outside: x", ())
 

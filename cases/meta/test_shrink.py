@@ -128,9 +128,11 @@ def test_shared_prefixes_stay_shared_when_prompts_are_cut():
             assert original[: len(request.input_ids)] == request.input_ids
 
 
-def test_tidy_joins_ticks_and_waits_for_nothing_at_the_ends():
-    tick, drain, submit = Op(kind="step", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
-    assert tidy([tick, submit, tick, tick, Op(kind="retract"), tick, drain]) == (
+def test_tidy_joins_scheduler_steps_and_waits_for_nothing_at_the_ends():
+    scheduler_step, drain, submit = Op(kind="step", count=2), Op(kind="drain"), Op(kind="submit", rids=("a",))
+    assert tidy(
+        [scheduler_step, submit, scheduler_step, scheduler_step, Op(kind="retract"), scheduler_step, drain]
+    ) == (
         submit,
         Op(kind="step", count=4),
         Op(kind="retract"),

@@ -17,7 +17,7 @@ from reference.pairs import load_head
 from reference.session import ReferenceSession
 
 ROOT = Path(__file__).parents[2]
-SPECIMEN = read_scenario(ROOT / "cases" / "scenarios" / "tree-slot-cache.json")
+REPRODUCER = read_scenario(ROOT / "cases" / "scenarios" / "tree-slot-cache.json")
 torch.set_num_threads(1)
 
 
@@ -30,13 +30,13 @@ def pair(tmp_path_factory):
 def own_slots(pair):
     """What an engine with this defect does: the reference's own run, beams seeing their slots."""
     target = Target.load(pair.target)
-    session = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec, departures=departures(["F-003"]))
-    return session.speculate(SPECIMEN.requests[0], scenario_id=SPECIMEN.id)
+    session = ReferenceSession(target, load_head(pair.draft, target), REPRODUCER.spec, departures=departures(["F-003"]))
+    return session.speculate(REPRODUCER.requests[0], scenario_id=REPRODUCER.id)
 
 
 def judged(pair, trace, *assumed):
-    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(SPECIMEN, trace)
-    verdict, divergences = judge(SPECIMEN, trace, reference)
+    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(REPRODUCER, trace)
+    verdict, divergences = judge(REPRODUCER, trace, reference)
     return verdict, {found.kind for found in divergences}
 
 
@@ -51,7 +51,7 @@ def test_it_is_a_finding_unless_it_is_named(pair, own_slots):
 
 def test_an_engine_without_it_is_then_a_finding_too(pair):
     target = Target.load(pair.target)
-    sound = ReferenceSession(target, load_head(pair.draft, target), SPECIMEN.spec).speculate(SPECIMEN.requests[0])
+    sound = ReferenceSession(target, load_head(pair.draft, target), REPRODUCER.spec).speculate(REPRODUCER.requests[0])
     assert judged(pair, sound)[1] == set()
     assert Kind.NUMERIC in judged(pair, sound, "F-003")[1]
 

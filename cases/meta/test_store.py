@@ -13,8 +13,8 @@ import pytest
 from cases.meta import handmade
 from harness.archive import writer as writing
 from harness.archive.digests import SUMS
-from harness.archive.store import RunReader, StoreError, WriteError, read_case, read_findings, read_specimen
-from harness.archive.writer import RunWriter, write_specimen
+from harness.archive.store import RunReader, StoreError, WriteError, read_case, read_findings, read_reproducer
+from harness.archive.writer import RunWriter, write_reproducer
 from harness.checks import group, judge
 from harness.contract.types import Kind, Outcome, Verdict
 
@@ -212,23 +212,23 @@ def test_verdict_is_never_half_there(tmp_path, case, monkeypatch):
     assert not (writer.folder / "verdict.json").exists()
 
 
-def test_specimen_holds_all_that_a_replay_needs(tmp_path, case):
+def test_reproducer_holds_all_that_a_replay_needs(tmp_path, case):
     scenario, engine, reference, _, divergences = case
     signature = group(divergences)[0].signature
-    folder = write_specimen(
-        tmp_path / "specimen",
+    folder = write_reproducer(
+        tmp_path / "reproducer",
         scenario,
         engine=replace(engine, header={**engine.header, "device": "cpu"}),
         reference=reference,
         divergences=divergences,
         signature=signature,
-        replay="eaglecheck replay specimen",
+        replay="eaglecheck replay reproducer",
     )
     names = {path.name for path in folder.iterdir()}
     assert names >= {"scenario.json", "engine.json", "reference.json", "findings.jsonl", "manifest.json"}
-    manifest, stored = read_specimen(folder)
+    manifest, stored = read_reproducer(folder)
     assert (manifest.release, manifest.device) == ("0.0.toy", "cpu")
-    assert (manifest.signature, manifest.replay) == (signature, "eaglecheck replay specimen")
+    assert (manifest.signature, manifest.replay) == (signature, "eaglecheck replay reproducer")
     assert list(stored.findings) == divergences
     assert stored.verdict is None
 

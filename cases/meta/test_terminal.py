@@ -79,7 +79,7 @@ def test_commands_are_never_broken_so_that_they_can_be_copied(width):
     run = failing()
     ends = {line.partition(":  ")[2] for line in printed(render_run, run, width=width).splitlines()}
     for one in run.results[1:]:
-        assert {f"eaglecheck recheck {one.folder}", f"eaglecheck replay {one.specimen}"} <= ends
+        assert {f"eaglecheck recheck {one.folder}", f"eaglecheck replay {one.reproducer}"} <= ends
     assert f"eaglecheck recheck {run.folder}" in ends
 
 
@@ -186,7 +186,7 @@ def test_live_lines_where_there_is_no_terminal(snapshot):
             line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=23.4))
             for number, one in enumerate(run.results, 1):
                 line(Started(scenario=one.scenario, index=number, total=12))
-                line(Turned(tick=0, state={"running": ["a"], "waiting": []}))
+                line(Turned(scheduler_step=0, state={"running": ["a"], "waiting": []}))
                 line(Judged(result=one))
             line(Preparing(text="SGLang 0.5.23 booting (0 s)"))
             line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=17.6))
@@ -206,9 +206,9 @@ def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_
                 line(Preparing(text=f"SGLang 0.5.23 booting ({second} s)", log=results.RUN / "engine.log"))
             line(Booted(header=results.HEADER, seconds=39.0))
             line(Started(scenario=one.scenario, index=1, total=2))
-            for tick in range(40):
+            for scheduler_step in range(40):
                 now[0] += 1
-                line(Turned(tick=tick, state={"running": ["a"], "waiting": []}))
+                line(Turned(scheduler_step=scheduler_step, state={"running": ["a"], "waiting": []}))
 
     booting, *pulses, booted, facts, first, second = printed(tell).splitlines()
     assert booting == "SGLang 0.5.23 booting"
@@ -251,7 +251,7 @@ def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
         one = passing().results[0]
         with LiveLine(console) as line:
             line(Started(scenario=one.scenario, index=1, total=2))
-            line(Turned(tick=41, state={"running": ["a", "b"], "waiting": ["c"]}))
+            line(Turned(scheduler_step=41, state={"running": ["a", "b"], "waiting": ["c"]}))
             console.file.flush()
             line._status._live.refresh()  # a status draws ten times a second; a test does not wait for that
             line(Judged(result=one))

@@ -110,7 +110,7 @@ def traces(draw):
         scenario_id=draw(WORDS),
         header=data,
         rows=builder.build(),
-        events=(Event(name="e", tick=1, data=data),),
+        events=(Event(name="e", scheduler_step=1, data=data),),
         tensors={"hidden_in.DRAFT": np.full(shape, draw(FLOATS), np.float32)},
     )
 

@@ -1,4 +1,4 @@
-"""The command that makes a run, a scenario or a specimen anew, with everything that is known of how it was made.
+"""The command that makes a run, a scenario or a reproducer anew, with everything that is known of how it was made.
 
 It is asked where a folder cannot be used, so it reads what it can and never complains. It must not judge.
 """
@@ -19,7 +19,7 @@ from harness.contract import plain_files
 
 #: Commands whose own line makes their run anew.
 WHOLE = ("run", "replay")
-#: A folder of one scenario, in a run or among specimens: its name, its id, and what else there is.
+#: A folder of one scenario, in a run or among reproducers: its name, its id, and what else there is.
 NAMED = re.compile(r"(.+)-[0-9a-f]{12}(?:-.+)?")
 #: Where a trace's header is.
 ENGINE = "engine.json"
@@ -28,7 +28,7 @@ MOST = 20
 
 
 def run_again(folder: Path) -> str:
-    """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a specimen."""
+    """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a reproducer."""
     within = (folder / SCENARIO).is_file()
     run = folder.parent if within and not (folder / MANIFEST).is_file() else folder
     manifest = _object(run / MANIFEST)

@@ -13,7 +13,7 @@ from harness.contract.json_files import BadDocument, validated
 #: What is read of an event without asking whether it is there, by the event's name.
 NEEDS: dict[str, tuple[str, ...]] = {
     "greedy": ("rid", "output_ids"),
-    "sampled": ("rid", "epoch", "committed", "margin"),
+    "sampled": ("rid", "attempt", "committed", "margin"),
     "reference_stopped": ("rid", "round"),
     "request_error": ("rid", "error"),
     "pool": ("free", "when"),
@@ -24,7 +24,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "unbuilt": ("round", "rids"),
     "idle_state": ("round", "phase"),
     "busy_state": ("round", "phase"),
-    "tails": ("round", "rids", "epochs", "committed", "holes", "wrong"),
+    "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "abort": ("rid",),
     "transfer": ("rid",),
 }
@@ -50,8 +50,8 @@ class _Said(BaseModel):
 
     rid: str = ""
     rids: tuple[str, ...] = ()
-    epoch: int = 0
-    epochs: tuple[int, ...] = ()
+    attempt: int = 0
+    attempts: tuple[int, ...] = ()
     committed: int | tuple[int, ...] = 0
     round: int = -1
     step: int = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from harness.archive.facts import EngineFacts, Header
 from harness.archive.trace_io import plain
@@ -36,8 +36,8 @@ class RunManifest(_Strict):
     engine: EngineFacts = Field(default_factory=EngineFacts)
 
 
-class SpecimenManifest(_Strict):
-    """manifest.json of a specimen: enough to run it again and to know when it is fixed."""
+class ReproducerManifest(_Strict):
+    """manifest.json of a reproducer: enough to run it again and to know when it is fixed."""
 
     store_version: Literal[1]
     scenario: str
@@ -95,7 +95,7 @@ def _fields(verdict: Verdict) -> dict[str, Any]:
 class _KeyFields(_Strict):
     dp_rank: int
     rid: str
-    epoch: int
+    attempt: Annotated[int, Field(validation_alias=AliasChoices("attempt", "epoch"))]
     committed: int
     phase: str
     step: int

@@ -1,4 +1,4 @@
-"""Reads run folders and specimen folders: what was run, what was seen, what was judged, in that order on disk.
+"""Reads run folders and reproducer folders: what was run, what was seen, what was judged, in that order on disk.
 
 runs/<utc>-<short id>/ holds manifest.json (first), engine.jsonl (appended while running), one folder a scenario, and
 verdict.json (last, whole or not at all). A folder without verdict.json is incomplete by definition and says so.
@@ -22,10 +22,10 @@ from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
     FindingLine,
+    ReproducerManifest,
     RunManifest,
     RunVerdict,
     ScenarioVerdict,
-    SpecimenManifest,
 )
 from harness.archive.run_folders import (
     EVENTS,
@@ -51,7 +51,7 @@ from harness.contract.words import counted
 Model = TypeVar("Model", bound=BaseModel)
 
 #: Where a run keeps its failures, each a folder that `replay` takes.
-SPECIMENS = "specimens"
+REPRODUCERS = "reproducers"
 
 
 class StoreError(UserError):
@@ -108,7 +108,7 @@ class RunReader:
             why = f"{folder} is a file, no folder" if folder.exists() else f"there is no folder {folder}"
             said, nearest = near(folder)
             raise NotThere(
-                f"{why}: looked for a run, a scenario or a specimen\n  {said}", wrong=folder, instead=nearest
+                f"{why}: looked for a run, a scenario or a reproducer\n  {said}", wrong=folder, instead=nearest
             )
         if not (folder / MANIFEST).exists():
             raise StoreError(f"{folder} is not a run folder: it has no {MANIFEST}\n  {known_runs(folder)}")
@@ -153,7 +153,7 @@ class RunReader:
 
 
 def read_case(folder: Path, *, reference: bool = True) -> StoredScenario:
-    """One scenario folder or specimen folder. reference False: its trace is not looked at, whatever is left of it."""
+    """One scenario folder or reproducer folder. reference False: its trace is not looked at, whatever is left of it."""
     scenario = read_model(folder / SCENARIO, Scenario, upgrade=scenario_v1.upgraded)
     has_reference = reference and trace_files(folder, "reference")["json"].exists()
     engine = read_trace(folder, "engine")
@@ -187,21 +187,26 @@ def read_findings(path: Path) -> Iterator[Divergence]:
     _unchanged(path, content)
 
 
-def read_specimen(folder: Path) -> tuple[SpecimenManifest, StoredScenario]:
-    """What `write_specimen` wrote. StoreError for anything else, a whole run among it."""
-    if not (folder / SCENARIO).exists() and (folder / SPECIMENS).is_dir():
-        inside = sorted(path.name for path in (folder / SPECIMENS).iterdir())
-        some = f"{folder / SPECIMENS / inside[0]}" if inside else "there is none in it"
-        raise StoreError(f"{folder} is a run, and a specimen is wanted\n  one of its specimens:  {some}")
-    manifest, case = read_model(folder / MANIFEST, SpecimenManifest), read_case(folder)
+def reproducers_in(run: Path) -> list[Path]:
+    """The reproducer folders of a run, or of a night; older ones called them specimens."""
+    return sorted(path.parent for name in (REPRODUCERS, "specimens") for path in run.glob(f"{name}/*/{MANIFEST}"))
+
+
+def read_reproducer(folder: Path) -> tuple[ReproducerManifest, StoredScenario]:
+    """What `write_reproducer` wrote. StoreError for anything else, a whole run among it."""
+    if not (folder / SCENARIO).exists() and (folder / EVENTS).exists():
+        inside = reproducers_in(folder)
+        some = str(inside[0]) if inside else "there is none in it"
+        raise StoreError(f"{folder} is a run, and a reproducer is wanted\n  one of its reproducers:  {some}")
+    manifest, case = read_model(folder / MANIFEST, ReproducerManifest), read_case(folder)
     _agree(folder / MANIFEST, manifest, case.engine)
     return manifest, case
 
 
-def started_with(manifest: SpecimenManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
-    """(known issues that were assumed, attention on a CPU) of what a specimen was made with; to be started with again.
+def started_with(manifest: ReproducerManifest, case: StoredScenario) -> tuple[tuple[str, ...], str]:
+    """(known issues that were assumed, attention on a CPU) that a reproducer was made with, for starting it again.
 
-    A specimen of before either was kept says what its reference took for granted, and `torch`.
+    A reproducer of before either was kept says what its reference took for granted, and `torch`.
     """
     told = manifest.header if case.reference is None else case.reference.header
     return assumed_in(told) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))

@@ -21,12 +21,12 @@ class TraceError(UserError):
 
 
 def check_version(file: Path, found: int) -> None:
-    if found != TRACE_SCHEMA:
+    if not 1 <= found <= TRACE_SCHEMA:
         newer = found > TRACE_SCHEMA
         raise TraceError(
             file,
             found=f"trace version {found}",
-            allowed=f"trace version {TRACE_SCHEMA}",
+            allowed=f"trace version 1 to {TRACE_SCHEMA}",
             do="a newer eaglecheck wrote it: update this one"
             if newer
             else f"an old eaglecheck wrote it: {run_again_in(folder_of(file))}",

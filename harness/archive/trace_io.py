@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import safetensors
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from harness.archive import digests, event_facts
 from harness.archive.facts import Header
@@ -43,14 +43,24 @@ class _Strict(BaseModel):
 Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
 
 
+#: Traces of schema 1 called it so.
+_Step = Annotated[int, Field(validation_alias=AliasChoices("scheduler_step", "tick"))]
+#: Keys of event data in traces of schema 1.
+_OLD = {"epoch": "attempt", "epochs": "attempts"}
+
+
+def _in_todays_names(data: dict[str, Any]) -> dict[str, Any]:
+    return {_OLD.get(key, key): value for key, value in data.items()}
+
+
 class _Round(_Strict):
     index: int
-    tick: int
+    scheduler_step: _Step
     dp_rank: int
     tp_rank: int
     mode: str
     rids: tuple[str, ...]
-    epochs: tuple[int, ...]
+    attempts: Annotated[tuple[int, ...], Field(validation_alias=AliasChoices("attempts", "epochs"))]
     starts: tuple[Tokens, ...]
     lens: tuple[Tokens, ...]
     final: tuple[bool, ...]
@@ -60,7 +70,7 @@ class _Round(_Strict):
 
     @model_validator(mode="after")
     def _is_of_its_requests(self) -> _Round:
-        for name in ("epochs", "starts", "lens", "final"):
+        for name in ("attempts", "starts", "lens", "final"):
             if len(getattr(self, name)) != len(self.rids):
                 raise ValueError(f"{name} has {len(getattr(self, name))} entries for {len(self.rids)} rids")
         return self
@@ -68,7 +78,7 @@ class _Round(_Strict):
 
 class _End(_Strict):
     rid: str
-    tick: int
+    scheduler_step: _Step
     reason: str
     output_ids: tuple[int, ...]
     cached_tokens: int
@@ -76,9 +86,9 @@ class _End(_Strict):
 
 class _Event(_Strict):
     name: str
-    tick: int
+    scheduler_step: _Step
     dp_rank: int
-    data: dict[str, Any]
+    data: Annotated[dict[str, Any], AfterValidator(_in_todays_names)]
 
     @model_validator(mode="after")
     def _is_read_so(self) -> _Event:

@@ -15,6 +15,8 @@ from harness.archive.trace_faults import check_version, damaged
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, STRING_COLUMNS, TRACE_SCHEMA, Ragged, Rows
 
 VERSION_KEY = b"eaglecheck.trace"
+#: Columns as traces of schema 1 have them.
+OLD_NAMES = {"epoch": "attempt", "tick": "scheduler_step"}
 
 #: What each list column holds on disk.
 LIST_TYPES: dict[type, pa.DataType] = {np.int64: pa.int64(), np.float32: pa.float32()}
@@ -57,7 +59,7 @@ def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
     wanted = arrow_schema()
     try:
         parquet = pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True)
-        schema = parquet.schema_arrow
+        schema = _in_todays_names(parquet.schema_arrow)
         version = (schema.metadata or {}).get(VERSION_KEY, b"")
         if version.isdigit():
             check_version(file, int(version))
@@ -67,7 +69,7 @@ def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
             )
         # Arrow's threads would share Python's bytes, and one that lets go of them while Python ends kills the process:
         # "terminate called without an active exception" (apache/arrow issue 34314)
-        table = parquet.read(use_threads=False)
+        table = parquet.read(use_threads=False).rename_columns(schema.names)
     except (pa.ArrowException, OSError) as error:  # what is inside a page fails as an OSError
         raise damaged(file, "not a whole parquet file", "parquet, as it was written") from error
     if table.num_rows != row_count:
@@ -75,6 +77,12 @@ def read_rows(file: Path, content: bytes, row_count: int) -> Rows:
     if any(column.null_count for column in table.columns):
         raise damaged(file, "empty cells", "a value in every cell")
     return _rows(table)
+
+
+def _in_todays_names(schema: pa.Schema) -> pa.Schema:
+    """Traces of schema 1 called two columns otherwise."""
+    fields = [field.with_name(OLD_NAMES.get(field.name, field.name)) for field in schema]
+    return pa.schema(fields, metadata=schema.metadata)
 
 
 def _schema_difference(schema: pa.Schema, wanted: pa.Schema) -> str:

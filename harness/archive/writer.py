@@ -1,4 +1,4 @@
-"""Writes run folders and specimen folders, the last file last, so that what is cut off says so; `store` reads them.
+"""Writes run folders and reproducer folders, the last file last, so that what is cut off says so; `store` reads them.
 
 This module must not judge, and nothing here is pickle.
 """
@@ -22,10 +22,10 @@ from harness.archive.again import run_again
 from harness.archive.disk import told, write_whole
 from harness.archive.records import (
     STORE_VERSION,
+    ReproducerManifest,
     RunManifest,
     RunVerdict,
     ScenarioVerdict,
-    SpecimenManifest,
     finding_line,
 )
 from harness.archive.run_folders import (
@@ -110,7 +110,7 @@ class RunWriter:
         return self.folder / VERDICT
 
 
-def write_specimen(
+def write_reproducer(
     folder: Path,
     scenario: Scenario,
     *,
@@ -125,7 +125,7 @@ def write_specimen(
     replay: the one command that runs it again. Returns the folder.
     """
     header = engine.header
-    manifest = SpecimenManifest(
+    manifest = ReproducerManifest(
         store_version=STORE_VERSION,
         scenario=scenario.name,
         scenario_id=scenario.id,

@@ -126,7 +126,7 @@ ROUND = (
     "tables",
     "lens",
     "final",
-    "epochs",
+    "attempts",
     "forwards",
     "graphs",
     "events",

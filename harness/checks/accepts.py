@@ -136,7 +136,7 @@ def _nearest(evidence: Evidence) -> float:
 def _margins(reference: Trace) -> dict[Share, float]:
     """How near the uniforms of a share came to deciding otherwise."""
     events = ((event.dp_rank, event.data) for event in reference.events if event.name == "sampled")
-    return {(rank, data["rid"], data["epoch"], data["committed"]): float(data["margin"]) for rank, data in events}
+    return {(rank, data["rid"], data["attempt"], data["committed"]): float(data["margin"]) for rank, data in events}
 
 
 def sampler_replaced(evidence: Evidence) -> str:

@@ -124,13 +124,13 @@ def _of_batch(record: RoundRecord, *, expected: object, observed: object, hint: 
 
 def _first_transfers(evidence: Evidence) -> Iterator[Part]:
     """Each request's first transfer; what comes later is from the decode side's own memory."""
-    for (_, epoch), parts in evidence.parts.items():
-        if epoch == 0:
+    for (_, attempt), parts in evidence.parts.items():
+        if attempt == 0:
             yield from [part for part in parts if part.record.mode == "PREBUILT"][:1]
 
 
 def _final_chunk(evidence: Evidence, rid: str) -> Share:
-    """The share that ended the request's prompt, in its last epoch on the prefill side."""
+    """The share that ended the request's prompt, in its last attempt on the prefill side."""
     chunks = [
         part
         for (name, _), parts in evidence.parts.items()

@@ -1,4 +1,4 @@
-"""Whether a verdict has anything behind it: the handshake, the situations asked for, the values really compared.
+"""Whether a verdict has anything behind it: the handshake, the coverage points asked for, the values really compared.
 
 Nothing here can fail a scenario; it can only keep a PASS from being empty. "Nothing to compare" is never a pass.
 """
@@ -62,13 +62,13 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     return frozenset(exempt), notes
 
 
-def situations_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
-    """(situation -> times it happened, situation -> positions inside it, reasons for UNKNOWN)."""
+def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
+    """(coverage point -> times it happened, coverage point -> positions inside it, reasons for UNKNOWN)."""
     seen, inside = count(evidence.scenario, evidence.engine)
     reasons = []
     for name in evidence.scenario.wants:
         if name not in POINTS:
-            reasons.append(f"asked for {name}, which is no known situation")
+            reasons.append(f"asked for {name}, which is no known coverage point")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons

@@ -102,8 +102,8 @@ def _where(divergence: Divergence, scenario: Scenario) -> str:
     words = [f"request {key.rid} on DP rank {key.dp_rank}" if key.rid else f"DP rank {key.dp_rank}"]
     if key.committed >= 0:
         words.append(f"committed length {key.committed}")
-    if key.epoch:
-        words.append(f"after retraction {key.epoch}")
+    if key.attempt:
+        words.append(f"after retraction {key.attempt}")
     if divergence.round >= 0:
         words.append(f"round {divergence.round}")
     if key.rid and key.committed >= 0:

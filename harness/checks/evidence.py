@@ -53,7 +53,7 @@ def tabulate(rows: Rows) -> Table:
     ints = {name: column.tolist() for name, column in rows.ints.items()}
     rid, phase = rows.strings["rid"].tolist(), rows.strings["phase"].tolist()
     groups: dict[Share, dict[str, list[int]]] = {}
-    shares = zip(ints["dp_rank"], rid, ints["epoch"], ints["committed"], strict=True)
+    shares = zip(ints["dp_rank"], rid, ints["attempt"], ints["committed"], strict=True)
     for index, (share, name) in enumerate(zip(shares, phase, strict=True)):
         groups.setdefault(share, {}).setdefault(name, []).append(index)
     steps, slots = ints["step"], ints["slot"]
@@ -71,8 +71,8 @@ class Evidence:
     """Everything the checks of one scenario read.
 
     full: rid -> index -> token: prompt, then output, then tokens committed past the end of the output.
-    parts: (rid, epoch) -> the request's parts in order. last: rid -> its last part in any batch.
-    ended: rids with a RequestEnd, or whose tokens say that they are done. ticks: (dp_rank, round) -> tick.
+    parts: (rid, attempt) -> the request's parts in order. last: rid -> its last part in any batch.
+    ended: rids with a RequestEnd, or whose tokens say that they are done. steps: (dp_rank, round) -> step.
     """
 
     scenario: Scenario
@@ -84,7 +84,7 @@ class Evidence:
     parts: dict[tuple[str, int], list[Part]]
     last: dict[str, Part]
     ended: frozenset[str]
-    ticks: dict[tuple[int, int], int]
+    scheduler_steps: dict[tuple[int, int], int]
 
     @property
     def dtype(self) -> str:
@@ -134,7 +134,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         parts=parts,
         last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
         ended=frozenset(end.rid for end in engine.ends) | _complete(scenario, engine, full),
-        ticks={(record.dp_rank, record.index): record.tick for record in engine.rounds},
+        scheduler_steps={(record.dp_rank, record.index): record.scheduler_step for record in engine.rounds},
     )
 
 

@@ -48,14 +48,14 @@ class Finding:
 
 
 def settle(
-    divergences: Iterable[Divergence], *, ticks: Ticks, prefix_hits: frozenset[tuple[str, int]] = frozenset()
+    divergences: Iterable[Divergence], *, scheduler_steps: Ticks, prefix_hits: frozenset[tuple[str, int]] = frozenset()
 ) -> list[Divergence]:
     """Sorted by time, without doubles, with causes set and the earliest root marked `first`.
 
-    ticks: (dp_rank, round) -> tick. prefix_hits: (rid, epoch) that started from cached KV.
+    scheduler steps: (dp_rank, round) -> scheduler step. prefix_hits: (rid, attempt) that started from cached KV.
     """
     kept = _without_doubles(divergences)
-    kept.sort(key=_time_order(ticks))
+    kept.sort(key=_time_order(scheduler_steps))
     caused = _with_causes(kept, prefix_hits)
     for place, found in enumerate(caused):
         if not found.cause:
@@ -128,15 +128,23 @@ def _without_doubles(divergences: Iterable[Divergence]) -> list[Divergence]:
     return list(kept.values())
 
 
-def _time_order(ticks: Ticks) -> Callable[[Divergence], tuple[object, ...]]:
+def _time_order(scheduler_steps: Ticks) -> Callable[[Divergence], tuple[object, ...]]:
     def order(found: Divergence) -> tuple[object, ...]:
         key = found.key
-        tick = ticks.get((key.dp_rank, found.round), found.round)
+        scheduler_step = scheduler_steps.get((key.dp_rank, found.round), found.round)
         late = found.kind is Kind.LEAK  # seen at the very end, whatever caused it
         hung = found.kind is Kind.HANG  # what a batch did before it stopped comes first
         return (
-            *(late, tick, found.round, hung, PHASE_ORDER.get(key.phase, len(PHASE_ORDER)), key.dp_rank, key.rid),
-            *(key.epoch, key.committed, key.step, key.slot, KIND_ORDER[found.kind]),
+            *(
+                late,
+                scheduler_step,
+                found.round,
+                hung,
+                PHASE_ORDER.get(key.phase, len(PHASE_ORDER)),
+                key.dp_rank,
+                key.rid,
+            ),
+            *(key.attempt, key.committed, key.step, key.slot, KIND_ORDER[found.kind]),
         )
 
     return order
@@ -162,7 +170,7 @@ def _with_causes(ordered: list[Divergence], prefix_hits: frozenset[tuple[str, in
     """Give each divergence that something earlier explains the signature of the earliest root that does."""
     roots, done = _Roots(), []
     for place, found in enumerate(ordered):
-        cause = roots.cause_of(found, from_cache=(found.key.rid, found.key.epoch) in prefix_hits)
+        cause = roots.cause_of(found, from_cache=(found.key.rid, found.key.attempt) in prefix_hits)
         if cause is None:
             roots.file(place, found)
         done.append(found if cause is None else replace(found, cause=cause.signature))
@@ -178,7 +186,7 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     request's text is.
     """
     key = root.key
-    share = (key.dp_rank, key.rid, key.epoch, key.committed)
+    share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if root.kind in STOPS:
         return [("stop",)]
     if root.kind is Kind.LOCKSTEP:
@@ -189,9 +197,9 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("rank", key.dp_rank)]
     if key.phase in TARGET_PHASES:
         walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
-        return [("target", key.rid, key.epoch), ("target of rank", key.dp_rank), *walk]
+        return [("target", key.rid, key.attempt), ("target of rank", key.dp_rank), *walk]
     if key.phase in LASTING_DRAFT_PHASES:
-        return [("draft", key.rid, key.epoch), ("draft of rank", key.dp_rank)]
+        return [("draft", key.rid, key.attempt), ("draft of rank", key.dp_rank)]
     # What is handed over feeds the draft steps of one round, as a draft step feeds those after it.
     return [("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else []
 
@@ -199,7 +207,7 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
 def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, ...]]:
     """The reaches that touch `found`. from_cache: its request started from KV that another had written."""
     key = found.key
-    share = (key.dp_rank, key.rid, key.epoch, key.committed)
+    share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
         walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
         lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
@@ -208,9 +216,9 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either
     if found.policy is Policy.EXACT:
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
-    reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.epoch)]
+    reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]
     reaches += [("target of rank", key.dp_rank)] if from_cache else []
     if key.phase in DRAFT_PHASES:
-        reaches += [("draft", key.rid, key.epoch)]
+        reaches += [("draft", key.rid, key.attempt)]
         reaches += [("draft of rank", key.dp_rank)] if from_cache else []
     return [*reaches, ("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else reaches

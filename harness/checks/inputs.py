@@ -198,14 +198,14 @@ def _last_choices(evidence: Evidence, indices: list[int]) -> list[list[int]]:
 
 
 def _prompt_ends(evidence: Evidence) -> dict[tuple[str, int], int]:
-    """(rid, epoch) -> length of what it started from: the prompt, and after a retraction the output so far too."""
+    """(rid, attempt) -> length of what it started from: the prompt, and after a retraction the output so far too."""
     lengths = {request.rid: len(request.input_ids) for request in evidence.scenario.requests}
     ends: dict[tuple[str, int], int] = {}
-    for (rid, epoch), parts in evidence.parts.items():
+    for (rid, attempt), parts in evidence.parts.items():
         prefills = [part for part in parts if part.record.mode == "PREFILL"]
         stops = [part.start + part.length for part in prefills]
         done = [stop for stop, part in zip(stops, prefills, strict=True) if part.final]
-        ends[rid, epoch] = done[-1] if done else max([lengths.get(rid, 0), *stops])
+        ends[rid, attempt] = done[-1] if done else max([lengths.get(rid, 0), *stops])
     return ends
 
 

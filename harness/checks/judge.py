@@ -18,7 +18,7 @@ from harness.checks import (
     rows,  # noqa: F401
     slots,  # noqa: F401
 )
-from harness.checks.coverage import check_handshake, compared_enough, not_exercised, situations_wanted
+from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
@@ -43,9 +43,9 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         result.add(run_check(check, evidence))
     result.divergences += _tie_rate(result, evidence)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
-    divergences = settle(result.divergences, ticks=evidence.ticks, prefix_hits=hits)
+    divergences = settle(result.divergences, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
     if any(found.hint == ranks.LOST for found in divergences):
-        divergences = settle(_not_cut_off(divergences), ticks=evidence.ticks, prefix_hits=hits)
+        divergences = settle(_not_cut_off(divergences), scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
     return _verdict(evidence, result, divergences), divergences
 
 
@@ -85,7 +85,7 @@ def _tie_rate(result: CheckResult, evidence: Evidence) -> list[Divergence]:
 
 def _covered(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:
     try:
-        return situations_wanted(evidence)
+        return coverage_wanted(evidence)
     except Exception as error:  # reported, never dropped
         return {}, {}, [f"coverage crashed: {type(error).__name__}: {error}"]
 

@@ -125,8 +125,8 @@ def _at_output(
     if row is not None:
         return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
     last = evidence.last.get(end.rid)
-    dp_rank, epoch = (last.record.dp_rank, last.epoch) if last else (0, 0)
-    key = Key(dp_rank=dp_rank, rid=end.rid, epoch=epoch, committed=index - 1, phase=Phase.ACCEPT, step=0, slot=0)
+    dp_rank, attempt = (last.record.dp_rank, last.attempt) if last else (0, 0)
+    key = Key(dp_rank=dp_rank, rid=end.rid, attempt=attempt, committed=index - 1, phase=Phase.ACCEPT, step=0, slot=0)
     where = last.record.index if last else -1
     return Divergence(kind=Kind.TOKEN, key=key, round=where, expected=expected, observed=observed, hint=hint)
 

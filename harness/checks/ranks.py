@@ -87,19 +87,19 @@ def _site(site: str) -> str:
 
 
 def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
-    """LOCKSTEP where ranks (of a pair, the decode side's) entered different numbers of one forward in one tick."""
+    """LOCKSTEP where ranks (of a pair, the decode side's) entered one forward a different number of times in a step."""
     records = [record for record in evidence.engine.rounds if record.side != "prefill"]
     ranks = sorted({(record.dp_rank, record.tp_rank) for record in records})
-    ticks: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
+    scheduler_steps: dict[int, dict[tuple[int, int], dict[str, int]]] = {}
     numbers: dict[tuple[int, tuple[int, int]], int] = {}
     for record in records:
         rank = (record.dp_rank, record.tp_rank)
-        entered = ticks.setdefault(record.tick, {}).setdefault(rank, {})
-        numbers.setdefault((record.tick, rank), record.index)
+        entered = scheduler_steps.setdefault(record.scheduler_step, {}).setdefault(rank, {})
+        numbers.setdefault((record.scheduler_step, rank), record.index)
         for phase, count in record.forwards.items():
             entered[phase] = entered.get(phase, 0) + count
-    for tick, by_rank in sorted(ticks.items()):
-        number = min(numbers[tick, rank] for rank in by_rank)
+    for scheduler_step, by_rank in sorted(scheduler_steps.items()):
+        number = min(numbers[scheduler_step, rank] for rank in by_rank)
         for phase in COLLECTIVE:
             counts = {rank: by_rank.get(rank, {}).get(phase, 0) for rank in ranks}
             most = max(counts.values())
@@ -108,7 +108,7 @@ def _lockstep(evidence: Evidence) -> Iterator[Divergence]:
                     yield Divergence(
                         kind=Kind.LOCKSTEP,
                         key=Key.of_rank(rank[0], phase),
-                        round=numbers.get((tick, rank), number),
+                        round=numbers.get((scheduler_step, rank), number),
                         expected=most,
                         observed=count,
                         hint="absent" if rank not in by_rank else "fewer-forwards",
@@ -176,7 +176,7 @@ def _levels_missing(evidence: Evidence) -> Iterator[str]:
         yield "pool levels at start and end are not both recorded, so a leak could not show"
 
 
-#: (tick, phase, step): one forward that all ranks enter together.
+#: (scheduler step, phase, step): one forward that all ranks enter together.
 Moment = tuple[int, str, int]
 
 
@@ -251,7 +251,7 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
 
 
 def _moment(event: Event) -> Moment:
-    return event.tick, str(event.data["phase"]), int(event.data.get("step", 0))
+    return event.scheduler_step, str(event.data["phase"]), int(event.data.get("step", 0))
 
 
 def _by_moment(evidence: Evidence, name: str) -> dict[Moment, list[Event]]:

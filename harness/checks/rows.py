@@ -101,8 +101,8 @@ def _of_part(
     slot: int = 0,
 ) -> Divergence:
     """At a place that has no row to point at."""
-    dp_rank, rid, epoch, committed = part.share
-    key = Key(dp_rank=dp_rank, rid=rid, epoch=epoch, committed=committed, phase=phase, step=step, slot=slot)
+    dp_rank, rid, attempt, committed = part.share
+    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=committed, phase=phase, step=step, slot=slot)
     return Divergence(kind=kind, key=key, round=part.record.index, expected=expected, observed=observed, hint=hint)
 
 
@@ -117,7 +117,7 @@ def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
         yield _shape(parts[0], 0, parts[0].start, "start-without-prefix-cache")
     prompts = {request.rid: len(request.input_ids) for request in evidence.scenario.requests}
     for part in parts:
-        if part.record.mode != "PREFILL" or part.epoch > 0 or part.rid not in prompts:
+        if part.record.mode != "PREFILL" or part.attempt > 0 or part.rid not in prompts:
             continue
         ends = part.start + part.length == prompts[part.rid]
         if part.final != ends:
@@ -160,7 +160,7 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
 
 def _share(divergence: Divergence) -> Share:
     key = divergence.key
-    return (key.dp_rank, key.rid, key.epoch, key.committed)
+    return (key.dp_rank, key.rid, key.attempt, key.committed)
 
 
 def _unanswered(divergence: Divergence, stopped: dict[str, Event]) -> bool:

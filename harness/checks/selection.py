@@ -156,7 +156,7 @@ class NearSelections:
         if self._phase is Phase.DRAFT and column == "position":
             return False
         key = self._evidence.engine.rows.key(mine)
-        share, step = (key.dp_rank, key.rid, key.epoch, key.committed), key.step
+        share, step = (key.dp_rank, key.rid, key.attempt, key.committed), key.step
         if (share, step) not in self._known:
             self._known[share, step] = self._judge(mine, theirs, share, step, result)
         return self._known[share, step]

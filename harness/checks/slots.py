@@ -31,7 +31,7 @@ WRITING = (Phase.PREBUILT, Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phas
 @dataclass(frozen=True, slots=True)
 class _Owner:
     rid: str
-    epoch: int
+    attempt: int
     position: int
     until: int
 
@@ -132,8 +132,8 @@ def _phase_faults(
 
 def _taken(evidence: Evidence, index: int, share: Share, owner: _Owner) -> Iterator[Divergence]:
     """A row of `share` writes a slot that `owner` keeps."""
-    _, rid, epoch, committed = share
-    if (owner.rid, owner.epoch) != (rid, epoch):
+    _, rid, attempt, committed = share
+    if (owner.rid, owner.attempt) != (rid, attempt):
         yield _fault(evidence, index, f"not a slot that {owner.rid} keeps", "owned-by-another")
     elif owner.position < committed:
         yield _fault(evidence, index, f"not the slot kept for position {owner.position}", "own-slot-again")
@@ -150,18 +150,18 @@ def _claim(
     number: int,
 ) -> None:
     """Record the slots a share keeps after its batch."""
-    dp_rank, rid, epoch, committed = share
+    dp_rank, rid, attempt, committed = share
     for phase in KEPT:
         for index in evidence.table.of(share, phase):
             if side and evidence.table.ints["round"][index] != number:
                 continue  # a chunk and what was handed over may begin alike, on different sides
             slot = evidence.table.ints["cache_slot"][index]
             position = evidence.table.ints["slot"][index] + (0 if phase is Phase.PREBUILT else committed)
-            may_be_given_back = bool(shared) and (position < shared.get(rid, 0) or epoch > 0)
+            may_be_given_back = bool(shared) and (position < shared.get(rid, 0) or attempt > 0)
             if may_be_given_back:
                 owners.pop((dp_rank, slot), None)
             elif slot >= 0:
-                owners[dp_rank, slot] = _Owner(rid, epoch, position, until[rid, epoch])
+                owners[dp_rank, slot] = _Owner(rid, attempt, position, until[rid, attempt])
 
 
 def _shared_lengths(evidence: Evidence) -> dict[str, int]:
@@ -193,11 +193,11 @@ def check_copies_of_last_page(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     for event in (event for event in evidence.engine.events if event.name == "tails"):
         data = event.data
-        shares = zip(data["rids"], data["epochs"], data["committed"], data["holes"], data["wrong"], strict=True)
-        for rid, epoch, committed, holes, wrong in shares:
+        shares = zip(data["rids"], data["attempts"], data["committed"], data["holes"], data["wrong"], strict=True)
+        for rid, attempt, committed, holes, wrong in shares:
             result.count("cache_slots", holes)
             if wrong:
-                place = {"dp_rank": event.dp_rank, "rid": rid, "epoch": epoch, "committed": committed}
+                place = {"dp_rank": event.dp_rank, "rid": rid, "attempt": attempt, "committed": committed}
                 found = Divergence(
                     kind=Kind.CACHE_SLOT,
                     key=Key(phase=Phase.DRAFT, step=0, slot=0, **place),

@@ -31,7 +31,7 @@ from reports.prose import say
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
-    case: Annotated[str | None, typer.Option(help="What to search for: a specimen folder, or a corpus case.")] = None,
+    case: Annotated[str | None, typer.Option(help="What to search for: a reproducer folder, or a corpus case.")] = None,
     scenario_file: Annotated[Path | None, typer.Option(help="Or a scenario in a JSON file: any divergence.")] = None,
     repo: Annotated[
         Path | None, typer.Option(help="Search the commits of this SGLang checkout instead; it is left as it is.")
@@ -41,7 +41,7 @@ def command(
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Use no verdicts of earlier searches.")] = False,
     device: Annotated[
-        str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the specimen's, else cpu.")
+        str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the reproducer's, else cpu.")
     ] = None,
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from cases import catalogue
-from harness.archive.store import MANIFEST, read_specimen, started_with
+from harness.archive.store import MANIFEST, read_reproducer, started_with
 from harness.bisect.trials import Subject
 from harness.bisect.verdicts import Failure, Run, checks_version, folder_digest
 from harness.cli import prepare
@@ -79,7 +79,7 @@ def choose(
     """The setting for what was typed; UsageError if that is not exactly one scenario."""
     if (case is None) == (scenario_file is None):
         raise UsageError(
-            "name what to search for, once:  --case SPECIMEN_OR_CORPUS_ID, or --scenario-file FILE\n"
+            "name what to search for, once:  --case REPRODUCER_OR_CORPUS_ID, or --scenario-file FILE\n"
             f"  corpus: {', '.join(catalogue.names())}"
         )
     if scenario_file is not None:
@@ -89,7 +89,7 @@ def choose(
         )
     else:
         assert case is not None
-        chosen = _specimen(Path(case)) if _is_path(case) else _corpus(case, device or "cpu")
+        chosen = _reproducer(Path(case)) if _is_path(case) else _corpus(case, device or "cpu")
         if device is not None:
             chosen = dataclasses.replace(chosen, device=device)
     prepare.check_device(chosen.device)
@@ -109,23 +109,23 @@ def _is_path(case: str) -> bool:
 def _corpus(name: str, device: str) -> Setting:
     if name not in catalogue.names():
         known = unknown("case", name, catalogue.names())
-        raise UsageError(f"--case: {known}\n  or a specimen folder:  --case runs/latest/specimens/NAME")
+        raise UsageError(f"--case: {known}\n  or a reproducer folder:  --case runs/latest/reproducers/NAME")
     case = catalogue.load(name)
     subject = Subject(name=name, scenario=case.scenario, failure=Failure(kinds=case.kinds))
     return Setting(subject=subject, device=device, assumed=case.assumes)
 
 
-def _specimen(folder: Path) -> Setting:
+def _reproducer(folder: Path) -> Setting:
     if folder.is_file():
         raise UsageError(
-            f"--case {folder}: not a specimen folder, but a file\n  a scenario file goes to  --scenario-file {folder}"
+            f"--case {folder}: not a reproducer folder, but a file\n  a scenario file goes to  --scenario-file {folder}"
         )
     if not (folder / MANIFEST).exists():
         raise UsageError(
-            f"--case {folder}: not a specimen folder, it has no {MANIFEST}\n"
-            "  specimens lie in <run folder>/specimens; or name a corpus case: " + ", ".join(catalogue.names())
+            f"--case {folder}: not a reproducer folder, it has no {MANIFEST}\n"
+            "  reproducers lie in <run folder>/reproducers; or name a corpus case: " + ", ".join(catalogue.names())
         )
-    manifest, stored = read_specimen(folder)
+    manifest, stored = read_reproducer(folder)
     pair = manifest.header.get("pair")
     assumed, attention = started_with(manifest, stored)
     return Setting(

@@ -17,7 +17,7 @@ from harness.contract.outputs import check_target, write_json
 def command(
     before: Annotated[
         Path,
-        typer.Argument(metavar="BEFORE", help="The run to start from: a run folder, a scenario's or a specimen's."),
+        typer.Argument(metavar="BEFORE", help="The run to start from: a run folder, a scenario's or a reproducer's."),
     ],
     after: Annotated[Path, typer.Argument(metavar="AFTER", help="The run to compare with it.")],
     json: options.Json = None,

@@ -16,7 +16,7 @@ from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.progress import RunResult, ScenarioResult
 
-RUN_SCHEMA = 1
+RUN_SCHEMA = 2
 MATRIX_SCHEMA = 1
 
 
@@ -27,7 +27,7 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
         "check": found.check,
         "rid": found.key.rid,
         "dp_rank": found.key.dp_rank,
-        "epoch": found.key.epoch,
+        "attempt": found.key.attempt,
         "committed_len": found.key.committed,
         "round": found.round,
         "phase": str(found.key.phase),
@@ -81,12 +81,12 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
         "folder": str(result.folder),
-        "specimen": None if result.specimen is None else str(result.specimen),
+        "reproducer": None if result.reproducer is None else str(result.reproducer),
     }
 
 
-def situations_document(result: RunResult) -> dict[str, dict[str, int]]:
-    """situation -> scenarios that asked for it, how many of them reached it, and how much was seen in all."""
+def coverage_document(result: RunResult) -> dict[str, dict[str, int]]:
+    """coverage point -> scenarios that asked for it, how many of them reached it, and how much was seen in all."""
     return {
         line.name: {
             "asked": line.generated,
@@ -118,7 +118,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
             for finding in one.findings
         ],
         "coverage": dict(result.verdict.coverage),
-        "situations": situations_document(result),
+        "coverage_points": coverage_document(result),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
         "scenarios": [scenario_document(one) for one in result.results],

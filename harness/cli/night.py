@@ -85,7 +85,7 @@ def _found(shards: list[Path]) -> list[Kept]:
         for half in store.torn(folder):
             raise UsageError(
                 f"{half} holds {store.NIGHT} and no {store.PLAN}: only a part of that shard is here\n"
-                "  unpack its artifact again, both files and specimens"
+                "  unpack its artifact again, both files and reproducers"
             )
         if not inside:
             why = "holds no shard of a night" if folder.is_dir() else "is no folder"

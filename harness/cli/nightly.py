@@ -199,11 +199,13 @@ def conclude(
 
 
 def _with_what_is_left(night: Night, folder: Path) -> Night:
-    """The night without the names of specimens that are gone: nobody can run those again."""
+    """The night without the names of reproducers that are gone: nobody can run those again."""
 
     def kept_in(cell: CellResult) -> CellResult:
         seen = [
-            one if one.specimen and (folder / one.specimen).is_dir() else one.model_copy(update={"specimen": None})
+            one
+            if one.reproducer and (folder / one.reproducer).is_dir()
+            else one.model_copy(update={"reproducer": None})
             for one in cell.findings
         ]
         return cell.model_copy(update={"findings": tuple(seen)})

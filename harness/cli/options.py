@@ -7,7 +7,9 @@ from typing import Annotated, Literal
 
 import typer
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, or one scenario's or specimen's folder in it.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, or one scenario's or reproducer's folder in it.")
+]
 Release = Annotated[
     str | None,
     typer.Option(

@@ -67,7 +67,7 @@ def _faults(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[st
     yield from _of_engine(scenario, device)
     for name in scenario.wants:
         if name not in POINTS:
-            yield f"wants: {unknown('situation', name, POINTS)}"
+            yield f"wants: {unknown('coverage_point', name, POINTS)}"
     if own is None and scenario.checkpoint not in RECIPES:
         yield unknown("checkpoint", scenario.checkpoint, sorted(RECIPES))
         return

@@ -12,7 +12,16 @@ from rich.console import Console
 
 from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
-from harness.archive.store import MANIFEST, SCENARIO, RunReader, StoredScenario, StoreError, read_case, read_verdict
+from harness.archive.store import (
+    MANIFEST,
+    SCENARIO,
+    RunReader,
+    StoredScenario,
+    StoreError,
+    read_case,
+    read_verdict,
+    reproducers_in,
+)
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.cli import options, prepare
@@ -112,7 +121,7 @@ def _has_reference(folder: Path) -> bool:
 
 
 def _open_case(path: Path, *, reference: bool) -> _Stored:
-    """One scenario's folder, or a specimen. reference False: the stored one is not asked for."""
+    """One scenario's folder, or a reproducer. reference False: the stored one is not asked for."""
     case = read_case(path, reference=reference)
     engine = dict(case.engine.header)
     if (path.parent / MANIFEST).exists():  # of the run it lies in
@@ -190,17 +199,19 @@ def _rejudge(
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
     setup = Setup(release=str(told.get("release", "")), device=str(told.get("device", "")))
-    places: dict[str, Any] = {"folder": _short(stored.folder), "specimen": _specimen(stored)}
+    places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()
         return ScenarioResult.of(stored.scenario, stored.engine, reference, verdict, (), setup=setup, **places)
     return judge_scenario(stored.scenario, stored.engine, reference, setup=setup, **places)
 
 
-def _specimen(stored: StoredScenario) -> Path | None:
-    """The specimen the run left for this scenario, if it is still there."""
-    places = (stored.folder, stored.folder.parent / "specimens" / stored.folder.name)
-    return next((_short(place) for place in places if (place / MANIFEST).is_file()), None)
+def _reproducer(stored: StoredScenario) -> Path | None:
+    """The reproducer the run left for this scenario, if it is still there."""
+    if (stored.folder / MANIFEST).is_file():
+        return _short(stored.folder)
+    beside = reproducers_in(stored.folder.parent)
+    return next((_short(place) for place in beside if place.name == stored.folder.name), None)
 
 
 def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from harness.archive.store import EVENTS, MANIFEST, read_specimen, started_with
+from harness.archive.store import EVENTS, MANIFEST, read_reproducer, reproducers_in, started_with
 from harness.cli import options, prepare, replay_unwatched
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
@@ -22,11 +22,11 @@ CODES = {"FAILED": Exit.DIVERGENCE, "FIXED": Exit.PASS, "ERROR": Exit.UNKNOWN}
 
 @guarded
 def command(
-    specimen: Annotated[
-        Path, typer.Argument(metavar="SPECIMEN", help="A specimen folder, as printed by a failing run.")
+    reproducer: Annotated[
+        Path, typer.Argument(metavar="REPRODUCER", help="A reproducer folder, as printed by a failing run.")
     ],
     engine: Annotated[
-        str | None, typer.Option(help="Replay on this release, as published, instead of the specimen's own.")
+        str | None, typer.Option(help="Replay on this release, as published, instead of the reproducer's own.")
     ] = None,
     untraced: Annotated[
         bool, typer.Option("--untraced", help="Without our probe: only crashes, hangs and texts can be seen.")
@@ -44,8 +44,8 @@ def command(
     console = Console()
     if untraced and bare:
         raise UsageError("--untraced and --bare exclude each other\n  name one of them")
-    _check_specimen(specimen, runs)
-    manifest, stored = read_specimen(specimen)
+    _check_reproducer(reproducer, runs)
+    manifest, stored = read_reproducer(reproducer)
     pair = manifest.header.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
     assumed, attention = started_with(manifest, stored)
@@ -73,27 +73,27 @@ def command(
     return Exit.DIVERGENCE if said.others else CODES[said.word]
 
 
-def _check_specimen(folder: Path, runs: Path | None) -> None:
-    """UsageError for what is not a specimen, with the specimens there are."""
+def _check_reproducer(folder: Path, runs: Path | None) -> None:
+    """UsageError for what is not a reproducer, with the reproducers there are."""
     if (folder / MANIFEST).exists() and (folder / EVENTS).exists():
-        found = sorted(str(path.parent) for path in folder.glob(f"specimens/*/{MANIFEST}"))
-        has = "its specimens:  " + "  ".join(found) if found else "nothing in it failed, so it has no specimens"
+        found = list(map(str, reproducers_in(folder)))
+        has = "its reproducers:  " + "  ".join(found) if found else "nothing in it failed, so it has no reproducers"
         raise UsageError(
-            f"{folder} is a run folder, not a specimen; {has}\n  judge a run again:  eaglecheck recheck {folder}"
+            f"{folder} is a run folder, not a reproducer; {has}\n  judge a run again:  eaglecheck recheck {folder}"
         )
     if not folder.exists():
-        raise UsageError(f"there is no folder {folder}: looked for a specimen\n  {_specimens(runs)}")
+        raise UsageError(f"there is no folder {folder}: looked for a reproducer\n  {_reproducers(runs)}")
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a specimen folder\n  {_specimens(runs)}")
+        raise UsageError(f"{folder} is a file, not a reproducer folder\n  {_reproducers(runs)}")
     if not (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} is not a specimen folder: it has no {MANIFEST}\n  {_specimens(runs)}")
+        raise UsageError(f"{folder} is not a reproducer folder: it has no {MANIFEST}\n  {_reproducers(runs)}")
 
 
-def _specimens(runs: Path | None) -> str:
-    """The newest specimens there are."""
+def _reproducers(runs: Path | None) -> str:
+    """The newest reproducers there are."""
     root = prepare.runs_root(runs)
-    found = sorted((path.parent for path in root.glob(f"*/specimens/*/{MANIFEST}")), reverse=True)
-    found = [path for path in found if not path.parents[1].is_symlink()]
+    runs_there = sorted((run for run in root.glob("*") if not run.is_symlink()), reverse=True)
+    found = [path for run in runs_there for path in reproducers_in(run)]
     if not found:
-        return f"there are no specimens in {root}: no run there failed"
-    return f"specimens there, newest first: {', '.join(map(str, found[:3]))}"
+        return f"there are no reproducers in {root}: no run there failed"
+    return f"reproducers there, newest first: {', '.join(map(str, found[:3]))}"

@@ -86,7 +86,7 @@ def trouble(trace: Trace) -> str:
     if found is None:
         return ""
     first = str(found.data.get("error", found.name)).splitlines()[0]
-    return f"{first} at {found.data.get('site')}, round {found.data.get('round')}, step {found.tick}"
+    return f"{first} at {found.data.get('site')}, round {found.data.get('round')}, step {found.scheduler_step}"
 
 
 def _compared(stored: StoredScenario, texts: dict[str, tuple[int, ...]]) -> str:

@@ -1,6 +1,6 @@
 """Joins engine rows and reference rows by meaning.
 
-Two rows belong together when their `Key` is equal: (dp_rank, rid, epoch, committed, phase, step, slot). Order of
+Two rows belong together when their `Key` is equal: (dp_rank, rid, attempt, committed, phase, step, slot). Order of
 arrival never matters. This module must not compare values: it only says which rows may be compared.
 """
 
@@ -18,7 +18,7 @@ from harness.contract.types import Divergence, Key, Kind
 Ints = npt.NDArray[np.int64]
 
 #: The integer parts of a Key; rid and phase are encoded beside them.
-KEY_INTS = ("dp_rank", "epoch", "committed", "step", "slot")
+KEY_INTS = ("dp_rank", "attempt", "committed", "step", "slot")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from harness.contract.trace import RoundRecord, Trace
 
-#: (dp_rank, rid, epoch, committed): one request's share of one batch.
+#: (dp_rank, rid, attempt, committed): one request's share of one batch.
 Share = tuple[int, str, int, int]
 
 
@@ -20,7 +20,7 @@ class Part:
 
     record: RoundRecord
     rid: str
-    epoch: int
+    attempt: int
     start: int
     length: int
     final: bool
@@ -28,7 +28,7 @@ class Part:
     @property
     def share(self) -> Share:
         """The key of the rows this part left."""
-        return (self.record.dp_rank, self.rid, self.epoch, self.start)
+        return (self.record.dp_rank, self.rid, self.attempt, self.start)
 
 
 def leading_rounds(trace: Trace) -> list[RoundRecord]:
@@ -37,20 +37,20 @@ def leading_rounds(trace: Trace) -> list[RoundRecord]:
     for record in trace.rounds:
         leaders[record.dp_rank] = min(record.tp_rank, leaders.get(record.dp_rank, record.tp_rank))
     kept = [record for record in trace.rounds if record.tp_rank == leaders[record.dp_rank]]
-    return sorted(kept, key=lambda record: (record.tick, record.dp_rank, record.index))
+    return sorted(kept, key=lambda record: (record.scheduler_step, record.dp_rank, record.index))
 
 
 def parts_of(trace: Trace) -> dict[tuple[str, int], list[Part]]:
-    """(rid, epoch) -> its parts in order of time."""
+    """(rid, attempt) -> its parts in order of time."""
     parts: dict[tuple[str, int], list[Part]] = {}
     for part in parts_in(leading_rounds(trace)):
-        parts.setdefault((part.rid, part.epoch), []).append(part)
+        parts.setdefault((part.rid, part.attempt), []).append(part)
     return parts
 
 
 def parts_in(records: Iterable[RoundRecord]) -> Iterator[Part]:
     """Every request's part in every batch, in their order."""
     for record in records:
-        columns = zip(record.rids, record.epochs, record.starts, record.lens, record.final, strict=True)
-        for rid, epoch, start, length, final in columns:
-            yield Part(record=record, rid=rid, epoch=epoch, start=start, length=length, final=final)
+        columns = zip(record.rids, record.attempts, record.starts, record.lens, record.final, strict=True)
+        for rid, attempt, start, length, final in columns:
+            yield Part(record=record, rid=rid, attempt=attempt, start=start, length=length, final=final)

@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.contract.types import Key
 
-TRACE_SCHEMA = 1
+TRACE_SCHEMA = 2
 
 #: How many of the largest logits a row keeps (fewer if the vocabulary is smaller).
 TOP_LOGITS = 16
@@ -23,9 +23,9 @@ TOP_LOGITS = 16
 #: Integer columns: name -> meaning. -1 is "does not apply", never "zero".
 INT_COLUMNS: dict[str, str] = {
     "dp_rank": "data-parallel rank",
-    "epoch": "how many times the request had restarted from prefill (retraction)",
+    "attempt": "how many times the request had restarted from prefill (retraction)",
     "round": "index of the scheduler batch within the scenario, per rank",
-    "tick": "loop turn within the scenario",
+    "scheduler_step": "loop turn within the scenario",
     "committed": "tokens of the request whose target KV existed before this round (chunk start for prefill)",
     "step": "draft forward index within the round; 0 elsewhere",
     "slot": "row within the request's share of this forward; tree node index for VERIFY; j-th committed for ACCEPT",
@@ -109,7 +109,7 @@ class Rows:
         return Key(
             dp_rank=int(self.ints["dp_rank"][index]),
             rid=str(self.strings["rid"][index]),
-            epoch=int(self.ints["epoch"][index]),
+            attempt=int(self.ints["attempt"][index]),
             committed=int(self.ints["committed"][index]),
             phase=str(self.strings["phase"][index]),
             step=int(self.ints["step"][index]),
@@ -196,9 +196,9 @@ class RowBuilder:
         slot: int,
         committed: int,
         round: int,
-        tick: int = -1,
+        scheduler_step: int = -1,
         dp_rank: int = 0,
-        epoch: int = 0,
+        attempt: int = 0,
         step: int = 0,
         input_id: int = -1,
         position: int = -1,
@@ -234,7 +234,7 @@ class RowBuilder:
 #: What a row says of a column that does not apply to it.
 _ABSENT: dict[str, Any] = {
     **dict.fromkeys(INT_COLUMNS, -1),
-    **dict.fromkeys(("dp_rank", "epoch", "step"), 0),
+    **dict.fromkeys(("dp_rank", "attempt", "step"), 0),
     **dict.fromkeys(FLOAT_COLUMNS, float("nan")),
     **dict.fromkeys(LIST_COLUMNS, ()),
 }
@@ -253,12 +253,12 @@ class RoundRecord:
     """
 
     index: int
-    tick: int
+    scheduler_step: int
     dp_rank: int
     tp_rank: int
     mode: str
     rids: tuple[str, ...]
-    epochs: tuple[int, ...]
+    attempts: tuple[int, ...]
     starts: tuple[int, ...]
     lens: tuple[int, ...]
     final: tuple[bool, ...]
@@ -275,7 +275,7 @@ class RequestEnd:
     """
 
     rid: str
-    tick: int
+    scheduler_step: int
     reason: str
     output_ids: tuple[int, ...]
     cached_tokens: int = 0
@@ -287,7 +287,7 @@ ENDS = ("crash", "hang", "lost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """Anything else worth remembering, in order: submit, abort, retract, pool levels, crash, hang, tick state.
+    """Anything else worth remembering, in order: submit, abort, retract, pool levels, crash, hang, state.
 
     pool events: data = {'free': int, 'total': int, 'when': 'start' | 'end', 'evictable': int}
     crash events: data = {'site': 'module:function:line', 'error': str, 'phase': str, 'round': int}
@@ -295,7 +295,7 @@ class Event:
     """
 
     name: str
-    tick: int
+    scheduler_step: int
     dp_rank: int = 0
     data: dict[str, Any] = field(default_factory=dict)
 

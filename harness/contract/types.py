@@ -66,7 +66,7 @@ class Key:
 
     dp_rank: int
     rid: str
-    epoch: int
+    attempt: int
     committed: int
     phase: str
     step: int
@@ -75,7 +75,7 @@ class Key:
     @staticmethod
     def of_rank(dp_rank: int, phase: str, *, step: int = 0) -> Key:
         """Of something that belongs to a rank, not to a request."""
-        return Key(dp_rank=dp_rank, rid="", epoch=0, committed=-1, phase=phase, step=step, slot=0)
+        return Key(dp_rank=dp_rank, rid="", attempt=0, committed=-1, phase=phase, step=step, slot=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ class Verdict:
 
     outcome: Outcome
     reasons: tuple[str, ...] = ()
-    #: situation -> times it happened, and positions compared where it did
+    #: coverage point -> times it happened, and positions compared where it did
     coverage: dict[str, int] = field(default_factory=dict)
     inside: dict[str, int] = field(default_factory=dict)
     compared: dict[str, int] = field(default_factory=dict)

@@ -44,7 +44,7 @@ def some_finished(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def all_finished_with_arrival(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for before, after in neighbours(leading_rounds(trace)):
         emptied = before.mode == "DECODE" and before.rids
-        follows = after.mode == "PREFILL" and after.tick <= before.tick + 1
+        follows = after.mode == "PREFILL" and after.scheduler_step <= before.scheduler_step + 1
         if emptied and follows and len(finished(scenario, trace, before)) == len(before.rids):
             yield after
 
@@ -62,10 +62,10 @@ def batch_shrinks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 @coverage_point("requests wait although there is memory, because as many run as the limit allows")
 def running_limit_reached(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     limit = scenario.engine.running_limit or scenario.engine.max_running_requests
-    at = {record.tick: record for record in verifies(trace)}
+    at = {record.scheduler_step: record for record in verifies(trace)}
     for event in trace.events:
         if event.name == "turn" and event.data.get("waiting") and len(event.data.get("running", ())) >= limit:
-            yield at.get(event.tick)
+            yield at.get(event.scheduler_step)
 
 
 @coverage_point("a batch that is neither idle nor has a request", where=Where.ELSEWHERE)
@@ -75,7 +75,7 @@ def empty_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a loop step before the last batch in which no rank ran one")
 def idle_tick(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    busy = {record.tick for record in trace.rounds}
+    busy = {record.scheduler_step for record in trace.rounds}
     yield from (None for _ in range(max(busy, default=-1) + 1 - len(busy)))
 
 
@@ -132,10 +132,12 @@ def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 def _before_abort(trace: Trace) -> Iterator[list[Part]]:
     """What each aborted request had done when the abort was asked for; releases differ in how soon they act on it."""
-    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
+    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.events if event.name == "abort"}
     for end in aborted(trace):
         parts = parts_of_request(trace, end.rid)
-        yield [part for part in parts if part.record.tick < asked.get(end.rid, part.record.tick + 1)]
+        yield [
+            part for part in parts if part.record.scheduler_step < asked.get(end.rid, part.record.scheduler_step + 1)
+        ]
 
 
 @coverage_point("a request aborted while it waited, before any of its prompt was prefilled")
@@ -159,33 +161,37 @@ def abort_in_decode(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("the only live request aborted")
 def abort_last_live(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    ticks: dict[str, list[int]] = {}
+    scheduler_steps: dict[str, list[int]] = {}
     for record in leading_rounds(trace):
         for rid in record.rids:
-            ticks.setdefault(rid, []).append(record.tick)
-    asked = {str(event.data.get("rid")): event.tick for event in trace.events if event.name == "abort"}
+            scheduler_steps.setdefault(rid, []).append(record.scheduler_step)
+    asked = {str(event.data.get("rid")): event.scheduler_step for event in trace.events if event.name == "abort"}
 
     def alone(end: RequestEnd) -> bool:
-        tick = asked.get(end.rid, end.tick)
-        return not any(ticks[rid][0] < tick <= ticks[rid][-1] for rid in ticks if rid != end.rid)
+        scheduler_step = asked.get(end.rid, end.scheduler_step)
+        return not any(
+            scheduler_steps[rid][0] < scheduler_step <= scheduler_steps[rid][-1]
+            for rid in scheduler_steps
+            if rid != end.rid
+        )
 
     for end in aborted(trace):
-        if end.rid in ticks and alone(end):
+        if end.rid in scheduler_steps and alone(end):
             yield parts_of_request(trace, end.rid)[-1]
 
 
 @coverage_point("a running request sent back to wait because one of higher priority came")
 def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     rank = {request.rid: request.priority or 0 for request in scenario.requests}
-    scripted = {event.tick for event in trace.events if event.name in ("retract", "abort")}
-    prefills = {record.tick: record for record in leading_rounds(trace) if record.mode == "PREFILL"}
+    scripted = {event.scheduler_step for event in trace.events if event.name in ("retract", "abort")}
+    prefills = {record.scheduler_step: record for record in leading_rounds(trace) if record.mode == "PREFILL"}
     running: set[str] = set()
     for event in trace.events:
         if event.name != "turn":
             continue
         back = running & set(event.data.get("waiting", ()))
-        came = prefills.get(event.tick)
-        if back and came and event.tick not in scripted:
+        came = prefills.get(event.scheduler_step)
+        if back and came and event.scheduler_step not in scripted:
             lowest = min(rank[rid] for rid in back)
             yield from (came for _ in range(any(rank[rid] > lowest for rid in came.rids)))
         running = set(event.data.get("running", ()))
@@ -196,7 +202,7 @@ def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a request that was retracted and came back")
 def retract_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (parts[0] for (_, epoch), parts in parts_of(trace).items() if epoch > 0)
+    yield from (parts[0] for (_, attempt), parts in parts_of(trace).items() if attempt > 0)
 
 
 def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
@@ -208,28 +214,28 @@ def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
 
 @coverage_point("a request came back, and its cached prefix or a chunk of it ends inside the prompt")
 def retract_border_in_prompt(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for (rid, epoch), parts in parts_of(trace).items():
-        if epoch:
+    for (rid, attempt), parts in parts_of(trace).items():
+        if attempt:
             prompt = len(scenario.request(rid).input_ids)
             yield from (part for part, border in _borders(parts) if border < prompt)
 
 
 @coverage_point("a request came back, and its cached prefix or a chunk of it ends inside what it had generated")
 def retract_border_in_output(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for (rid, epoch), parts in parts_of(trace).items():
-        if epoch:
+    for (rid, attempt), parts in parts_of(trace).items():
+        if attempt:
             prompt = len(scenario.request(rid).input_ids)
             yield from (part for part, border in _borders(parts) if border > prompt)
 
 
 @coverage_point("requests held in the middle of their generation by a pause, and let go on")
 def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    pauses = [event.tick for event in trace.events if event.name == "pause"]
+    pauses = [event.scheduler_step for event in trace.events if event.name == "pause"]
     for parts in parts_of(trace).values():
-        ticks = [part.record.tick for part in parts]
+        scheduler_steps = [part.record.scheduler_step for part in parts]
         for pause in pauses:
-            after = [part for part in parts if part.record.tick >= pause]
-            if ticks[0] < pause and after:
+            after = [part for part in parts if part.record.scheduler_step >= pause]
+            if scheduler_steps[0] < pause and after:
                 yield after[0]
 
 

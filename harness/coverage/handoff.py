@@ -35,8 +35,10 @@ def _steps(trace: Trace) -> list[Event]:
     found: dict[int, Event] = {}
     for event in trace.events:
         if event.name == "turn" and event.data.get("side") == "decode":
-            before = found.get(event.tick)
-            found[event.tick] = event if before is None else replace(before, data=_both(before.data, event.data))
+            before = found.get(event.scheduler_step)
+            found[event.scheduler_step] = (
+                event if before is None else replace(before, data=_both(before.data, event.data))
+            )
     return list(found.values())
 
 
@@ -45,9 +47,9 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scripted(trace: Trace, what: str) -> dict[str, int]:
-    """rid -> tick at which the scenario said this of its transfer."""
+    """rid -> scheduler step at which the scenario said this of its transfer."""
     events = [event for event in trace.events if event.name == "transfer" and event.data.get("what") == what]
-    return {str(event.data["rid"]): event.tick for event in events}
+    return {str(event.data["rid"]): event.scheduler_step for event in events}
 
 
 def _in_transit(step: Event) -> set[str]:
@@ -55,8 +57,8 @@ def _in_transit(step: Event) -> set[str]:
 
 
 def _before(trace: Trace) -> dict[int, Event]:
-    """tick -> the decode side after the step before it."""
-    return {after.tick: before for before, after in pairwise(_steps(trace))}
+    """scheduler step -> the decode side after the step before it."""
+    return {after.scheduler_step: before for before, after in pairwise(_steps(trace))}
 
 
 @coverage_point("one request handed over by itself", where=Where.HANDOFF)
@@ -82,14 +84,16 @@ def last_chunk_of_one(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def handed_over_to_idle_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     before = _before(trace)
     for record in _prebuilt(trace):
-        if record.tick not in before or not before[record.tick].data["running"]:
+        if record.scheduler_step not in before or not before[record.scheduler_step].data["running"]:
             yield record
 
 
 @coverage_point("a request handed over to a decode side in the middle of other requests", where=Where.HANDOFF)
 def handed_over_to_busy_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     before = _before(trace)
-    yield from (one for one in _prebuilt(trace) if one.tick in before and before[one.tick].data["running"])
+    yield from (
+        one for one in _prebuilt(trace) if one.scheduler_step in before and before[one.scheduler_step].data["running"]
+    )
 
 
 @coverage_point("a request whose KV has arrived waits because the decode side is full", where=Where.HANDOFF)
@@ -122,8 +126,8 @@ def _of_one_token(trace: Trace) -> set[str]:
 def abort_in_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     arrived, before = _arrived(trace), _before(trace)
     for event in trace.events:
-        if event.name == "abort" and event.tick in before and event.data["rid"] not in arrived:
-            yield from (None for _ in range(event.data["rid"] in before[event.tick].data.get("moving", ())))
+        if event.name == "abort" and event.scheduler_step in before and event.data["rid"] not in arrived:
+            yield from (None for _ in range(event.data["rid"] in before[event.scheduler_step].data.get("moving", ())))
 
 
 @coverage_point("a transfer that fails", where=Where.HANDOFF)
@@ -153,8 +157,10 @@ def dropped_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def delayed_transfer(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     held, arrived = _scripted(trace, "hold"), _arrived(trace)
     for rid in held:
-        ran = [part.record.tick for parts in chunks_of(trace) for part in parts if part.rid == rid and part.final]
-        if rid in arrived and ran and arrived[rid].tick > ran[-1]:
+        ran = [
+            part.record.scheduler_step for parts in chunks_of(trace) for part in parts if part.rid == rid and part.final
+        ]
+        if rid in arrived and ran and arrived[rid].scheduler_step > ran[-1]:
             yield arrived[rid]
 
 
@@ -179,7 +185,7 @@ def empty_prebuilt_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 @coverage_point("a running request that the decode side took back and handed over to itself again", where=Where.HANDOFF)
 def retracted_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for parts in parts_of(trace).values():
-        yield from (part for part in parts if part.record.mode == "PREBUILT" and part.epoch > 0)
+        yield from (part for part in parts if part.record.mode == "PREBUILT" and part.attempt > 0)
 
 
 @coverage_point("a request handed over whose first tokens the decode side had already", where=Where.HANDOFF)
@@ -191,23 +197,27 @@ def prefix_on_decode_side(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 
 def _of_ranks(trace: Trace) -> dict[tuple[int, int], set[str]]:
-    """(tick, DP rank) -> requests that the rank of the decode side was running after that step."""
+    """(scheduler step, DP rank) -> requests that the rank of the decode side was running after that step."""
     steps = (event for event in trace.events if event.name == "turn" and event.data.get("side") == "decode")
-    return {(event.tick, event.dp_rank): set(event.data["running"]) for event in steps}
+    return {(event.scheduler_step, event.dp_rank): set(event.data["running"]) for event in steps}
 
 
 def _others(trace: Trace, record: RoundRecord) -> list[set[str]]:
     """What the other ranks of the decode side were running before that batch."""
     return [
-        held for (tick, rank), held in _of_ranks(trace).items() if tick == record.tick - 1 and rank != record.dp_rank
+        held
+        for (scheduler_step, rank), held in _of_ranks(trace).items()
+        if scheduler_step == record.scheduler_step - 1 and rank != record.dp_rank
     ]
 
 
 @coverage_point("a request handed over to one rank while another one has no requests", where=Where.HANDOFF_RANKS)
 def handed_over_beside_idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    together = {(record.tick, record.dp_rank) for record in _prebuilt(trace)}
+    together = {(record.scheduler_step, record.dp_rank) for record in _prebuilt(trace)}
     for record in _prebuilt(trace):
-        alone = not any(tick == record.tick and rank != record.dp_rank for tick, rank in together)
+        alone = not any(
+            scheduler_step == record.scheduler_step and rank != record.dp_rank for scheduler_step, rank in together
+        )
         if alone and any(not held for held in _others(trace, record)):
             yield record
 
@@ -219,10 +229,12 @@ def handed_over_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterator[P
 
 @coverage_point("requests handed over to several ranks in one scheduler step", where=Where.HANDOFF_RANKS)
 def handed_over_on_each_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    ticks: dict[int, set[int]] = {}
+    scheduler_steps: dict[int, set[int]] = {}
     for record in _prebuilt(trace):
-        ticks.setdefault(record.tick, set()).add(record.dp_rank)
-    yield from (record for record in _prebuilt(trace) if record.dp_rank and len(ticks[record.tick]) > 1)
+        scheduler_steps.setdefault(record.scheduler_step, set()).add(record.dp_rank)
+    yield from (
+        record for record in _prebuilt(trace) if record.dp_rank and len(scheduler_steps[record.scheduler_step]) > 1
+    )
 
 
 @coverage_point(
@@ -233,12 +245,16 @@ def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterato
         return
     held = _of_ranks(trace)
     yield from (
-        None for tick in _emptied(trace) if any(held.get((tick, rank)) for rank in range(scenario.engine.dp_size))
+        None
+        for scheduler_step in _emptied(trace)
+        if any(held.get((scheduler_step, rank)) for rank in range(scenario.engine.dp_size))
     )
 
 
 def _emptied(trace: Trace) -> list[int]:
     """Turns in which everything in transit was lost."""
-    built = {record.tick for record in _prebuilt(trace)}
+    built = {record.scheduler_step for record in _prebuilt(trace)}
     steps = pairwise(_steps(trace))
-    return [b.tick for a, b in steps if _in_transit(a) and not _in_transit(b) and b.tick not in built]
+    return [
+        b.scheduler_step for a, b in steps if _in_transit(a) and not _in_transit(b) and b.scheduler_step not in built
+    ]

@@ -150,7 +150,7 @@ def reach_of(judged: Iterable[tuple[Scenario, Verdict]]) -> list[Reach]:
 
 
 def chunks_of(trace: Trace) -> Iterator[list[Part]]:
-    """The prefill parts of each (rid, epoch), in order; only where there are any."""
+    """The prefill parts of each (rid, attempt), in order; only where there are any."""
     for parts in parts_of(trace).values():
         chunks = [part for part in parts if part.record.mode == "PREFILL"]
         if chunks:

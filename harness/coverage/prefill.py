@@ -67,13 +67,17 @@ def prefix_hit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 def _branches(scenario: Scenario, trace: Trace) -> Iterator[tuple[Part, int]]:
     """(first part, tokens shared with an earlier prompt) of requests that hit a prefix and then differ from it."""
-    began = {rid: parts[0].record.tick for (rid, epoch), parts in parts_of(trace).items() if epoch == 0}
+    began = {rid: parts[0].record.scheduler_step for (rid, attempt), parts in parts_of(trace).items() if attempt == 0}
     for parts in chunks_of(trace):
         first = parts[0]
-        if first.start == 0 or first.epoch:
+        if first.start == 0 or first.attempt:
             continue
         own = scenario.request(first.rid).input_ids
-        earlier = [scenario.request(rid).input_ids for rid, tick in began.items() if tick < first.record.tick]
+        earlier = [
+            scenario.request(rid).input_ids
+            for rid, scheduler_step in began.items()
+            if scheduler_step < first.record.scheduler_step
+        ]
         other = max(earlier, key=lambda prompt: _shared(own, prompt), default=())
         if _shared(own, other) < min(len(own), len(other)):
             yield first, _shared(own, other)
@@ -111,10 +115,14 @@ def prefix_ends_after_page_border(scenario: Scenario, trace: Trace) -> Iterator[
 
 @coverage_point("the prefix cache was emptied between two batches, and a prompt seen before starts from nothing")
 def cache_flushed(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    flushed = [event.tick for event in trace.events if event.name == "flush" and event.data.get("flushed")]
+    flushed = [event.scheduler_step for event in trace.events if event.name == "flush" and event.data.get("flushed")]
     firsts = [parts[0] for request in scenario.requests if (parts := parts_of_request(trace, request.rid))]
     for first in firsts:
         own = scenario.request(first.rid).input_ids
-        seen = [p.record.tick for p in firsts if p.rid != first.rid and scenario.request(p.rid).input_ids == own]
-        if first.start == 0 and any(before < tick <= first.record.tick for before in seen for tick in flushed):
+        seen = [
+            p.record.scheduler_step for p in firsts if p.rid != first.rid and scenario.request(p.rid).input_ids == own
+        ]
+        if first.start == 0 and any(
+            before < scheduler_step <= first.record.scheduler_step for before in seen for scheduler_step in flushed
+        ):
             yield first

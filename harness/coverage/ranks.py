@@ -15,23 +15,23 @@ from harness.contract.trace import RoundRecord, Trace
 from harness.coverage.points import Place, Where, coverage_point, finished
 
 
-def _ticks(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
-    """tick -> DP rank -> its batch, in order of time."""
+def _scheduler_steps(trace: Trace) -> dict[int, dict[int, RoundRecord]]:
+    """scheduler step -> DP rank -> its batch, in order of time."""
     found: dict[int, dict[int, RoundRecord]] = {}
     for record in leading_rounds(trace):
-        found.setdefault(record.tick, {})[record.dp_rank] = record
+        found.setdefault(record.scheduler_step, {})[record.dp_rank] = record
     return found
 
 
 def _idle(trace: Trace) -> Iterator[tuple[RoundRecord, list[RoundRecord]]]:
     """Each idle batch with the busy batches of other ranks beside it."""
-    for by_rank in _ticks(trace).values():
+    for by_rank in _scheduler_steps(trace).values():
         busy = [record for record in by_rank.values() if record.mode != "IDLE"]
         if busy:
             yield from ((record, busy) for record in by_rank.values() if record.mode == "IDLE")
 
 
-def _busy_ticks(trace: Trace) -> dict[int, list[RoundRecord]]:
+def _busy_scheduler_steps(trace: Trace) -> dict[int, list[RoundRecord]]:
     """DP rank -> its batches with requests, in order of time."""
     found: dict[int, list[RoundRecord]] = {}
     for record in leading_rounds(trace):
@@ -41,9 +41,9 @@ def _busy_ticks(trace: Trace) -> dict[int, list[RoundRecord]]:
 
 
 def _held(trace: Trace) -> dict[tuple[int, int], tuple[str, ...]]:
-    """(tick, DP rank) -> requests that were running there after that step."""
+    """(scheduler step, DP rank) -> requests that were running there after that step."""
     steps = (event for event in trace.events if event.name == "turn")
-    return {(event.tick, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
+    return {(event.scheduler_step, event.dp_rank): tuple(event.data.get("running", ())) for event in steps}
 
 
 @coverage_point("a rank without requests that enters a batch because another rank has some", where=Where.RANKS)
@@ -53,23 +53,27 @@ def idle_rank(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 @coverage_point("a rank idle beside others before it ever had a request", where=Where.RANKS)
 def idle_from_the_start(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    first = {rank: records[0].tick for rank, records in _busy_ticks(trace).items()}
-    yield from (record for record, _ in _idle(trace) if record.tick < first.get(record.dp_rank, record.tick + 1))
+    first = {rank: records[0].scheduler_step for rank, records in _busy_scheduler_steps(trace).items()}
+    yield from (
+        record
+        for record, _ in _idle(trace)
+        if record.scheduler_step < first.get(record.dp_rank, record.scheduler_step + 1)
+    )
 
 
 @coverage_point("a rank idle beside others, without requests, between two of its own", where=Where.RANKS)
 def idle_between_requests(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    busy, held = _busy_ticks(trace), _held(trace)
+    busy, held = _busy_scheduler_steps(trace), _held(trace)
     for record, _ in _idle(trace):
-        own = [one.tick for one in busy.get(record.dp_rank, ())]
-        if own and own[0] < record.tick < own[-1] and not held.get((record.tick, record.dp_rank)):
+        own = [one.scheduler_step for one in busy.get(record.dp_rank, ())]
+        if own and own[0] < record.scheduler_step < own[-1] and not held.get((record.scheduler_step, record.dp_rank)):
             yield record
 
 
 def _gone_quiet(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
     """A rank's last batch before it went idle beside others, with its first idle batch after that."""
     before: dict[int, RoundRecord] = {}
-    for by_rank in _ticks(trace).values():
+    for by_rank in _scheduler_steps(trace).values():
         others = any(record.mode != "IDLE" for record in by_rank.values())
         for rank, record in by_rank.items():
             last = before.get(rank)
@@ -99,7 +103,7 @@ def idle_beside_verify(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def held_idle_by_prefill(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     held = _held(trace)
     for record, busy in _idle(trace):
-        if any(one.mode == "PREFILL" for one in busy) and held.get((record.tick, record.dp_rank)):
+        if any(one.mode == "PREFILL" for one in busy) and held.get((record.scheduler_step, record.dp_rank)):
             yield record
 
 
@@ -120,13 +124,13 @@ def idle_after_abort(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def every_rank_idle(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     if scenario.engine.dp_size < 2:
         return
-    busy = sorted({record.tick for record in trace.rounds if record.mode != "IDLE"})
+    busy = sorted({record.scheduler_step for record in trace.rounds if record.mode != "IDLE"})
     yield from (None for one, other in pairwise(busy) for _ in range(other - one - 1))
 
 
 @coverage_point("ranks that verify together with different numbers of requests", where=Where.RANKS)
 def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for by_rank in _ticks(trace).values():
+    for by_rank in _scheduler_steps(trace).values():
         sizes = {len(record.rids) for record in by_rank.values() if record.mode == "DECODE"}
         if len(sizes) > 1:
             yield max((one for one in by_rank.values() if one.mode == "DECODE"), key=lambda one: len(one.rids))
@@ -134,7 +138,7 @@ def uneven_ranks(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 
 def _idle_and_busy(trace: Trace) -> Iterator[tuple[RoundRecord, int, int]]:
     """A step's first busy batch, with how many ranks were idle and how many busy in it."""
-    for by_rank in _ticks(trace).values():
+    for by_rank in _scheduler_steps(trace).values():
         busy = [record for record in by_rank.values() if record.mode != "IDLE"]
         if busy:
             yield busy[0], len(by_rank) - len(busy), len(busy)

@@ -29,14 +29,14 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
 OF_NO_RANK = ("handed", "unbuilt")
 #: Of a verified row, what rows of accepted tokens have as well.
-OF_A_REQUEST = ("committed", "round", "tick", "dp_rank", "epoch")
+OF_A_REQUEST = ("committed", "round", "scheduler_step", "dp_rank", "attempt")
 
 
 @dataclass(frozen=True, slots=True)
 class _From:
     """Where and when a message was reported."""
 
-    tick: int
+    scheduler_step: int
     dp_rank: int
     tp_rank: int
 
@@ -72,7 +72,7 @@ class Assembler:
     _trees: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
 
     def feed(
-        self, message: Message, arrays: Arrays, *, tick: int, dp_rank: int, tp_rank: int = 0, side: str = ""
+        self, message: Message, arrays: Arrays, *, scheduler_step: int, dp_rank: int, tp_rank: int = 0, side: str = ""
     ) -> None:
         """One probe message of one rank; AttributeError for an unknown kind.
 
@@ -80,15 +80,15 @@ class Assembler:
         later batch has a later number, however late either is reported.
         """
         if side:
-            message = self._numbered(message, tick=tick, dp_rank=dp_rank, side=side)
+            message = self._numbered(message, scheduler_step=scheduler_step, dp_rank=dp_rank, side=side)
         take = self._event if message["ev"] in EVENTS else getattr(self, f"_{message['ev']}")
-        take(message, arrays, _From(tick, dp_rank, tp_rank))
+        take(message, arrays, _From(scheduler_step, dp_rank, tp_rank))
 
-    def _numbered(self, message: Message, *, tick: int, dp_rank: int, side: str) -> Message:
+    def _numbered(self, message: Message, *, scheduler_step: int, dp_rank: int, side: str) -> Message:
         """With a number for now, which `_in_order` replaces."""
         name = "index" if message["ev"] == "round" else "round"
         number = self._numbers.setdefault((side, dp_rank, message[name]), len(self._numbers))
-        self._when.setdefault(number, (tick, SIDES.index(side), message[name]))
+        self._when.setdefault(number, (scheduler_step, SIDES.index(side), message[name]))
         return {**message, name: number, "side": side}
 
     def _in_order(self) -> None:
@@ -114,12 +114,12 @@ class Assembler:
         block = Block.of(
             phase,
             np.repeat(np.asarray(message["rids"], dtype=object), lens),
-            epoch=np.repeat(message["epochs"], lens),
+            attempt=np.repeat(message["attempts"], lens),
             committed=np.repeat(message["committed"], lens),
             slot=np.arange(count) - np.repeat(ends - lens, lens),
             step=message["step"],
             round=message["round"],
-            tick=place.tick,
+            scheduler_step=place.scheduler_step,
             dp_rank=place.dp_rank,
             input_id=arrays["input_ids"],
             position=arrays["positions"],
@@ -194,14 +194,14 @@ class Assembler:
             uniforms = zip(message["rids"], arrays["nodes"].tolist(), arrays["final"].tolist(), strict=True)
             data["coins"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
         data |= {} if name in OF_NO_RANK else {"tp_rank": place.tp_rank}
-        self.events.append(Event(name=name, tick=place.tick, dp_rank=place.dp_rank, data=data))
+        self.events.append(Event(name=name, scheduler_step=place.scheduler_step, dp_rank=place.dp_rank, data=data))
 
     def _round(self, message: Message, arrays: Arrays, place: _From) -> None:
-        columns = {name: tuple(message[name]) for name in ("rids", "epochs", "starts", "lens", "final")}
+        columns = {name: tuple(message[name]) for name in ("rids", "attempts", "starts", "lens", "final")}
         self.rounds.append(
             RoundRecord(
                 index=message["index"],
-                tick=place.tick,
+                scheduler_step=place.scheduler_step,
                 dp_rank=place.dp_rank,
                 tp_rank=place.tp_rank,
                 mode=message["mode"],

@@ -41,7 +41,7 @@ class _Run:
     scenario: Scenario
     on_turn: OnTurn
     assembler: Assembler = field(default_factory=Assembler)
-    tick: int = 0
+    scheduler_step: int = 0
     announced: list[str] = field(default_factory=list)
     submitted: dict[str, None] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
@@ -54,20 +54,22 @@ class _Run:
     unread: deque[tuple[Callable[[], Messages], Place, int]] = field(default_factory=deque)
     #: events, and where each belongs: (turn, 0 for what the turn before it brought, 1 for what was done and seen since)
     events: list[tuple[tuple[int, int], Event]] = field(default_factory=list)
-    #: the scenario's tick of each turn a side counted
-    ticks: dict[tuple[str, int], int] = field(default_factory=dict)
+    #: the scenario's scheduler step of each turn a side counted
+    scheduler_steps: dict[tuple[str, int], int] = field(default_factory=dict)
     unpackers: dict[Place, Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
     _reading: Iterator[bool] | None = None
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
-        self.events.append(((self.turns, 1), Event(name=name, tick=self.tick, dp_rank=dp_rank, data=data)))
+        self.events.append(
+            ((self.turns, 1), Event(name=name, scheduler_step=self.scheduler_step, dp_rank=dp_rank, data=data))
+        )
 
     def perform(self, op: Op) -> None:
         action = getattr(self, f"_do_{op.kind}", None)
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, tick, abort, retract, pause, resume, flush, transfer, fault, drain"
+                "allowed: submit, scheduler step, abort, retract, pause, resume, flush, transfer, fault, drain"
             )
         action(op)
 
@@ -141,10 +143,12 @@ class _Run:
 
     def _do_drain(self, op: Op) -> None:
         tokens = sum(len(request.input_ids) + request.max_new_tokens for request in self.scenario.requests)
-        limit = self.tick + SPARE_TURNS + tokens
+        limit = self.scheduler_step + SPARE_TURNS + tokens
         while self.announced or not self.idle:
-            if self.tick >= limit:
-                raise EngineHung({"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.tick} turns"})
+            if self.scheduler_step >= limit:
+                raise EngineHung(
+                    {"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.scheduler_step} turns"}
+                )
             self._turn()
 
     def _turn(self) -> None:
@@ -152,12 +156,12 @@ class _Run:
         self.turns += 1
         turns = self.engine.step(expect=expect, meanwhile=self.read)
         for turn in turns:
-            self.ticks[(turn.side, turn.number)] = self.tick
+            self.scheduler_steps[(turn.side, turn.number)] = self.scheduler_step
             self.bring(turn.messages, (turn.side, turn.dp_rank, turn.tp_rank))
             self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
         self.idle = all(turn.state["idle"] for turn in turns)
-        self.on_turn(self.tick, turns[-1].state)
-        self.tick += 1
+        self.on_turn(self.scheduler_step, turns[-1].state)
+        self.scheduler_step += 1
 
     def bring(self, messages: Callable[[], Messages], place: Place) -> None:
         """To be read while the engine is at a later turn."""
@@ -180,9 +184,11 @@ class _Run:
         """A round is of the turn it ran in, however late it comes, and events keep their place, however late read."""
         side, dp_rank, tp_rank = place
         for packed, held in messages():
-            tick = self.ticks.get((side, packed.get("turn", -1)), self.tick)
+            scheduler_step = self.scheduler_steps.get((side, packed.get("turn", -1)), self.scheduler_step)
             for message, arrays in self.unpackers[place].unpack(packed, held):
-                self.assembler.feed(message, arrays, tick=tick, dp_rank=dp_rank, tp_rank=tp_rank, side=side)
+                self.assembler.feed(
+                    message, arrays, scheduler_step=scheduler_step, dp_rank=dp_rank, tp_rank=tp_rank, side=side
+                )
                 self.events += [((brought + 1, 0), event) for event in self.assembler.events]
                 self.assembler.events.clear()
                 yield True
@@ -203,7 +209,7 @@ def drive(
     scenario: Scenario,
     *,
     record: bool = True,
-    on_turn: OnTurn = lambda _tick, _state: None,
+    on_turn: OnTurn = lambda _scheduler_step, _state: None,
 ) -> Trace:
     """Run the script; what ends it early is an event of the trace ('crash', 'hang', or 'lost' where somebody ended it).
 
@@ -254,7 +260,7 @@ def _finish(run: _Run) -> None:
         run.assembler.ends.append(
             RequestEnd(
                 rid=end["rid"],
-                tick=run.tick,
+                scheduler_step=run.scheduler_step,
                 reason=end["reason"],
                 output_ids=tuple(end["output_ids"]),
                 cached_tokens=end["cached_tokens"],

@@ -30,7 +30,7 @@ def judge_scenario(
     *,
     setup: Setup,
     folder: Path = Path(),
-    specimen: Path | None = None,
+    reproducer: Path | None = None,
     seconds: Mapping[str, float] | None = None,
 ) -> ScenarioResult:
     """The verdict over both sides' rows; without a reference only what needs none is judged."""
@@ -38,7 +38,15 @@ def judge_scenario(
     verdict, divergences = judge(scenario, trace, reference)
     spent = {**seconds, "judge": time.monotonic() - start} if seconds else {}
     return ScenarioResult.of(
-        scenario, trace, reference, verdict, divergences, setup=setup, folder=folder, specimen=specimen, seconds=spent
+        scenario,
+        trace,
+        reference,
+        verdict,
+        divergences,
+        setup=setup,
+        folder=folder,
+        reproducer=reproducer,
+        seconds=spent,
     )
 
 

@@ -81,11 +81,11 @@ class Oracle:
             self._texts[key] = confirmed or session.generate_with_margins(*asked)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
-        return Event(name="greedy", tick=0, data=data)
+        return Event(name="greedy", scheduler_step=0, data=data)
 
 
 #: Columns that say which row a row is.
-MEANING = ("rid", "phase", "epoch", "committed", "step", "slot")
+MEANING = ("rid", "phase", "attempt", "committed", "step", "slot")
 
 
 def with_own(truth: Trace, own: Trace) -> Trace:

@@ -24,7 +24,7 @@ from harness.engines.process import Launch
 COPIES = "copied processes"
 
 
-def unwatched(_tick: int, _state: dict[str, Any]) -> None:
+def unwatched(_scheduler_step: int, _state: dict[str, Any]) -> None:
     """No observer."""
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.archive.store import SPECIMENS
-from harness.archive.writer import write_specimen
+from harness.archive.store import REPRODUCERS
+from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group
 from harness.contract.known_issues import Known, known_as
@@ -35,7 +35,7 @@ class Setup:
     pair: tuple[str, str] | None = None
 
     def plain(self) -> dict[str, Any]:
-        """As a specimen keeps it."""
+        """As a reproducer keeps it."""
         known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
         known["cpu_attention"] = self.cpu_attention
         return known | ({"pair": list(self.pair)} if self.pair else {})
@@ -82,7 +82,7 @@ class ScenarioResult:
 
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
-    folder, specimen: where it is stored. seconds: wall time by part (engine, reference, judge, store).
+    folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
 
     scenario: Scenario
@@ -97,7 +97,7 @@ class ScenarioResult:
     draft_steps: int
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
-    specimen: Path | None = None
+    reproducer: Path | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
 
     @staticmethod
@@ -111,7 +111,7 @@ class ScenarioResult:
         setup: Setup,
         **stored: Any,
     ) -> ScenarioResult:
-        """Everything that follows from rows and their verdict. stored: folder, specimen, seconds."""
+        """Everything that follows from rows and their verdict. stored: folder, reproducer, seconds."""
         findings = tuple(group(divergences))
         return ScenarioResult(
             scenario=scenario,
@@ -158,12 +158,14 @@ class ScenarioResult:
         """What a run keeps of a scenario that it has stored: hundreds of traces are too many."""
         return replace(self, trace=self.trace.header_only(), reference=None)
 
-    def save_specimen(self, root: Path, *, name: str = "") -> Path:
+    def save_reproducer(self, root: Path, *, name: str = "") -> Path:
         """A folder under `root` that `eaglecheck replay` runs again; by default its name says the release too."""
         reverted = f"-r{self.setup.revert}" if self.setup.revert else ""
-        folder = root / SPECIMENS / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
+        folder = (
+            root / REPRODUCERS / (name or f"{self.scenario.name}-{self.scenario.id}-{self.setup.release}{reverted}")
+        )
         first = self.first or next(iter(self.divergences), None)
-        return write_specimen(
+        return write_reproducer(
             folder,
             self.scenario,
             engine=replace(self.trace, header={**self.trace.header, **self.setup.plain()}),
@@ -247,7 +249,7 @@ class Started:
 class Turned:
     """One loop turn was taken."""
 
-    tick: int
+    scheduler_step: int
     state: dict[str, Any] = field(default_factory=dict)
 
 

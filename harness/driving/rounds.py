@@ -52,12 +52,12 @@ class _Round:
     def about(self, requests: Sequence[int]) -> Message:
         """Which requests a message speaks of, and from where."""
         if len(requests) == len(self.rids):  # everyone, in the order of the batch: nobody writes to these lists
-            epochs = self.message["epochs"]
-            return {"round": self.message["index"], "rids": self.rids, "epochs": epochs, "committed": self.starts}
+            attempts = self.message["attempts"]
+            return {"round": self.message["index"], "rids": self.rids, "attempts": attempts, "committed": self.starts}
         return {
             "round": self.message["index"],
             "rids": [self.rids[i] for i in requests],
-            "epochs": [self.message["epochs"][i] for i in requests],
+            "attempts": [self.message["attempts"][i] for i in requests],
             "committed": [self.starts[i] for i in requests],
         }
 
@@ -235,7 +235,7 @@ def _whole(current: _Round) -> Message:
     lens = given["lens"]
     if given["mode"] == "DECODE":
         lens = current.accept_lens or [0] * len(current.rids)
-    names = ("index", "mode", "rids", "final", "epochs", "forwards", "graphs")
+    names = ("index", "mode", "rids", "final", "attempts", "forwards", "graphs")
     return {"ev": "round", "starts": current.starts, "lens": lens, **{name: given[name] for name in names}}
 
 

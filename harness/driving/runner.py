@@ -181,9 +181,9 @@ def _launch(going: _Run, scenario: Scenario) -> Launch:
 def _drive(going: _Run, scenario: Scenario) -> Trace:
     going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 
-    def on_turn(tick: int, state: dict[str, Any]) -> None:
-        going.writer.append_event({"event": "turn", "tick": tick, **state})
-        going.notify(Turned(tick=tick, state=state))
+    def on_turn(scheduler_step: int, state: dict[str, Any]) -> None:
+        going.writer.append_event({"event": "turn", "scheduler_step": scheduler_step, **state})
+        going.notify(Turned(scheduler_step=scheduler_step, state=state))
         going.settle(leave=1)
 
     return going.engines.drive(_launch(going, scenario), scenario, on_turn=on_turn)
@@ -205,9 +205,9 @@ def _stored(going: _Run, result: ScenarioResult) -> ScenarioResult:
         verdict=result.verdict,
         divergences=result.divergences,
     )
-    specimen = result.save_specimen(going.writer.folder, name=folder.name) if result.divergences else None
+    reproducer = result.save_reproducer(going.writer.folder, name=folder.name) if result.divergences else None
     seconds = {**result.seconds, "store": time.monotonic() - start}
-    return replace(result.without_rows(), folder=folder, specimen=specimen, seconds=seconds)
+    return replace(result.without_rows(), folder=folder, reproducer=reproducer, seconds=seconds)
 
 
 def _result(going: _Run, verdict: Verdict, seconds: float) -> RunResult:

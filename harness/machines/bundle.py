@@ -26,7 +26,7 @@ from harness.engines.closure import EnvError
 FORMAT = 1
 #: Every packed file carries this time, so that the same wheels give the same bytes, and no source looks newer than what
 #: was compiled from it.
-EPOCH = 1_600_000_000
+ATTEMPT = 1_600_000_000
 BLOCK = 1 << 20
 
 
@@ -178,7 +178,7 @@ def write(path: Path, manifest: Manifest, archives: Path) -> None:
 def plain_member(name: str, *, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     """A tar header that says nothing of who packed it or when."""
     header = tarfile.TarInfo(name)
-    header.size, header.mode, header.mtime = size, mode, EPOCH
+    header.size, header.mode, header.mtime = size, mode, ATTEMPT
     return header
 
 

@@ -33,7 +33,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One cell. scenarios: fixed ones; draw: how others are generated. foretold: kinds a corpus case shows here."""
+    """One cell. scenarios: fixed ones; draw: how others are generated. expected_kinds: what a case shows here."""
 
     engine: str
     kind: Kind
@@ -41,7 +41,7 @@ class Cell:
     scenarios: tuple[Scenario, ...] = ()
     draw: Draw | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
-    foretold: tuple[str, ...] = ()
+    expected_kinds: tuple[str, ...] = ()
     #: ids of known issues that the case or the family's boots assume, each used where it can show
     assumes: tuple[str, ...] = ()
     #: scenarios of the family that this release is too old for, or refuses, or that need more GPUs
@@ -109,7 +109,7 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
         name=case.id,
         scenarios=tuple(adapted([case.scenario], wanted, device=device)),
         expected=expected,
-        foretold=() if expected == "PASS" else case.kinds,
+        expected_kinds=() if expected == "PASS" else case.kinds,
         assumes=case.assumes,
     )
 

@@ -72,8 +72,8 @@ def _finding(group: Group, judged: Judgement) -> str:
         group.first.replace("```", "'''"),
         "```",
     ]
-    if group.specimen is not None:
-        name = f"{judged.night.plan.id}/{group.specimen}"
+    if group.reproducer is not None:
+        name = f"{judged.night.plan.id}/{group.reproducer}"
         lines.append(f"\nUnpack the artifact, then: `eaglecheck replay {name}`\n")
     return "\n".join(lines)
 

@@ -132,7 +132,7 @@ def _whole(judged: Judgement) -> ET.Element:
 
 
 def _replay(group: Group, judged: Judgement) -> str:
-    return f"\nrun it again:  eaglecheck replay {judged.night.plan.id}/{group.specimen}" if group.specimen else ""
+    return f"\nrun it again:  eaglecheck replay {judged.night.plan.id}/{group.reproducer}" if group.reproducer else ""
 
 
 def _said(case: ET.Element, tag: str, message: str, text: str) -> None:

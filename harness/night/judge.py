@@ -51,7 +51,7 @@ class Group:
     since: str
     why: str = ""
     first: str = ""
-    specimen: str | None = None
+    reproducer: str | None = None
 
     @property
     def rate(self) -> tuple[float, float, float]:
@@ -119,7 +119,7 @@ def _tonight(night: Night, past: Sequence[Night], known: Sequence[Entry]) -> lis
 
 
 def _known_by(cell: CellResult, seen: Seen, known: Sequence[Entry]) -> str:
-    if seen.kind in cell.foretold:
+    if seen.kind in cell.expected_kinds:
         return f"corpus case {cell.name}, {'open' if cell.expected == 'unknown' else 'bad'} on {cell.engine}"
     entry = next((one for one in known if one.covers(seen.signature, engine=cell.engine, place=_place(cell))), None)
     return "" if entry is None else f"{entry.issue}, {entry.what}; expires {entry.expires}"
@@ -152,7 +152,7 @@ def _group(
         since=since,
         why=why,
         first=smallest.first,
-        specimen=smallest.specimen,
+        reproducer=smallest.reproducer,
     )
 
 

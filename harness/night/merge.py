@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.archive.store import SPECIMENS, StoreError
+from harness.archive.store import REPRODUCERS, StoreError
 from harness.contract import plain_files
 from harness.contract.words import counted
 from harness.night.records import CellResult, Night, NightPlan, unaccounted
@@ -39,7 +39,7 @@ def merge(shards: Sequence[Kept], *, root: Path, now: str) -> tuple[Path, Night]
         }
     )
     folder = begin(root, plan, again=before is not None)
-    shutil.rmtree(folder / SPECIMENS, ignore_errors=True)
+    shutil.rmtree(folder / REPRODUCERS, ignore_errors=True)
     cells: list[CellResult] = []
     for shard in shards:
         if shard.night is not None:
@@ -105,23 +105,23 @@ def _same(first: NightPlan, other: NightPlan, folder: Path) -> None:
 
 
 def _taken_over(cell: CellResult, shard: Kept, folder: Path) -> CellResult:
-    """The cell with its specimens copied into the merged night."""
+    """The cell with its reproducers copied into the merged night."""
     seen = []
     for one in cell.findings:
-        if one.specimen is not None and (shard.folder / one.specimen).is_dir():
-            _check_copied(shard.folder / one.specimen)
+        if one.reproducer is not None and (shard.folder / one.reproducer).is_dir():
+            _check_copied(shard.folder / one.reproducer)
             with disk(folder):
-                shutil.copytree(shard.folder / one.specimen, folder / one.specimen, dirs_exist_ok=True)
+                shutil.copytree(shard.folder / one.reproducer, folder / one.reproducer, dirs_exist_ok=True)
             seen.append(one)
         else:
-            seen.append(one.model_copy(update={"specimen": None}))
+            seen.append(one.model_copy(update={"reproducer": None}))
     return cell.model_copy(update={"findings": tuple(seen)})
 
 
-def _check_copied(specimen: Path) -> None:
-    """StoreError for a specimen that holds what cannot be copied to an end."""
+def _check_copied(reproducer: Path) -> None:
+    """StoreError for a reproducer that holds what cannot be copied to an end."""
     try:
-        plain_files.check_tree(specimen)
+        plain_files.check_tree(reproducer)
     except OSError as error:
         raise StoreError(
             f"cannot copy {error.filename}: {error.strerror}\n  move it away, or get the shard again, whole"

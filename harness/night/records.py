@@ -1,4 +1,4 @@
-"""What one night is on disk: plan.json (first), specimens, night.json (last). Extra keys are refused.
+"""What one night is on disk: plan.json (first), reproducers, night.json (last). Extra keys are refused.
 
 Records, and which cells of a plan are not in a result. This module must not read files and must not judge.
 """
@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 from harness.contract.types import Outcome
 
@@ -25,7 +25,7 @@ class Seen(_Strict):
     """One finding that nothing earlier explains, in one cell.
 
     scenarios: how many of the cell show it. shown, tried: how often the first of them did, of so many times driven.
-    first: the first divergence of the smallest in words. specimen: that one, relative to the night.
+    first: the first divergence of the smallest in words. reproducer: that one, relative to the night.
     """
 
     signature: str
@@ -34,7 +34,7 @@ class Seen(_Strict):
     shown: Annotated[int, Field(ge=1)]
     tried: Annotated[int, Field(ge=1)]
     first: str
-    specimen: str | None
+    reproducer: Annotated[str | None, Field(validation_alias=AliasChoices("reproducer", "specimen"))]
 
     @property
     def kind(self) -> str:
@@ -44,7 +44,7 @@ class Seen(_Strict):
 class CellResult(_Strict):
     """One cell that ran.
 
-    expected: PASS, or what a corpus case's release window says; foretold: kinds its corpus case is known to show here.
+    expected: PASS, or what a corpus case's release window says. expected_kinds: what its case shows here.
     unknown: scenarios without a verdict; left_out: those the time box had no room for. accepted: accept length
     (bonus included) -> verifies. choices: tokens and proposals that were compared; ties: those within the margin.
     """
@@ -54,7 +54,7 @@ class CellResult(_Strict):
     kind: Literal["case", "fixed", "generated"]
     name: str
     expected: Literal["PASS", "FAIL", "unknown"]
-    foretold: tuple[str, ...]
+    expected_kinds: Annotated[tuple[str, ...], Field(validation_alias=AliasChoices("expected_kinds", "foretold"))]
     verdict: Outcome
     reasons: tuple[str, ...]
     scenarios: Count

@@ -190,7 +190,7 @@ class _Tally:
             kind=self.cell.kind,
             name=self.cell.name,
             expected=self.cell.expected,
-            foretold=self.cell.foretold,
+            expected_kinds=self.cell.expected_kinds,
             verdict=Verdict.merge(self.outcomes),
             reasons=tuple(_times(reason, count) for reason, count in self.reasons.most_common(MOST_REASONS)),
             scenarios=len(self.outcomes),
@@ -217,7 +217,7 @@ class _Tally:
                 shown=shown,
                 tried=tried,
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
-                specimen=str(outcome.save_specimen(folder).relative_to(folder)),
+                reproducer=str(outcome.save_reproducer(folder).relative_to(folder)),
             )
 
 
@@ -225,7 +225,7 @@ def accept_lengths(trace: Trace) -> Counter[int]:
     """Accept length, the bonus included -> verifies of that length."""
     rows = trace.rows
     rounds = Counter(
-        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["epoch"][at], rows.ints["committed"][at])
+        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["attempt"][at], rows.ints["committed"][at])
         for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
     )
     return Counter(rounds.values())

@@ -60,7 +60,10 @@ def render_night(console: Console, judged: Judgement, *, folder: Path, kept: boo
     if kept:
         say(console, f"kept in {folder}")
     else:
-        say(console, f"{folder} has no night.json, and counts for nothing; its specimens are those of the cells driven")
+        say(
+            console,
+            f"{folder} has no night.json, and counts for nothing; its reproducers are those of the cells driven",
+        )
     say(console, verdict_line(judged), style=STYLE[judged.outcome])
 
 
@@ -74,8 +77,8 @@ def render_group(console: Console, group: Group, *, night: Night, folder: Path) 
         say(console, f"    {how_often(group)}; {since(group, night)}")
         for line in group.first.splitlines():
             say(console, f"    {line}")
-        if group.specimen is not None:
-            say(console, f"    run it again:  eaglecheck replay {folder / group.specimen}")
+        if group.reproducer is not None:
+            say(console, f"    run it again:  eaglecheck replay {folder / group.reproducer}")
 
 
 def places(group: Group) -> str:

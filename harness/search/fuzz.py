@@ -58,6 +58,6 @@ def reproducers(
             started(found)
             shrunk = shrink(found.smallest, fails, found.signature, budget=budget, progress=progress)
             outcome = engines(shrunk.scenario, revert=plan.revert, fresh=True)
-            yield Small(found=found, shrunk=shrunk, folder=outcome.save_specimen(result.folder))
+            yield Small(found=found, shrunk=shrunk, folder=outcome.save_reproducer(result.folder))
     finally:
         engines.close()

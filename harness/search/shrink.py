@@ -156,7 +156,8 @@ def size_with_settings(scenario: Scenario) -> tuple[int, ...]:
     """As `tally.size`, and last how far the boot configuration is from the simplest one."""
     plain = Scenario.model_fields["engine"].default
     unusual = sum(
-        getattr(scenario.engine, name) != getattr(plain, name) for name in ("page_size", "radix_cache", "max_total_tokens")
+        getattr(scenario.engine, name) != getattr(plain, name)
+        for name in ("page_size", "radix_cache", "max_total_tokens")
     )
     return (*size(scenario), unusual, scenario.spec.num_steps, scenario.spec.eagle_topk)
 
@@ -281,7 +282,7 @@ def _fewer_turns(scenario: Scenario) -> Cut:
 
 
 def tidy(script: list[Op]) -> tuple[Op, ...]:
-    """Neighbouring ticks as one, none before the first op or right before the drain."""
+    """Neighbouring scheduler steps as one, none before the first op or right before the drain."""
     kept: list[Op] = []
     for op in script:
         if op.kind == "step" and (not kept or kept[-1].kind == "step"):

@@ -267,7 +267,7 @@ def _look_again(outcome: ScenarioResult) -> str:
     if outcome.first is not None:
         lines.append(describe(outcome.first, outcome.scenario))
         lines += [f"  {known.line}" for known in outcome.known.get(outcome.first.signature, ())]
-    folder = outcome.save_specimen(Path.cwd() / prepare.runs_root(None))
+    folder = outcome.save_reproducer(Path.cwd() / prepare.runs_root(None))
     return "\n".join(
         [*lines, f"judge it again:  eaglecheck recheck {folder}", f"run it again:  eaglecheck replay {folder}"]
     )

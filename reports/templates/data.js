@@ -83,8 +83,8 @@ function cellOf(head, round, part) {
     if (!size) return { text: "E", kind: "E", state, say: "batch without requests" };
     return { text: size + "×", kind: "sum", state, say: "batch of " + size + ", " + mode.toLowerCase() };
   }
-  const [, epoch, committed, length, final, state] = part;
-  const again = epoch ? "′" : "";
+  const [, attempt, committed, length, final, state] = part;
+  const again = attempt ? "′" : "";
   if (mode === "STOPPED") return { text: "X" + again, kind: "X", state, say: "in a batch that never ended, committed " + committed };
   if (mode === "PREFILL") {
     const kind = final ? "P" : "C";

@@ -16,7 +16,7 @@ function choose(number) {
   scenario = number;
   select.value = String(number);
   const head = read("head-" + number), spec = head.spec;
-  const shape = spec.algorithm + ", " + spec.k + " steps" + (spec.t > 1 ? ", topk " + spec.t + ", " + spec.n + " nodes" : "");
+  const shape = spec.algorithm + ", " + spec.num_steps + " steps" + (spec.eagle_topk > 1 ? ", topk " + spec.eagle_topk + ", " + spec.num_draft_tokens + " nodes" : "");
   const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1) : head.facts;
   facts.textContent = [head.outcome, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
   const placeless = head.findings.filter((one) => one.at[1] < 0);

@@ -142,7 +142,9 @@ class ArmedMutants:
         packed = sum(lens) == rows
         shares, first = [], 0
         for i, length in zip(requests, lens, strict=True):
-            shares.append(Share(current.rids[i], first, length, current.starts[i], current.final[i], current.epochs[i]))
+            shares.append(
+                Share(current.rids[i], first, length, current.starts[i], current.final[i], current.attempts[i])
+            )
             first += length if packed else width
         return shares
 

@@ -25,7 +25,7 @@ class Share:
     rows: int
     start: int = 0  # committed length of the request
     final: bool = True  # whether its prompt ends in this batch
-    epoch: int = 0  # times it had been retracted
+    attempt: int = 0  # times it had been retracted
 
     @property
     def last(self) -> int:
@@ -66,7 +66,7 @@ class Scene:
                 rows += range(share.first, share.last + 1)
             elif at == "inner":
                 rows += range(share.first + 1, share.last + 1)
-            elif at == "last" or (at == "border" and not share.final) or (at == "retracted" and share.epoch):
+            elif at == "last" or (at == "border" and not share.final) or (at == "retracted" and share.attempt):
                 rows.append(share.last)
         return rows
 

@@ -197,7 +197,7 @@ class Sites:
     def _proposals(self, phase: str, draft_input: Any) -> None:
         if self._mutants.at("proposals", phase):
             shares = self._mutants.shares(phase, 0)
-            each = [Share(one.rid, i, 1, one.start, one.final, one.epoch) for i, one in enumerate(shares)]
+            each = [Share(one.rid, i, 1, one.start, one.final, one.attempt) for i, one in enumerate(shares)]
             self._change("proposals", draft_input, PROPOSALS, phase=phase, shares=each)
 
     def _change(self, site: str, owner: Any, names: dict[str, str], *, phase: str, shares: list[Share]) -> None:

@@ -41,7 +41,7 @@ def ints(tensor: torch.Tensor) -> np.ndarray:
 class _Life:
     """How far one request has come, to separate a restart (retraction) from a next chunk."""
 
-    epoch: int = 0
+    attempt: int = 0
     reached: int = -1
     decoding: bool = False
 
@@ -64,7 +64,7 @@ class Recorder:
         self._rounds = 0
         self._lives: dict[str, _Life] = {}
         self._layouts = Layouts()
-        #: the requests of the last round and their epochs, while it was a decode
+        #: the requests of the last round and their attempts, while it was a decode
         self._decoding: tuple[list[str], list[int]] | None = None
         #: (scheduler step, round as `wire.ROUND` orders it, its bytes)
         self._underway: deque[tuple[int, tuple[Any, ...], HostRound | StagedRound]] = deque()
@@ -114,7 +114,7 @@ class Recorder:
         lens, final: of what is read of each prompt; None where none is read.
         """
         names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
-        epochs = self._epochs(mode, names, given)
+        attempts = self._attempts(mode, names, given)
         current = self.round = Round(
             self._rounds,
             self.turn,
@@ -123,32 +123,32 @@ class Recorder:
             given,
             [0] * len(names) if lens is None else list(lens),
             [True] * len(names) if final is None else list(final),
-            epochs,
+            attempts,
             layouts=self._layouts,
             staging=self.staging,
         )
         self._rounds += 1
         return current
 
-    def _epochs(self, mode: str, rids: list[str], starts: list[int] | Copy) -> list[int]:
+    def _attempts(self, mode: str, rids: list[str], starts: list[int] | Copy) -> list[int]:
         """How often each request had begun anew. A decode of the requests of the decode before it begins nothing."""
         before = self._decoding
         if mode == "DECODE" and before is not None and before[0] == rids:
             return before[1]
         known = [-1] * len(rids) if isinstance(starts, Copy) else starts
-        epochs = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
-        self._decoding = (rids, epochs) if mode == "DECODE" else None
-        return epochs
+        attempts = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
+        self._decoding = (rids, attempts) if mode == "DECODE" else None
+        return attempts
 
     def _advance(self, rid: str, mode: str, start: int) -> int:
         life = self._lives.setdefault(rid, _Life())
         begins = mode in ("PREFILL", "PREBUILT")  # from a prompt, or from what another engine hands over
         if begins and life.reached >= 0 and (life.decoding or start != life.reached):
-            life.epoch += 1
+            life.attempt += 1
             life.decoding = False
         if mode == "DECODE":
             life.decoding, life.reached = True, max(0, life.reached)
-        return life.epoch
+        return life.attempt
 
     def close_round(self) -> None:
         """The round is over: its bytes start on their way."""
@@ -178,7 +178,7 @@ class Recorder:
             tables,
             current.lens,
             current.final,
-            current.epochs,
+            current.attempts,
             current.forwards,
             current.graphs,
             current.events,

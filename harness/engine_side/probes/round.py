@@ -79,7 +79,7 @@ class Round:
     given_starts: list[int] | Copy
     lens: list[int]
     final: list[bool]
-    epochs: list[int]
+    attempts: list[int]
     forwards: dict[str, int] = field(default_factory=dict)
     graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
     accepted: list[int] | Copy = field(default_factory=list)

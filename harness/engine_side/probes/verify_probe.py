@@ -83,7 +83,7 @@ class VerifyProbe:
                         "ev": "tails",
                         "round": current.index,
                         "rids": current.rids,
-                        "epochs": current.epochs,
+                        "attempts": current.attempts,
                         "committed": current.starts,
                         "holes": [owners.count(i) for i in requests],
                         "wrong": [wrong.count(i) for i in requests],

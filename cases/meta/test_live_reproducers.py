@@ -1,4 +1,4 @@
-"""A specimen of a test session or of a night says how its engine was started, and is replayed and bisected so."""
+"""A reproducer of a test session or of a night says how its engine was started, and is replayed and bisected so."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
-from harness.archive.store import read_specimen, started_with
+from harness.archive.store import read_reproducer, started_with
 from harness.cli import bisect_runs, prepare
 from harness.contract.usage import UsageError
 from harness.driving.live import LiveEngines
@@ -15,7 +15,7 @@ SCENARIO = results.named("single")
 
 
 @pytest.fixture
-def specimen(tmp_path, monkeypatch):
+def reproducer(tmp_path, monkeypatch):
     """Kept as a session keeps one that assumes two findings and interprets SGLang's kernels."""
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     engine, reference = results.traces(SCENARIO, results.one_ahead)
@@ -25,16 +25,16 @@ def specimen(tmp_path, monkeypatch):
     live._oracles[SCENARIO.checkpoint] = SimpleNamespace(answer=lambda _scenario, _trace: reference)
     outcome = live.judge(SCENARIO, engine, release="0.5.23", revert=None, cpu_attention="interpreted")
     assert outcome.divergences
-    return outcome.save_specimen(tmp_path)
+    return outcome.save_reproducer(tmp_path)
 
 
-def test_it_says_how_its_engine_was_started(specimen):
-    manifest, case = read_specimen(specimen)
+def test_it_says_how_its_engine_was_started(reproducer):
+    manifest, case = read_reproducer(reproducer)
     assert manifest.header["assumed"] == ["F-003", "F-007"]
     assert started_with(manifest, case) == (("F-003", "F-007"), "interpreted")
 
 
-def test_it_is_replayed_so(specimen, monkeypatch):
+def test_it_is_replayed_so(reproducer, monkeypatch):
     asked = {}
 
     def plan(_scenarios, **options):
@@ -42,13 +42,13 @@ def test_it_is_replayed_so(specimen, monkeypatch):
         raise UsageError("far enough")
 
     monkeypatch.setattr(prepare, "make_plan", plan)
-    assert call("replay", str(specimen)).exit_code == 2
+    assert call("replay", str(reproducer)).exit_code == 2
     assert asked["assumed"] == ("F-003", "F-007")
     assert asked["cpu_attention"] == "interpreted"
     assert asked["engine"] == "0.5.23"
 
 
-def test_it_is_bisected_so(specimen):
-    setting = bisect_runs._specimen(specimen)
+def test_it_is_bisected_so(reproducer):
+    setting = bisect_runs._reproducer(reproducer)
     assert setting.assumed == ("F-003", "F-007")
     assert setting.cpu_attention == "interpreted"
