@@ -26,7 +26,7 @@ HAS_APT := { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 CAN_BROWSE := { $(HAS_BROWSER) || $(HAS_APT); }
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test test-no-engine browser lint clean $(ENGINES)
+.PHONY: help setup run test test-no-engine browser lint docs clean $(ENGINES)
 
 help:
 	@echo "make run     set up, then the main job: SGLang $(ENGINE) against the reference (ENGINE=0.5.13 make run)"
@@ -34,6 +34,7 @@ help:
 	@echo "make test-no-engine    the tests that start no SGLang engine"
 	@echo "make setup   the control environment in $(VENV) only"
 	@echo "make lint    ruff, mypy and the import contracts"
+	@echo "make docs    write the generated pages anew: docs/modules.md and the index of docs/findings"
 	@echo "make clean   remove $(VENV) and caches; engine environments stay in the user's cache directory"
 
 setup: $(BASE)
@@ -68,6 +69,10 @@ lint: $(DEV)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports
+
+docs: $(BASE)
+	@$(VENV)/bin/python -m harness.suite.modules
+	@$(VENV)/bin/eaglecheck findings --markdown docs/findings/README.md
 
 clean:
 	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache .import_linter_cache

@@ -4,11 +4,12 @@
 | --- | --- |
 | a fixed scenario | a `program` in `fixed` (batches), `fixed_ranks` or `fixed_handoff` |
 | a known bug | a file in `corpus/`; `catalogue` says what its keys mean |
-| a family | a `Family` in `families`, its boot configurations in `boots` |
+| a family | a `Family` in `families`, its boot configurations in `boots`, its name in docs/scenarios.md and README |
 | a way to bring about a coverage point | a function in `templates` or `templates_handoff` |
 | a change that must not matter | a function in `relations` |
 | a pair | a line in `checkpoints.RECIPES` |
-| a draft head | a record in `recipes`, a `*_weights` module, a line in `checkpoints.KINDS`; then `reference` |
+| a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `checkpoints.KINDS` |
+| | that make its pair, and a family that names the pair |
 
 `test_*` drive an engine; `meta/` tests the harness itself without one. Nothing here knows how a verdict is reached.
 """

@@ -6,7 +6,7 @@ lengths spread over 1 … k+1. Attention is sharp enough that a position shifted
 tail, moves proposals: a pair that hides those mistakes is useless here.
 
 To add one: a line in RECIPES. A new kind of draft head: a record in `cases/recipes`, a module `*_weights` whose `pair`
-makes it, and a line in KINDS; the reference reads it in `reference/heads`.
+makes it, and a line in KINDS; the reference reads it (`reference.pairs`).
 
 Nothing is trained and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. This
 module must not import sglang or transformers, nor the reference (and so torch) unless `measure` is called.

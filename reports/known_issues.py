@@ -18,8 +18,10 @@ INTRODUCTION = """# What was found in SGLang
 Each finding has a page. Its front matter is the only place that says which releases have the finding, what reaches it
 and what it shows as; `eaglecheck` reads it from there. `eaglecheck findings F-025` prints a page.
 
-This index is generated: `eaglecheck findings --markdown docs/findings/README.md`. To add a finding, write a page like
-the others, generate the index, and run `pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not exist.
+To add a finding, write a page like the others. `KnownIssue` in `harness/contract/known_issues.py` says what each key of
+the front matter means; settings are conditions by SGLang's names (`harness/contract/conditions.py`). Then type
+`make docs`, which generates this index, and run `pytest cases/meta/test_known_issues.py`. F-005, F-009 and F-019 do not
+exist.
 
 What was run to find them: [generated scenarios](../evidence/generated.md), [draft families](../evidence/families.md),
 [DP attention](../evidence/dp.md), [disaggregation](../evidence/disagg.md), [GPUs](../evidence/gpu.md).

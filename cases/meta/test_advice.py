@@ -26,7 +26,8 @@ SOURCES = [
     for path in sorted((ROOT / room).rglob("*.py"))
     if "meta" not in path.parts and not path.name.startswith("test_")
 ]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: The index of modules quotes docstrings, which name commands without all that these need.
+PAGES = [ROOT / "README.md", *sorted({*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / "modules.md"})]
 #: How advice is set off from the sentence before it, up to the end of its line.
 ADVICE = re.compile(r"  (eaglecheck .+)$")
 #: Words of prose behind a command that is not the end of its line.

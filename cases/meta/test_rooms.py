@@ -10,12 +10,20 @@ from pathlib import Path
 import grimp
 import pytest
 
+from harness.suite import modules
+
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("benchmarks", "cases", "harness", "reference", "reports")
 #: Under this name the engine side loads itself, by path.
 LOADED_AS = "eaglecheck_engine."
 #: What a person calls by its name.
-ENTRIES = {"benchmarks.cost", "benchmarks.throughput", "benchmarks.time_to_detect", "harness.cli.__main__"}
+ENTRIES = {
+    "benchmarks.cost",
+    "benchmarks.throughput",
+    "benchmarks.time_to_detect",
+    "harness.cli.__main__",
+    "harness.suite.modules",
+}
 #: What only a test of a recorded run needs so far.
 FOR_TESTS = {"harness.defects.stale_plan"}
 
@@ -74,3 +82,7 @@ def test_every_module_says_what_it_is_for(room: str) -> None:
 
 def _says(path: Path) -> bool:
     return ast.get_docstring(ast.parse(path.read_text())) is not None
+
+
+def test_the_index_of_modules_is_current() -> None:
+    assert modules.PAGE.read_text() == modules.page(), "type  make docs"

@@ -1,5 +1,6 @@
-"""What an event of a stored trace may say: the keys that are read anywhere have their types, and those of them that an
-event must have are there. Others are kept and not looked at. It must not touch the disk.
+"""What an event of a stored trace may say: which keys it must have, and their types.
+
+Keys that nobody reads are kept and not looked at. It must not touch the disk.
 """
 
 from __future__ import annotations

@@ -1,18 +1,20 @@
-"""The judging room: pure functions of aligned traces. It must not run an engine, read disk or import torch.
+"""Checks: pure functions of aligned traces. They must not run an engine, read disk or import torch.
 
-To add a check, write a function in the module of its subject, or in a new module that `judge` imports:
+To add a check, write a function in the module of its subject, or in a new module that `judge` imports (`Evidence` is in
+`evidence`, `register` and `CheckResult` in `registry`, `Kind` and `Phase` in `harness.contract.types`):
 
     @register(
         id="drift",  # stands in signatures: never changed later
         kinds=(Kind.POSITION,),
-        reads=("engine",),  # "reference" too, if it compares with one
+        reads=("engine",),  # and "reference", if it compares with one
         protects="what would go wrong unnoticed without it, in a sentence",
     )
     def check_drift(evidence: Evidence) -> CheckResult:
         result = CheckResult()
-        for share, rows in evidence.table.each(Phase.DRAFT):
+        for share, rows in evidence.table.each(Phase.DRAFT):  # (dp_rank, rid, attempt, committed), row numbers
             for row in rows:
-                expected, observed = ..., evidence.table.ints["position"][row]
+                expected = share[3] + evidence.table.ints["step"][row]
+                observed = evidence.table.ints["position"][row]
                 result.count("positions", 1)
                 if observed != expected:
                     result.divergences.append(
@@ -20,7 +22,9 @@ To add a check, write a function in the module of its subject, or in a new modul
                     )
         return result
 
-Then show that it can fail: a test in cases/meta/test_checks_*.py, and a mutant in harness/both_sides/faults.toml.
+Then show that it can fail: a test in cases/meta/test_checks_*.py that breaks one field of a sound trace
+(`cases/meta/handmade.py` makes those), and a mutant (see `harness.engine_side.mutants`) that it kills in
+`eaglecheck mutants --only NAME`. What a check counts with `result.count` is listed under `compared` in docs/json.md.
 """
 
 from harness.checks.describe import describe

@@ -5,9 +5,12 @@ wanted and never happened makes it UNKNOWN. Nothing here judges rows.
 
 To add one: write a generator function in the module of its subject (`prefill`, `decode`, `ranks`, `handoff`), decorated
 with `@coverage_point("what it means", where=…)`. The function's name is the point's name in scenarios, verdicts and
-reports and must not change afterwards; it yields one `Place` each time the thing happened. Then give
-`cases/meta/test_coverage_points.py` a trace that has it and the nearest one that has it not, and let a scenario or a
-template of `cases/templates.py` want it.
+reports and must not change afterwards; it yields one `Place` each time the thing happened. `points` has the words that
+predicates share. Then two tests ask for the rest:
+
+- `cases/meta/test_coverage_points.py`: a trace that has it, and the nearest one that has it not.
+- `cases/meta/test_generation.py`: a template of the same name in `cases/templates.py` (hand-overs: `templates_handoff`)
+  that brings it about. A point that comes about by itself is named in that test instead.
 """
 
 from harness.coverage import decode, handoff, prefill, ranks

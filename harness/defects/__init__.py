@@ -1,6 +1,12 @@
 """What SGLang is known to do otherwise, as departures that a reference can follow (see reference.departures).
 
-A module a defect; none of them judges. A defect is followed only where a run assumes it by its id.
+A module a defect; none of them judges. A defect is followed only where a run assumes it by its id (`--assume F-012`).
+
+To add one: a `Departure` that overrides the points of `reference.departures` at which SGLang differs; its id in
+`PREDICTED` below; `assume: predicted` and `expects` in its page of docs/findings; and a test in cases/meta that it
+predicts recorded rows exactly, and that a reference without it does not. A point that is missing is added to
+`reference.departures` in the papers' terms, with a default that changes nothing.
+`stale_plan` stands beside: it predicts rows of a recorded run, in a test.
 """
 
 from __future__ import annotations

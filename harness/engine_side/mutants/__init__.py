@@ -10,5 +10,8 @@ Where to add a mutant:
 3. A site, if it acts where none acted before: its name and values in `both_sides/mutants.py`, and a wrapper in `sites`
    (`sites_handoff` for a disaggregated pair).
 
+Then `pytest cases/meta/test_mutants.py`, and `eaglecheck mutants --only NAME` on an engine. `needs`, what a scenario
+must have for it to show, picks its exercises in `cases/programs.py`.
+
 `armed` lets the armed mutants act at a site; `graphs` does so inside CUDA graphs, where a replay runs no Python.
 """

@@ -1,5 +1,4 @@
-"""What SGLang needs to run on a CPU: replacement kernels for those without a CPU build, and the flags that reach its
-own Triton kernels.
+"""What SGLang needs to run on a CPU: replacement kernels, and the flags that reach its own Triton kernels.
 
 Engine side: standard library, torch and SGLang only. Every entry is named in the trace header; a check whose
 subject is replaced by our code is "not exercised" there. Nothing here may decide *what* is computed: metadata,
