@@ -165,7 +165,10 @@ def accept_frame(case: StoredScenario, rounds: pd.DataFrame) -> pd.DataFrame:
         {
             **{name: kept[name].tolist() for name in same},
             "accept_len": kept["length"].tolist(),
-            **{name: [getattr(spec, name)] * len(kept) for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")},
+            **{
+                name: [getattr(spec, name)] * len(kept)
+                for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
+            },
         },
     )
 

@@ -104,7 +104,7 @@ class Replaced(Strict):
 class Run(Strict):
     """`run --json` and `recheck --json`."""
 
-    schema_: Literal[1] = Field(alias="schema")
+    schema_: Literal[2] = Field(alias="schema")
     engine: str
     device: str
     revert: int | None

@@ -84,8 +84,8 @@ def _scenarios(work):
     (work / "deep.json").write_text("[" * 100000)
     for name, path, value in (
         ("newer", ["schema_version"], 99),
-        ("unknown-key", ["spec", "kk"], 3),
-        ("unknown-key-in-list", ["requests", 0, "promt"], [1]),
+        ("unknown-key", ["spec", "num_step"], 3),
+        ("unknown-key-in-list", ["requests", 0, "input_id"], [1]),
         ("unknown-op", ["script", 0, "kind"], "submitt"),
         ("impossible-tree", ["spec", "num_draft_tokens"], 9),
         ("too-long", ["requests", 0, "max_new_tokens"], 600),
@@ -180,14 +180,17 @@ REFUSED = {
     "file-list": (scenario_file("list"), "list.json holds a list"),
     "file-deep": (scenario_file("deep"), "deep.json is not JSON: "),
     "file-newer": (scenario_file("newer"), "schema_version 99"),
-    "file-unknown-key": (scenario_file("unknown-key"), "spec.kk: unknown key 'kk'; did you mean 'k'"),
+    "file-unknown-key": (
+        scenario_file("unknown-key"),
+        "spec.num_step: unknown key 'num_step'; did you mean 'num_steps'",
+    ),
     "file-unknown-key-in-list": (
         scenario_file("unknown-key-in-list"),
-        "requests.0.promt: unknown key 'promt'; did",
+        "requests.0.input_id: unknown key 'input_id'; did",
     ),
     "file-unknown-op": (scenario_file("unknown-op"), "did you mean 'submit'"),
     "file-missing-key": (scenario_file("missing-key"), "script: Field required\n  allowed keys: "),
-    "file-impossible-tree": (scenario_file("impossible-tree"), "spec: n must be k+1 = 4"),
+    "file-impossible-tree": (scenario_file("impossible-tree"), "spec: num_draft_tokens must be num_steps + 1 = 4"),
     "file-too-long": (scenario_file("too-long"), "600 new ones exceed the context of 512"),
     "file-small-pool": (scenario_file("small-pool"), "never fit engine.max_total_tokens 32"),
     "file-foreign-token": (scenario_file("foreign-token"), "token id 512 is outside"),
@@ -353,11 +356,14 @@ def test_help(command, snapshot):
     [
         (
             "--page-size 4 --attention-backend triton --overlap-schedule",
-            {"page": 4, "backend": "triton", "overlap": True},
+            {"page_size": 4, "attention_backend": "triton", "overlap_schedule": True},
         ),
-        ("--page 4 --backend triton --no-overlap", {"page": 4, "backend": "triton", "overlap": False}),
-        ("--disable-cuda-graph --disable-overlap-schedule", {"graphs": False, "overlap": False}),
-        ("--no-graphs --dtype float32", {"graphs": False, "dtype": "float32"}),
+        (
+            "--page 4 --backend triton --no-overlap",
+            {"page_size": 4, "attention_backend": "triton", "overlap_schedule": False},
+        ),
+        ("--disable-cuda-graph --disable-overlap-schedule", {"cuda_graph": False, "overlap_schedule": False}),
+        ("--no-graphs --dtype float32", {"cuda_graph": False, "dtype": "float32"}),
     ],
 )
 def test_engine_options_have_sglangs_names_and_the_earlier_ones(typed, wanted, place, monkeypatch):

@@ -92,7 +92,7 @@ REFUSED = {
     "repeat-many": ((*PLAIN[1:], "--repeat", "1000"), ("--repeat 1000", "1 to 60")),
     "json-nowhere": ((*PLAIN[1:], "--json", "nowhere/x.json"), ("nowhere/x.json", "--json")),
     "device": ((*PLAIN[1:], "--device", "tpu"), ("--device", "'tpu'", "cpu, cuda")),
-    "backend": ((*PLAIN[1:], "--backend", "fa3"), ("--backend", "'fa3'", "triton")),
+    "backend": ((*PLAIN[1:], "--backend", "fa3"), ("--attention-backend", "'fa3'", "triton")),
 }
 
 

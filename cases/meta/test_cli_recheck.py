@@ -273,7 +273,7 @@ def _cut_tensors(run):
 
 
 def _version(path, key):
-    path.write_text(json.dumps({**json.loads(path.read_text()), key: 2}))
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: 99}))
 
 
 #: What is done to a run, the file that is named, and what is said of it.

@@ -281,7 +281,7 @@ BAD = {
     "night-in-a-file": (("night", "--nights", "file"), ("--nights file",)),
     "junit-nowhere": (("night", "--nights", "empty", "--junit", "no/where.xml"), ("--junit", "no/where.xml")),
     "summary-is-a-folder": (("night", "--nights", "empty", "--summary", "empty"), ("--summary", "empty")),
-    "two-reverts": ((*NIGHTS, *ONE, "--revert", "25015,26329"), ("--revert 25015,26329",)),
+    "two-reverts": ((*NIGHTS, *ONE, "--revert", "25015,26329"), ("--revert: ",)),
     "nothing-runs-there": (
         (*NIGHTS, "--engines", "0.5.11", "--families", "mtp"),
         ("--engines 0.5.11", "--families mtp"),

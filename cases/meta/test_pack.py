@@ -190,10 +190,10 @@ def test_every_rule_and_every_table_entry_has_a_reason():
     ("arguments", "says"),
     [
         pytest.param(["0.5.99"], "SGLang '0.5.99' is none of the releases of our tests", id="release"),
-        pytest.param(["0.5.13", "--output", "."], "--output . is a folder", id="folder"),
-        pytest.param(["0.5.13", "--output", "no/such/b"], "is in no folder that exists", id="nowhere"),
-        pytest.param(["0.5.13", "--python", "312"], "--python '312' is no version of Python", id="python"),
-        pytest.param(["0.5.13", "--torch", "2.11.0"], "--torch '2.11.0' names no CUDA build", id="torch"),
+        pytest.param(["0.5.13", "--output", "."], "cannot write to .: it is a folder", id="folder"),
+        pytest.param(["0.5.13", "--output", "no/such/b"], "there is no folder no/such", id="nowhere"),
+        pytest.param(["0.5.13", "--python", "312"], "--python '312' is not a version of Python", id="python"),
+        pytest.param(["0.5.13", "--torch", "2.11.0"], "--torch '2.11.0' is not a CUDA build", id="torch"),
         pytest.param(["0.5.13", "--part", "fa2"], "unknown --part 'fa2'; did you mean 'fa3'?", id="part"),
     ],
 )

@@ -169,7 +169,7 @@ def test_tests_of_a_release_and_of_a_boot_run_together_those_that_end_their_engi
     text = """
 import pytest
 from cases.programs import DEFAULT, program
-other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, overlap=False)
+other = program("other", DEFAULT["single"].requests, DEFAULT["single"].script, overlap_schedule=False)
 boot = DEFAULT["single"].boot_key()
 def test_plain(): pass
 @pytest.mark.engine(last=True)

@@ -74,7 +74,7 @@ def test_a_matrix_on_a_taken_card_is_unknown_in_every_cell(work, stranger, monke
     [
         ({"cards": []}, ["--device", "cuda"], "--device cuda: nvidia-smi lists no GPU"),
         ({}, ["--device", "cuda", "--gpu-share", "200"], "--gpu-share 200: no GPU here has a share of that size"),
-        ({}, ["--gpu-share", "4"], "--gpu-share 4: an engine on a CPU has none"),
+        ({}, ["--gpu-share", "4"], "--gpu-share 4: there is no GPU on cpu"),
     ],
     ids=["no-card", "no-such-share", "cpu"],
 )

@@ -99,7 +99,7 @@ def runs_root(folder: Path | None) -> Path:
 
 def check_device(device: str) -> None:
     if device not in DEVICES:
-        raise UsageError(unknown("device", device, DEVICES))
+        raise UsageError(unknown("--device", device, DEVICES))
     if device == "cuda" and not has_gpu():
         raise UsageError("--device cuda: this machine has no NVIDIA GPU\n  allowed here: cpu; look:  eaglecheck doctor")
 
