@@ -54,7 +54,9 @@ def test_every_verified_row_of_the_recorded_batch_is_what_the_prefills_plan_says
 
 
 def test_and_so_is_every_proposing_row_of_the_layers_behind_the_first(told, head):
-    for one in outgrown(told.case):
+    rounds = list(outgrown(told.case))
+    assert len(rounds) == 4
+    for one in rounds:
         (second,) = proposed(told, head, one)
         assert len(second.recorded) == second.rows == 5
         assert within(second.recorded, second.planned).all()
@@ -81,8 +83,7 @@ def test_in_the_next_scenario_it_is_the_row_beside_a_graphs_padding_and_no_other
     assert verdict.outcome is Outcome.FAIL
     roots = [found for found in divergences if not found.cause]
     assert [found.signature for found in roots] == ["NUMERIC:extend:EXTEND:hidden_out-nan"]
-    where = [(found.round, found.key.rid, found.key.step) for found in roots]
-    assert where == beside_padding(case)
+    assert [(found.round, found.key.rid, found.key.step) for found in roots] == beside_padding(case)
 
 
 def beside_padding(case):

@@ -60,7 +60,9 @@ def test_the_interval_of_a_rate_is_the_rates_that_lie_so_many_deviations_away():
 
 
 def test_places_are_inside_the_plot_and_in_the_order_of_values_and_nights():
-    for found in trends_of(STORE).charts:
+    charts = trends_of(STORE).charts
+    assert len(charts) > 2
+    for found in charts:
         points = sorted(found.points, key=lambda one: one.measured.value)
         assert [one.y for one in points] == sorted((one.y for one in points), reverse=True)
         assert [one.x for one in found.points] == sorted(one.x for one in found.points)
