@@ -20,23 +20,13 @@ from harness.engine_side.mutants.sites import Sites
 from harness.search.mutants import by_engine, with_fault
 from harness.search.scoreboard import EXCUSED, UNDRIVABLE
 
-FAMILIES = {
-    "eagle3",
-    *("positions", "tail", "hidden", "proposals", "tree", "accept", "cache", "requests", "forwards", "idle", "layers"),
-    "handoff",
-    "sampled",
-}
 DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
 
 
-def test_there_are_forty_and_every_family_has_some():
-    assert len(DRIVABLE) >= 40
-    assert {mutant.family for mutant in MUTANTS.values()} == FAMILIES
-
-
-def test_no_id_is_used_in_two_families():
+def test_there_are_forty_and_no_id_is_used_in_two_families():
     text = Path(mutants.__file__).with_suffix(".toml").read_text()
     assert len(MUTANTS) == sum(len(entries) for entries in tomllib.loads(text).values())
+    assert len(DRIVABLE) >= 40
 
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda mutant: mutant.id)
@@ -67,12 +57,9 @@ def test_every_check_has_a_mutant_that_could_show_it(check):
     assert check.id in EXCUSED or check.kinds & asked
 
 
-def test_excuses_name_checks_that_exist():
+def test_exercises_of_one_need_share_an_engine_and_excuses_name_checks():
+    assert {len({one.boot_key() for one in listed}) for listed in EXERCISES.values()} == {1}
     assert set(EXCUSED) <= set(CHECKS)
-
-
-def test_exercises_of_one_need_share_an_engine():
-    assert all(len({one.boot_key() for one in listed}) == 1 for listed in EXERCISES.values())
 
 
 def test_mutants_are_grouped_so_that_nine_boots_serve_all():
@@ -133,43 +120,33 @@ def late(made, *, phase="DRAFT", site="inputs"):
     return made.apply(site, POSITIONS, phase=phase, shares=shares)
 
 
-def test_armed_mutant_acts_and_is_counted():
+def test_armed_mutant_acts_and_is_counted_until_it_is_disarmed():
     made = armed("draft-position-late")
     assert late(made)["positions"].tolist() == [5, 6]
     assert made.fired() == {"draft-position-late": 1}
+    made.disarm()
+    assert (late(made), made.fired()) == ({}, {})
 
 
 @pytest.mark.parametrize(
-    ("options", "place"),
+    ("name", "options", "place"),
     [
-        ({}, {"phase": "EXTEND"}),
-        ({}, {"site": "choices"}),
-        ({"first": 3, "batches": 2}, {}),
-        ({"active": False}, {}),
+        ("draft-position-late", {}, {"phase": "EXTEND"}),
+        ("draft-position-late", {}, {"site": "choices"}),
+        ("draft-position-late", {"first": 3, "batches": 2}, {}),
+        ("draft-position-late", {"active": False}, {}),
+        ("draft-position-neighbour", {}, {}),  # a batch of one has no neighbour
     ],
 )
-def test_mutant_does_not_act_elsewhere_or_too_early(options, place):
-    made = armed("draft-position-late", **options)
+def test_what_does_not_act_here_or_changes_nothing_is_not_counted(name, options, place):
+    made = armed(name, **options)
     assert late(made, **place) == {}
-    assert made.fired() == {"draft-position-late": 0}
-
-
-def test_change_that_changes_nothing_is_not_counted():
-    made = armed("draft-position-neighbour")
-    assert late(made) == {}
-    assert made.fired() == {"draft-position-neighbour": 0}
+    assert made.fired() == {name: 0}
 
 
 def test_failure_of_a_mutant_is_our_own():
     with pytest.raises(MutantBroken, match="mutant hidden-zeroed: KeyError"):
         late(armed("hidden-zeroed"))
-
-
-def test_disarmed_engine_is_sound_again():
-    made = armed("draft-position-late")
-    made.disarm()
-    assert late(made) == {}
-    assert made.fired() == {}
 
 
 def test_refused_where_the_release_lacks_a_place():
