@@ -137,10 +137,7 @@ def test_markdown_keeps_to_its_limit_and_names_what_it_left_out(work, limit):
     assert len(text) <= limit
     assert text.startswith("### ✕ eaglecheck FAIL")
     assert ("Left out for length" in text) is (limit < LIMIT)
-    if limit == LIMIT:
-        assert "**61 findings** that nothing earlier explains" in text
-        assert "| 130 | case-0 and 4 other scenarios |" in text
-        assert "21 more." in text
+    assert ("21 more." in text) is (limit == LIMIT)
 
 
 @pytest.mark.parametrize("text", ["plain", "a ` b", "`` twice", "ends with `", "a | b", "two\nlines"])
@@ -180,16 +177,13 @@ def test_the_fixed_parts_of_a_page(work, snapshot):
     assert table.sub(r"\1…\n\2", text, count=1) == snapshot
 
 
-def test_a_page_of_a_run_that_was_cut_off_says_so(work):
-    text = page_without_data(results.store(work / "runs", *PASSING[:1], finish=False))
+@pytest.mark.parametrize(
+    ("name", "said"), [("cut-off", "it has no verdict.json"), ("without-engine", "no engine came up")]
+)
+def test_a_page_of_a_run_without_a_verdict_says_why(work, name, said):
+    text = page_without_data(MADE[name](work / "runs"))
     assert '<span class="badge UNKNOWN">UNKNOWN</span>' in text
-    assert "the run is incomplete: it has no verdict.json, so it was cut off while running" in text
-
-
-def test_a_page_without_an_engine_says_why(work):
-    text = page_without_data(without_engine(work / "runs"))
-    assert "no engine came up" in text
-    assert "No verify happened." in text
+    assert said in text
 
 
 def test_embedded_json_cannot_end_its_element():
@@ -201,7 +195,9 @@ def test_embedded_json_cannot_end_its_element():
 def test_no_number_travels_that_json_lacks(work):
     run = MADE["hostile"](work / "runs")
     text = render_page(read_report(run))
-    for found in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL):
+    embedded_data = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.DOTALL)
+    assert embedded_data
+    for found in embedded_data:
         json.loads(found, parse_constant=lambda name: pytest.fail(name))
 
 
@@ -235,21 +231,22 @@ def test_diff_of_two_runs(work, name, snapshot):
     assert mirrored.exit_code == code_
 
 
-def test_a_run_that_was_cut_off_leaves_the_question_open(work):
-    whole = results.store(work / "a", *PASSING)
-    cut = results.store(work / "b", *PASSING[:1], finish=False)
-    done = call("diff", str(whole), str(cut))
-    assert done.exit_code == 3
-    assert "cut off while running" in done.stdout
-    assert "only before: pr25015, pr26329" in done.stdout
+OPEN = {
+    "cut off": (lambda root: results.store(root, *PASSING[:1], finish=False), "only before: pr25015, pr26329"),
+    "nothing judged": (lambda root: results.store(root, finish=False), "0 scenarios judged before that"),
+    "an edited program": (
+        lambda root: results.store(root, *PASSING[:1], scenario={"prompts": (7,)}),
+        "changed: single",
+    ),
+}
 
 
-def test_a_run_that_judged_nothing_leaves_the_question_open(work):
-    whole = results.store(work / "a", *PASSING)
-    cut = results.store(work / "b", finish=False)
-    done = call("diff", str(whole), str(cut), "--json", "diff.json")
+@pytest.mark.parametrize("name", OPEN)
+def test_what_is_not_there_to_compare_leaves_the_question_open(work, name):
+    make, said = OPEN[name]
+    done = call("diff", str(results.store(work / "a", *PASSING)), str(make(work / "b")), "--json", "diff.json")
     assert done.exit_code == 3, done.output
-    assert "0 scenarios judged before that" in done.stdout
+    assert said in done.stdout
     assert json.loads((work / "diff.json").read_text())["answer"] == "unknown"
 
 
@@ -269,14 +266,6 @@ def test_what_neither_run_could_judge_is_not_the_same(work):
     done = call("diff", *map(str, runs))
     assert done.exit_code == 3
     assert "single could not be judged in either run" in done.stdout
-
-
-def test_a_program_that_was_edited_is_not_compared(work):
-    before = results.store(work / "a", ("single", results.sound))
-    after = results.store(work / "b", ("single", results.sound), scenario={"prompts": (7,)})
-    done = call("diff", str(before), str(after))
-    assert done.exit_code == 3
-    assert "changed: single" in done.stdout
 
 
 def test_everything_is_written_at_once(work):
@@ -310,9 +299,6 @@ def test_a_run_that_was_cut_off_can_be_reported(work):
 WRONG = {
     "nothing-to-write": (["RUN"], "eaglecheck report RUN --html report.html"),
     "no-such-run": (["nowhere", "--html", "a.html"], "there is no folder nowhere"),
-    "not-a-run": ([".", "--html", "a.html"], "is not a run folder"),
-    "no-folder": (["RUN", "--html", "no/where.html"], "name another place:  --html PATH"),
-    "nights-without-page": (["RUN", "--csv", "c", "--nights", "n"], "--nights is shown in the page only"),
     "nights-none": (["RUN", "--html", "a.html", "--nights", "nowhere"], "--nights nowhere: no night in it was judged"),
     "matrix-without-page": (["RUN", "--csv", "c", "--matrix", "x"], "--matrix is shown in the page only"),
     "matrix-not-there": (["RUN", "--html", "a.html", "--matrix", "x"], "eaglecheck matrix --engines"),
@@ -320,7 +306,6 @@ WRONG = {
     "matrix-of-mutants": (["RUN", "--html", "a.html", "--matrix", "mutants.json"], "cells: Field required"),
     "inside-the-run": (["RUN", "--csv", "RUN"], "name a place outside RUN"),
     "over-the-run": (["RUN", "--html", "RUN/manifest.json"], "name a place outside RUN"),
-    "csv-is-a-file": (["RUN", "--csv", "broken.json"], "name another place:  --csv PATH"),
 }
 
 
@@ -334,11 +319,3 @@ def test_usage_errors_say_what_to_type(work, name):
     assert done.exit_code == 2, done.output
     assert said.replace("RUN", str(run)) in done.stderr
     assert not (work / "a.html").exists()
-
-
-@pytest.mark.parametrize("command", ["report", "diff"])
-def test_help_says_what_the_exit_codes_mean(command, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    done = call(command, "--help")
-    assert done.exit_code == 0
-    assert "Exits 0" in " ".join(done.stdout.split())
