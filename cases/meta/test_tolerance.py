@@ -71,24 +71,15 @@ def margin(expected, observed):
     return choice_margin(top_ids=ids, top_logits=logits, expected=expected, observed=observed)
 
 
-def test_near_tie_is_accepted_and_a_clear_choice_is_not():
-    assert is_tie(margin=margin(5, 9), scale=8.0, budget=F32)
-    assert not is_tie(margin=margin(5, 2), scale=8.0, budget=F32)
+@pytest.mark.parametrize(("observed", "tie"), [(9, True), (2, False), (77, False)], ids=["near", "clear", "unrecorded"])
+def test_only_a_near_choice_that_was_recorded_is_a_tie(observed, tie):
+    assert is_tie(margin=margin(5, observed), scale=8.0, budget=F32) is tie
+    assert (margin(5, observed) == float("inf")) is (observed == 77)
 
 
-def test_choice_outside_the_recorded_logits_has_infinite_margin():
-    assert margin(5, 77) == float("inf")
-    assert not is_tie(margin=margin(5, 77), scale=8.0, budget=F32)
-
-
-@pytest.mark.parametrize("scale", [float("nan"), float("inf")])
-def test_scale_that_is_not_finite_allows_no_tie(scale):
-    assert tie_limit(scale=scale, budget=F32) == 0.0
-    assert not is_tie(margin=0.0, scale=scale, budget=F32)
-
-
-def test_margin_that_is_nan_is_no_tie():
-    assert not is_tie(margin=float("nan"), scale=8.0, budget=F32)
+@pytest.mark.parametrize(("margin", "scale"), [(0.0, float("nan")), (0.0, float("inf")), (float("nan"), 8.0)])
+def test_what_is_not_finite_is_no_tie(margin, scale):
+    assert not is_tie(margin=margin, scale=scale, budget=F32)
 
 
 F16 = BUDGETS["float16"]
@@ -122,10 +113,19 @@ def test_a_tie_is_as_wide_as_the_rows_own_rounding():
     assert tie_limit(scale=float("inf"), budget=F16, own_error=0.02) == 0.0
 
 
-def test_ties_in_lumps_are_chance_and_steady_ties_are_not():
-    assert not too_many_ties(ties=3, choices=54, budget=F16)
-    assert too_many_ties(ties=30, choices=1000, budget=F16)
-    assert not too_many_ties(ties=10, choices=1000, budget=F16)
+@pytest.mark.parametrize(
+    ("budget", "ties", "choices", "too_many"),
+    [
+        (F16, 3, 54, False),  # ties in lumps are chance
+        (F16, 30, 1000, True),
+        (F16, 10, 1000, False),
+        (F32, tolerance.TIES_ALWAYS_ALLOWED, 3, False),
+        (F32, 30, 100, True),
+        (F32, 30, 100_000, False),
+    ],
+)
+def test_ties_have_a_limit_of_their_own(budget, ties, choices, too_many):
+    assert too_many_ties(ties=ties, choices=choices, budget=budget) is too_many
 
 
 #: (dtype, candidates a step, ties, choices) of whole clean runs on a GPU, and of their worst scenario.
@@ -154,17 +154,6 @@ def test_clean_runs_of_every_width_have_no_more_ties_than_usual_and_thrice_as_ma
 def test_a_wide_draft_has_the_rate_of_the_widest_that_was_measured():
     assert budget_for("bfloat16").tie_rate(64) == budget_for("bfloat16").tie_rate(8)
     assert budget_for("float16").tie_rate(3) == budget_for("float16").tie_rate(1)
-
-
-def test_tie_rate_has_its_own_limit():
-    assert not too_many_ties(ties=tolerance.TIES_ALWAYS_ALLOWED, choices=3, budget=F32)
-    assert too_many_ties(ties=30, choices=100, budget=F32)
-    assert not too_many_ties(ties=30, choices=100_000, budget=F32)
-
-
-def test_unknown_dtype_names_the_known_ones():
-    with pytest.raises(KeyError, match="float32, float16, bfloat16"):
-        budget_for("int4")
 
 
 @pytest.mark.parametrize("budget", BUDGETS.values(), ids=list(BUDGETS))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -16,8 +17,10 @@ from cases.meta.pretended_pip import quiet
 from cases.meta.pretended_wheels import PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
+from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.closure import EnvError
+from harness.engines.launch import build_launch
 from harness.machines import bundle, cards, doctor, fit, kernels, pack, prebuild, slimming, unpack
 from harness.machines.bundle import BundleError
 from harness.machines.cards import Card
@@ -82,23 +85,17 @@ def test_what_was_unpacked_can_be_imported(made, home):
 
 
 def test_its_settings_reach_the_engines_process(made, home, tmp_path):
-    from harness.contract.scenario import EngineConfig, SpecConfig
-    from harness.engines.launch import build_launch
-
     unpack.unpack(made["engines"], progress=quiet)
-    launch = build_launch(
-        env=envs.state("0.5.13"), spec=SpecConfig(), engine=EngineConfig(), target=tmp_path, draft=tmp_path
-    )
+    pair = {"target": tmp_path, "draft": tmp_path}
+    launch = build_launch(env=envs.state("0.5.13"), spec=SpecConfig(), engine=EngineConfig(), **pair)
     assert launch.boot["environment"]["TVM_FFI_CACHE_DIR"] == str(home / "kernels" / "tvm-ffi")
 
 
 def test_a_second_call_unpacks_nothing(made, home):
     unpack.unpack(made["engines"], progress=quiet)
     before = {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()}
-    reported: list[str] = []
-    assert unpack.unpack(made["engines"], progress=reported.append) == VERSIONS
-    assert {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()} == before
-    assert reported[0] == "every part of this bundle is unpacked already"
+    assert unpack.unpack(made["engines"], progress=quiet) == VERSIONS
+    assert {path: path.stat().st_mtime_ns for path in (home / "parts").iterdir()} == before != {}
 
 
 @pytest.mark.parametrize("stage", ["extract", "rename", "marker"])
@@ -194,37 +191,23 @@ def test_a_manifest_that_was_changed_is_found_out(made, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says", "next_step"),
+    ("where", "name", "value", "says", "next_step"),
     [
-        (
-            "torch_version",
-            lambda: "2.13.0+cu130",
-            "for torch 2.11.0.cu130, here is torch 2.13.0.cu130",
-            "--torch 2.13.0",
-        ),
-        ("torch_version", lambda: "", "here is no torch in ", "--torch VERSION"),
-        ("cards", lambda: (replace(H100, capability="8.0"),), "for sm_90, the card here is .* .sm_80", "Hopper"),
+        (fit, "torch_version", "2.13.0+cu130", "for torch 2.11.0.cu130, here is torch 2.13.0.cu130", "--torch 2.13.0"),
+        (fit, "torch_version", "", "here is no torch in ", "--torch VERSION"),
+        (fit, "cards", (replace(H100, capability="8.0"),), "for sm_90, the card here is .* .sm_80", "Hopper"),
+        (closure, "python_tag", "3.10", r"is for Python 3\.1\d, this is 3\.10", "--python 3.10"),
+        (platform, "libc_ver", ("glibc", "2.5"), r"needs glibc 2\.17 or newer, here is glibc 2\.5", ""),
     ],
 )
-def test_another_machine_is_refused_with_what_to_pack_for_it(made, home, monkeypatch, name, value, says, next_step):
-    monkeypatch.setattr(fit, name, value)
+def test_another_machine_is_refused_with_what_to_pack_for_it(
+    made, home, monkeypatch, where, name, value, says, next_step
+):
+    monkeypatch.setattr(where, name, lambda: value)
     with pytest.raises(BundleError, match=says) as caught:
         unpack.unpack(made["engines"], progress=quiet)
     assert next_step in caught.value.next_step
     assert not home.exists()
-
-
-def test_another_python_is_refused(made, home, monkeypatch):
-    monkeypatch.setattr(closure, "python_tag", lambda: "3.10")
-    with pytest.raises(BundleError, match=r"is for Python 3\.1\d, this is 3\.10") as caught:
-        unpack.unpack(made["engines"], progress=quiet)
-    assert "--python 3.10" in caught.value.next_step
-
-
-def test_an_older_c_library_is_refused(made, home, monkeypatch):
-    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.5"))
-    with pytest.raises(BundleError, match=r"needs glibc 2\.17 or newer, here is glibc 2\.5"):
-        unpack.unpack(made["engines"], progress=quiet)
 
 
 @pytest.mark.parametrize(
@@ -285,6 +268,8 @@ def compiled(home: Path) -> Path:
 
 def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path):
     unpack.unpack(made["engines"], progress=quiet)
+    with pytest.raises(EnvError, match="no kernels have been compiled"):
+        kernels.save(tmp_path / "kernels", progress=quiet)
     folder = compiled(home)
     kernels.save(tmp_path / "kernels", progress=quiet)
     shutil.rmtree(home / "kernels")
@@ -304,13 +289,6 @@ def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, mon
     with pytest.raises(BundleError, match="compiled for an installation in ") as caught:
         unpack.unpack(tmp_path / "kernels", progress=quiet)
     assert str(home) in caught.value.next_step
-
-
-def test_no_kernels_to_keep_is_said(made, home, tmp_path):
-    unpack.unpack(made["engines"], progress=quiet)
-    with pytest.raises(EnvError, match="no kernels have been compiled") as caught:
-        kernels.save(tmp_path / "kernels", progress=quiet)
-    assert "--warm" in caught.value.next_step
 
 
 def test_the_doctor_takes_what_was_left_out_for_no_damage_and_sees_any_other(made, home, monkeypatch):

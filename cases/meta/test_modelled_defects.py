@@ -1,0 +1,105 @@
+"""A modelled defect is taken for granted only by name, is reported, and hides nothing else. No engine here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from cases.catalogue import read_scenario
+from cases.checkpoints import make
+from harness.checks.judge import judge
+from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.types import Kind, Outcome
+from harness.defects import departures
+from harness.driving.oracle import Oracle
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
+
+ROOT = Path(__file__).parents[2]
+torch.set_num_threads(1)
+
+LAYERS = Scenario(
+    name="tail",
+    checkpoint="mtp-tiny",
+    spec=SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4),
+    engine=EngineConfig(chunked_prefill_size=4),
+    requests=(RequestSpec(rid="a", input_ids=(7, 19, 4, 250, 33, 91, 12, 6, 401, 77, 5), max_new_tokens=9),),
+    script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+)
+#: Finding -> (scenario, pair, kinds that show it, the kinds an engine without it shows where it is assumed).
+DEFECTS = {
+    "F-003": (
+        read_scenario(ROOT / "cases" / "scenarios" / "tree-slot-cache.json"),
+        "eagle-tiny",
+        {Kind.NUMERIC},
+        {Kind.NUMERIC},
+    ),
+    "F-010": (LAYERS, "mtp-tiny", {Kind.EXTEND_INPUT}, {Kind.EXTEND_INPUT, Kind.NUMERIC}),
+}
+#: Another fault beside each: (phase, step, column) that is one more, and the kind that shows it.
+BESIDE = {
+    "F-003": ("DRAFT", 1, "position", Kind.POSITION),
+    "F-010": ("DRAFT_PREFILL", 1, "input_id", Kind.EXTEND_INPUT),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Defect:
+    """A finding, the pair that shows it and the scenario."""
+
+    name: str
+    pair: object
+    scenario: Scenario
+
+    def engine(self, *, sound=False):
+        """What an engine with or without the defect does: the reference's own run."""
+        own = departures([] if sound else [self.name])
+        session = ReferenceSession(*load_pair(self.pair.target, self.pair.draft), self.scenario.spec, departures=own)
+        chunk = self.scenario.engine.chunked_prefill_size
+        return session.speculate(self.scenario.requests[0], chunk=chunk, scenario_id=self.scenario.id)
+
+    def judged(self, trace, *assumed):
+        oracle = Oracle(target=self.pair.target, draft=self.pair.draft, assumed=assumed)
+        return judge(self.scenario, trace, oracle.answer(self.scenario, trace))
+
+
+@pytest.fixture(scope="module", params=DEFECTS)
+def defect(request, tmp_path_factory):
+    scenario, pair, *_ = DEFECTS[request.param]
+    return Defect(name=request.param, pair=make(pair, tmp_path_factory.mktemp("pairs")), scenario=scenario)
+
+
+def test_it_is_a_finding_unless_it_is_named(defect):
+    trace = defect.engine()
+    verdict, found = defect.judged(trace)
+    assert {one.kind for one in found} >= DEFECTS[defect.name][2]
+    assert not any(reason.startswith("assumed") for reason in verdict.reasons)
+    if defect.name == "F-010":
+        tails = [one for one in found if one.kind is Kind.EXTEND_INPUT]
+        assert verdict.outcome is Outcome.FAIL
+        assert len(tails) == 2 * (1 + 2 + 3), "layer i reads i + 1 wrong tokens at each of two chunk ends"
+        assert {one.hint for one in tails} == {"chunk-tail-target-guess", "chunk-tail-proposal"}
+    verdict, found = defect.judged(trace, defect.name)
+    assert found == []
+    assert any(reason.startswith(f"assumed: {defect.name}, ") for reason in verdict.reasons)
+
+
+def test_an_engine_without_it_is_a_finding_where_it_is_assumed(defect):
+    sound = defect.engine(sound=True)
+    assert defect.judged(sound)[1] == []
+    assert {one.kind for one in defect.judged(sound, defect.name)[1]} >= DEFECTS[defect.name][3]
+
+
+def test_another_fault_beside_it_is_still_found(defect):
+    phase, step, column, kind = BESIDE[defect.name]
+    trace = defect.engine()
+    rows = trace.rows
+    at = next(i for i in range(len(rows)) if (rows.key(i).phase, rows.key(i).step) == (phase, step))
+    rows.ints[column][at] += 1
+    verdict, found = defect.judged(trace, defect.name)
+    assert verdict.outcome is Outcome.FAIL
+    assert (kind, step) in {(one.kind, one.key.step) for one in found}
+    assert defect.name != "F-010" or len(found) == 1
