@@ -187,23 +187,30 @@ def test_a_graph_tells_what_the_same_round_tells_eagerly(place):
     assert found[-1][0]["forwards"] == expected[-1][0]["forwards"] == {"DRAFT": STEPS - 1}
 
 
-def test_a_warm_up_leaves_nothing(place):
+def test_a_warm_up_and_a_graph_without_a_model_leave_nothing(place):
     draft(place, batch_of([3], [7], size=1))
+    empty = place.cuda.CUDAGraph()
+    empty.capture_begin()
+    empty.capture_end()
     assert place.graphs.captured == []
     graph = captured(place, batch_of([3], [7], size=1))
     assert list(place.graphs._captured) == [graph]
     assert len(place.graphs.captured[0].calls) == 2 * (STEPS - 1)
 
 
-def test_nothing_is_read_outside_a_round(place):
+def test_nothing_is_read_outside_a_round_and_a_graph_that_runs_again_before_its_round_is_over_is_told_first(place):
     graph = captured(place, batch_of([3], [7], size=1))
-    seen = []
-    place.graphs.on_replay = seen.append
+    (record,) = place.graphs.captured
+    seen, again = [], []
+    place.graphs.on_replay, place.graphs.before_replay = seen.append, again.append
     graph.replay()
     assert seen == []
     place.graphs.wanted = lambda: True
     graph.replay()
-    assert len(seen) == 1
+    assert (len(seen), again) == (1, [])
+    record.kept = object()
+    graph.replay()
+    assert again == [record]
 
 
 def test_a_replay_shows_what_is_in_the_buffer_then(place):
@@ -284,13 +291,6 @@ def test_sizes_say_whose_graphs_there_are(place):
     assert place.graphs.sizes() == {f"draft x{STEPS - 1}": [1, 2]}
 
 
-def test_a_graph_without_a_model_is_not_kept(place):
-    graph = place.cuda.CUDAGraph()
-    graph.capture_begin()
-    graph.capture_end()
-    assert place.graphs.captured == []
-
-
 def test_a_choice_that_is_returned_is_seen_like_one_that_is_shown(place):
     place.worker.draft_topk1_postprocess = lambda logits: (torch.ones(2, 1), logits.argmax(-1, keepdim=True))
     graphs = GraphProbe()
@@ -347,18 +347,6 @@ def test_of_equal_logits_the_argmax_comes_first():
 def test_padding_is_left_out(rows, batch, requests, packed, kept):
     array = np.arange(rows)
     assert without_padding(array, batch=batch, requests=requests, packed=packed).tolist() == list(range(kept))
-
-
-def test_a_graph_that_runs_again_before_its_round_is_over_is_told_first(place):
-    graph = captured(place, batch_of([3], [7], size=1))
-    (record,) = place.graphs.captured
-    seen = []
-    place.graphs.before_replay = lambda again: seen.append(again)
-    graph.replay()
-    assert seen == []
-    record.kept = object()
-    graph.replay()
-    assert seen == [record]
 
 
 def test_what_is_kept_is_copied_before_it_is_written_to_again_and_only_then():

@@ -96,19 +96,17 @@ def test_what_is_held_arrives_when_it_is_released(pair):
     assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Success)
 
 
-def test_what_fails_fails_on_both_sides_and_other_rooms_do_not(pair):
-    RULES.apply("fail", [8])
+@pytest.mark.parametrize(
+    ("rule", "room", "sender", "receiver"),
+    [("fail", 8, "Success", "Success"), ("fail", 7, "Failed", "Failed"), ("drop", 7, "Success", "Transferring")],
+)
+def test_what_fails_fails_on_both_sides_what_is_dropped_on_one_and_other_rooms_do_not(
+    pair, rule, room, sender, receiver
+):
+    RULES.apply(rule, [room])
     send(pair)
-    assert pair.sender.poll() == POLL.Success
-    RULES.apply("fail", [7])
-    assert pair.receiver.poll() == POLL.Failed
-    assert pair.kv.sum() == 0
-
-
-def test_what_is_dropped_is_done_on_one_side_and_never_arrives(pair):
-    RULES.apply("drop", [7])
-    send(pair)
-    assert (pair.sender.poll(), pair.receiver.poll()) == (POLL.Success, POLL.Transferring)
+    assert (pair.sender.poll(), pair.receiver.poll()) == (getattr(POLL, sender), getattr(POLL, receiver))
+    assert bool(pair.kv.sum()) is (room == 8)
 
 
 def test_an_abort_on_one_side_fails_the_other(pair):

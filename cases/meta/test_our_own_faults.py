@@ -40,16 +40,18 @@ def side_of(tmp_path):
     return made
 
 
-def test_a_defect_of_ours_on_one_rank_outweighs_the_crash_it_causes_on_another(side_of):
-    engine = side_of([CRASH], [DEFECT])
-    with pytest.raises(EngineError, match=WORDS):
-        engine._receive_all()
-
-
-def test_a_crash_on_one_rank_is_a_crash_where_no_rank_has_a_defect_of_ours(side_of):
-    engine = side_of([CRASH], [])
-    with pytest.raises(EngineCrashed, match=r"srt/managers/scheduler\.py:run"):
-        engine._receive_all()
+@pytest.mark.parametrize(
+    ("said", "error", "words"),
+    [
+        (([CRASH], [DEFECT]), EngineError, WORDS),
+        (([CRASH], []), EngineCrashed, r"srt/managers/scheduler\.py:run"),
+        (([LATE], []), EngineError, r"^announced, but SGLang's tokenizer never passed on: a$"),
+    ],
+    ids=["ours outweighs the crash it causes", "a crash", "what SGLang did not do is not ours"],
+)
+def test_whose_defect_it_is_where_ranks_fall(side_of, said, error, words):
+    with pytest.raises(error, match=words):
+        side_of(*said)._receive_all()
 
 
 def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(side_of):
@@ -57,11 +59,6 @@ def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(si
         side_of([DEFECT]).ask_ranks({"op": "flush"})
     with pytest.raises(EngineLost, match="how is not known"):
         side_of([]).ask_ranks({"op": "flush"})
-
-
-def test_what_sglang_did_not_do_is_not_called_a_defect_of_ours(side_of):
-    with pytest.raises(EngineError, match=r"^announced, but SGLang's tokenizer never passed on: a$"):
-        side_of([LATE], [])._receive_all()
 
 
 START = """

@@ -35,16 +35,6 @@ def test_messages_come_in_the_order_of_ranks(pairs):
     assert ranks.first_to_fall(found) is None
 
 
-def test_crash_of_one_rank_is_not_waited_for_on_the_other(pairs, monkeypatch):
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.05)
-    wire.send(pairs[1][1], {"op": "crashed", "when": 1.0})
-    start = time.monotonic()
-    found = ranks.gather(ours(pairs), seconds=60)
-    assert time.monotonic() - start < 10
-    assert found[0] is None
-    assert ranks.first_to_fall(found) == 1
-
-
 def test_rank_that_spoke_fell_before_those_killed_after_it(pairs):
     wire.send(pairs[1][1], {"op": "crashed", "when": time.monotonic()})
     pairs[0][1].close()
@@ -58,14 +48,20 @@ def test_rank_killed_from_outside_fell_before_those_that_lost_it(pairs):
     assert ranks.first_to_fall([*found, later]) == 0
 
 
-def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
-    monkeypatch.setattr(ranks, "LAG_SECONDS", 0.05)
-    wire.send(pairs[0][1], {"op": "stepped"})
+@pytest.mark.parametrize(
+    ("wait", "speaks", "said", "fell"),
+    [("GRACE_SECONDS", 1, {"op": "crashed", "when": 1.0}, 1), ("LAG_SECONDS", 0, {"op": "stepped"}, None)],
+    ids=["a crash of one", "a step of one"],
+)
+def test_ranks_end_together_or_are_silent_and_nobody_is_waited_for(pairs, monkeypatch, wait, speaks, said, fell):
+    monkeypatch.setattr(ranks, wait, 0.05)
+    wire.send(pairs[speaks][1], said)
     start = time.monotonic()
     found = ranks.gather(ours(pairs), seconds=60)
     assert time.monotonic() - start < 10
-    assert found[0] is not None
-    assert found[1] is None
+    assert [one is not None for one in found] == [speaks == 0, speaks == 1]
+    if fell is not None:
+        assert ranks.first_to_fall(found) == fell
 
 
 def test_watchdog_that_answers_says_where_and_one_that_is_gone_says_nothing(pairs):
