@@ -29,14 +29,12 @@ from cases.meta.pretended_card import app as card_user
 from cases.meta.pretended_card import used
 from cases.meta.test_cli_bad_input import call
 from cases.processes import survivors, tree
-from harness.archive.store import StoreError
 from harness.cli import nightly
 from harness.contract.known_issues import issues
 from harness.contract.rates import interval
 from harness.engines import envs
 from harness.night import cells as night_cells
 from harness.night import store
-from harness.suite.census import INCOMPLETE
 
 ROOT = Path(__file__).resolve().parents[2]
 NIGHT = ("matrix", "--nights", "nights", "--engines", "0.5.13,0.5.23", "--cases", "pr25015,pr26329", "--seed", "5")
@@ -73,10 +71,8 @@ def shards(root, *numbers, of=3, **changes):
 
 
 def test_shards_that_are_all_there_make_one_green_night(work):
-    done = call("night", *shards(work, 1, 2, 3), "--known", "none.toml", "--json", "out.json")
-    assert done.exit_code == 2, "the file that was named must be there"
     (work / "none.toml").write_text("schema = 1\n")
-    done = call("night", *shards(work / "again", 1, 2, 3), "--known", "none.toml", "--json", "out.json")
+    done = call("night", *shards(work, 1, 2, 3), "--known", "none.toml", "--json", "out.json")
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (0, "night GREEN: 7 cells, no findings"), done.output
     document = json.loads((work / "out.json").read_text())
     assert (document["planned"], document["reported"], document["green"]) == (7, 7, True)
@@ -115,15 +111,6 @@ def test_shards_that_are_put_together_again_are_the_same_night(work):
     assert store.nights(work / "nights") == [second]
 
 
-def test_a_shard_that_is_there_in_half_is_refused_with_its_place(work):
-    there = shards(work, 1, 2, 3)
-    (plan,) = (work / "artifact-1").glob(f"*/{store.PLAN}")
-    plan.unlink()
-    done = call("night", *there)
-    assert done.exit_code == 2
-    assert f"{plan.parent.relative_to(work)} holds night.json and no plan.json" in done.stderr.replace("\n", " ")
-
-
 def test_a_shard_that_was_killed_is_red_with_its_host_and_its_cells(work):
     """A real process, killed while its engine starts."""
     pretended = work / "home"
@@ -158,9 +145,7 @@ def test_a_night_that_was_cut_off_is_red_when_it_is_judged(work):
     assert done.exit_code == 3
     assert "never finished" in done.stdout
     assert "night RED (UNKNOWN): " in done.stdout.splitlines()[-1]
-    (kept,) = store.nights(work / "nights")
-    assert kept.night is None
-    assert "has no night.json, and counts for nothing" in done.stdout
+    assert [kept.night for kept in store.nights(work / "nights")] == [None]
 
 
 def test_engines_that_do_not_start_make_a_night_red_with_the_end_of_their_log(work):
@@ -236,15 +221,26 @@ def test_shards_of_different_nights_are_not_put_together(work, change):
     assert "allowed: shards of one night" in done.stderr
 
 
-def test_a_damaged_night_is_never_passed_over(work):
-    kept(work / "nights", nights.over(nights.night(nights.cell(), day=20)))
-    (path,) = work.glob("nights/*/night.json")
+def newer(path):
     path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 2'))
-    with pytest.raises(StoreError, match="not of schema 1"):
-        store.nights(work / "nights")
-    done = call("night")
-    assert done.exit_code == 2
-    assert "is damaged, or not of schema 1" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "said"),
+    [
+        (store.NIGHT, newer, "is damaged, or not of schema 1"),
+        (store.PLAN, Path.unlink, "holds night.json and no plan.json"),
+    ],
+)
+def test_a_damaged_night_is_never_passed_over(work, name, damage, said):
+    kept(work / "nights", nights.over(nights.night(nights.cell(), day=20)))
+    (path,) = work.glob(f"nights/*/{name}")
+    damage(path)
+    for command in (("night",), ("night", "nights"), ("matrix", "--nights", "nights", *ONE)):
+        done = call(*command)
+        assert done.exit_code == 2, done.output
+        assert said in done.stderr.replace("\n", " ")
+        assert f"nights/{path.parent.name}" in done.stderr
 
 
 def test_a_red_night_in_the_store_is_not_what_the_next_one_is_compared_with(work):
@@ -270,16 +266,11 @@ BAD = {
     "no-cases": (("matrix", "--engines", "0.5.13"), ("--cases", "pr25015")),
     "family-unknown": ((*NIGHTS, "--families", "eagel"), ("'eagel'", "'eagle'")),
     "shard-zero": ((*EAGLE, "--seed", "1", "--shard", "0/2"), ("--shard '0/2'", "2/3")),
-    "shard-words": ((*EAGLE, "--seed", "1", "--shard", "first"), ("--shard 'first'", "2/3")),
     "shard-without-seed": ((*EAGLE, "--shard", "1/2"), ("--shard", "--seed")),
     "more-shards-than-cells": ((*NIGHTS, *ONE, "--seed", "1", "--shard", "1/9"), ("--shard 1/9", "1 cell\n")),
     "no-seconds": ((*EAGLE, "--seconds", "0"), ("--seconds 0",)),
-    "seconds-without-end": ((*EAGLE, "--seconds", "inf"), ("--seconds inf",)),
     "seconds-that-are-none": ((*EAGLE, "--seconds", "nan"), ("--seconds nan",)),
-    "store-is-a-file": (("matrix", "--nights", "file", *ONE), ("--nights file",)),
-    "store-is-damaged": (("matrix", "--nights", "damaged", *ONE), ("damaged/one/plan.json",)),
     "night-in-a-file": (("night", "--nights", "file"), ("--nights file",)),
-    "junit-nowhere": (("night", "--nights", "empty", "--junit", "no/where.xml"), ("--junit", "no/where.xml")),
     "summary-is-a-folder": (("night", "--nights", "empty", "--summary", "empty"), ("--summary", "empty")),
     "two-reverts": ((*NIGHTS, *ONE, "--revert", "25015,26329"), ("--revert: ",)),
     "nothing-runs-there": (
@@ -291,32 +282,6 @@ BAD = {
     "no-shard": (("night", "empty"), ("empty", "eaglecheck matrix", "--shard 1/2")),
     "known-missing": (("night", "--known", "nowhere.toml"), ("nowhere.toml", "--known FILE")),
 }
-
-
-def test_a_store_that_cannot_be_made_names_the_option_that_names_it(work):
-    done = call("matrix", "--nights", "/proc/nowhere", *ONE)
-    assert done.exit_code == 2
-    assert "cannot write to /proc/nowhere" in done.stderr
-    assert "name another place:  --nights PATH" in done.stderr
-    assert "--runs" not in done.stderr
-
-
-def test_shards_that_are_nowhere_come_with_a_command_that_makes_some(work):
-    done = call("night", "nowhere")
-    assert done.exit_code == 2
-    assert done.stderr.startswith("eaglecheck: nowhere is no folder\n")
-    assert "--shard 1/2 --seed 7 --engines 0.5.23 --cases pr25015,pr26329" in done.stderr
-
-
-def test_a_night_that_lost_its_plan_is_not_passed_over(work):
-    kept(work / "nights", nights.over(nights.night(nights.cell(), day=20)))
-    (plan,) = work.glob("nights/*/plan.json")
-    plan.unlink()
-    for command in (("night",), ("matrix", "--nights", "nights", *ONE)):
-        done = call(*command)
-        assert done.exit_code == 2
-        assert f"nights/{plan.parent.name} holds night.json and no plan.json" in done.stderr
-        assert "go on without it:  mv nights/" in done.stderr
 
 
 def test_a_reproducer_that_is_gone_is_not_offered_for_a_replay(work):
@@ -336,13 +301,10 @@ def test_what_cannot_be_is_refused_before_anything_slow(work, name, monkeypatch)
     monkeypatch.setattr("cases.catalogue.names", lambda: ["pr25015", "pr26329"])
     (work / "empty").mkdir()
     (work / "file").touch()
-    (work / "damaged" / "one").mkdir(parents=True)
-    (work / "damaged" / "one" / "plan.json").write_text("{")
     typed, named = BAD[name]
     done = call(*typed)
     assert (done.exit_code, done.stdout) == (2, "")
     assert not [word for word in named if word not in done.stderr], done.stderr
-    assert len(done.stderr.splitlines()) > 1, "and below it what is allowed, or what to type"
     assert not (work / "n").exists()
 
 
@@ -360,7 +322,7 @@ expires = 2027-05-31
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (KNOWN.replace("expires = 2027-05-31\n", ""), "expires: Field required"),
+        (KNOWN.replace("expires = 2027-05-31\n", ""), "expires"),
         (KNOWN + "expire = 2027-05-31\n", "unknown key 'expire'; did you mean 'expires'?"),
         (KNOWN.replace("TOKEN:finish", "TOKEN"), "signatures.0"),
         (KNOWN.replace("generated/*", "anything"), "cells.0"),
@@ -370,19 +332,16 @@ expires = 2027-05-31
         ("schema = ", "is not TOML"),
     ],
 )
-def test_a_known_file_with_a_fault_is_refused_with_its_place(tmp_path, text, said):
+def test_a_known_file_is_read_as_it_stands_and_refused_with_its_place_where_it_has_a_fault(tmp_path, text, said):
     path = tmp_path / "known.toml"
+    path.write_text(KNOWN)
+    (entry,) = known.read(path)
+    assert (entry.issue, entry.expires, entry.rate) == ("F-004", datetime.date(2027, 5, 31), 1.0)
     path.write_text(text)
     with pytest.raises(CaseError) as caught:
         known.read(path)
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
-
-
-def test_a_known_file_is_read_as_it_stands(tmp_path):
-    (tmp_path / "known.toml").write_text(KNOWN)
-    (entry,) = known.read(tmp_path / "known.toml")
-    assert (entry.issue, entry.expires, entry.rate) == ("F-004", datetime.date(2027, 5, 31), 1.0)
 
 
 def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
@@ -409,7 +368,9 @@ def test_our_own_rates_are_the_lower_ends_of_what_was_counted():
 def test_what_a_family_assumes_has_no_entry_for_its_cells():
     """It cannot show there, so that an entry would be stale from the first night on."""
     assumed = {name: {one for boot in family.boots for one in boot.assumes} for name, family in FAMILIES.items()}
-    for entry in known.read():
+    entries = known.read()
+    assert entries
+    for entry in entries:
         families = {cell.split("/")[1] for cell in entry.cells if not cell.startswith("case/")}
         assert not [name for name in families if entry.issue in assumed.get(name, ())], entry
 
@@ -434,12 +395,6 @@ def test_a_release_gets_only_the_cells_it_is_new_enough_for():
     assert "fixed/mtp" not in names("0.5.13")
     assert "generated/tree/tree" not in names("0.5.12.post1")
     assert {f"generated/eagle/{boot}" for boot in BOOTS} <= names("0.5.11")
-
-
-def test_what_a_release_cannot_have_is_said(work):
-    done = call("matrix", "--nights", "nights", "--engines", "0.5.11", "--families", "paged,mtp", "--scenarios", "0")
-    assert "not planned: 4 scenarios of 0.5.11/fixed/paged, which this release is too old for" in done.stdout
-    assert "not planned: family mtp on 0.5.11, which is too old for it" in done.stdout
 
 
 def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
@@ -520,7 +475,3 @@ def test_junit_counts_cells_and_fails_those_with_something_new(work):
     properties = {each.get("name"): each.get("value") for each in tree.iter("property")}
     assert properties[f"known:{nights.STOP}"] == "3/3"
     assert properties["accept_length"] == "1.9000"
-
-
-def test_a_session_exit_is_none_of_pytests_own():
-    assert INCOMPLETE not in set(pytest.ExitCode)

@@ -70,31 +70,33 @@ def test_a_failing_scenario_is_driven_again_and_kept(tmp_path):
     assert (manifest.signature, stored.scenario.name) == (AHEAD, "a")
 
 
-def test_a_finding_that_does_not_come_back_is_counted_as_such(tmp_path):
-    (seen,) = drive(ByHand(results.one_ahead, results.sound), fixed("a"), tmp_path, repeats=4).findings
-    assert (seen.shown, seen.tried) == (1, 5)
-
-
-def test_an_engine_that_does_not_come_back_for_the_repeats_leaves_what_was_seen(tmp_path):
-    found = drive(ByHand(results.one_ahead, EngineError("gone")), fixed("a"), tmp_path)
-    assert (found.verdict, found.scenarios, found.unknown) == (Outcome.FAIL, 1, 0)
-    assert [(seen.shown, seen.tried) for seen in found.findings] == [(1, 1)]
-
-
 def ended_from_outside(engine):
     what = Event(name="lost", scheduler_step=1, data={"what": "ended from outside: x"})
     object.__setattr__(engine, "events", (*engine.events[:1], what))
 
 
-def test_an_engine_that_somebody_ends_in_a_repeat_does_not_make_a_finding_come_and_go(tmp_path):
-    (seen,) = drive(ByHand(results.one_ahead, ended_from_outside), fixed("a"), tmp_path, repeats=4).findings
-    assert (seen.shown, seen.tried) == (1, 1)
+@pytest.mark.parametrize(
+    ("then", "tried"),
+    [(results.sound, 5), (EngineError("gone"), 1), (ended_from_outside, 1)],
+    ids=["it does not come back", "the engine does not", "somebody ends it"],
+)
+def test_a_repeat_counts_only_where_its_engine_lives(tmp_path, then, tried):
+    found = drive(ByHand(results.one_ahead, then), fixed("a"), tmp_path, repeats=4)
+    assert (found.verdict, found.scenarios, found.unknown) == (Outcome.FAIL, 1, 0)
+    assert [(seen.shown, seen.tried) for seen in found.findings] == [(1, tried)]
 
 
-def test_an_engine_that_somebody_ends_leaves_its_cell_without_a_verdict(tmp_path):
-    found = drive(ByHand(ended_from_outside, results.sound), fixed("a", "b"), tmp_path)
+@pytest.mark.parametrize(
+    ("first", "reason"),
+    [
+        (ended_from_outside, "ended from outside: x"),
+        (ValueError("oh"), "a fault of eaglecheck's own in a: ValueError: oh"),
+    ],
+)
+def test_what_is_not_sglangs_doing_is_unknown_and_costs_one_scenario(tmp_path, first, reason):
+    found = drive(ByHand(first, results.sound), fixed("a", "b"), tmp_path)
     assert (found.verdict, found.failed, found.unknown, found.findings) == (Outcome.UNKNOWN, 0, 1, ())
-    assert found.reasons == ("ended from outside: x",)
+    assert (found.scenarios, found.reasons) == (2, (reason,))
 
 
 def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path):
@@ -103,12 +105,6 @@ def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path
     assert (found.verdict, found.unknown, found.scenarios) == (Outcome.UNKNOWN, 3, 3)
     assert engines.driven == ["a"]
     assert found.reasons == ("no engine; it ends with:\n  why (in 3 scenarios)",)
-
-
-def test_a_fault_of_our_own_is_unknown_and_costs_one_scenario(tmp_path):
-    found = drive(ByHand(ValueError("oh"), results.sound), fixed("a", "b"), tmp_path)
-    assert (found.verdict, found.unknown, found.scenarios) == (Outcome.UNKNOWN, 1, 2)
-    assert found.reasons == ("a fault of eaglecheck's own in a: ValueError: oh",)
 
 
 def test_a_full_disk_ends_the_night(tmp_path):
