@@ -28,13 +28,11 @@ def reproducer(tmp_path, monkeypatch):
     return outcome.save_reproducer(tmp_path)
 
 
-def test_it_says_how_its_engine_was_started(reproducer):
-    manifest, case = read_reproducer(reproducer)
-    assert manifest.header["assumed"] == ["F-003", "F-007"]
-    assert started_with(manifest, case) == (("F-003", "F-007"), "interpreted")
-
-
-def test_it_is_replayed_so(reproducer, monkeypatch):
+def test_it_says_how_its_engine_was_started_and_is_replayed_and_bisected_so(reproducer, monkeypatch):
+    started = (("F-003", "F-007"), "interpreted")
+    assert started_with(*read_reproducer(reproducer)) == started
+    setting = bisect_runs._reproducer(reproducer)
+    assert (setting.assumed, setting.cpu_attention) == started
     asked = {}
 
     def plan(_scenarios, **options):
@@ -43,12 +41,4 @@ def test_it_is_replayed_so(reproducer, monkeypatch):
 
     monkeypatch.setattr(prepare, "make_plan", plan)
     assert call("replay", str(reproducer)).exit_code == 2
-    assert asked["assumed"] == ("F-003", "F-007")
-    assert asked["cpu_attention"] == "interpreted"
-    assert asked["engine"] == "0.5.23"
-
-
-def test_it_is_bisected_so(reproducer):
-    setting = bisect_runs._reproducer(reproducer)
-    assert setting.assumed == ("F-003", "F-007")
-    assert setting.cpu_attention == "interpreted"
+    assert (asked["assumed"], asked["cpu_attention"], asked["engine"]) == (*started, "0.5.23")

@@ -77,32 +77,17 @@ def test_only_when_too_many_are_underway_the_oldest_is_waited_for(slow):
     assert slow.waits == 1
 
 
-def test_the_end_of_a_scenario_waits_for_all_of_them_in_their_order(slow):
+def test_the_end_of_a_scenario_waits_for_all_of_them_in_order_and_a_crash_tells_only_turns_before_its_own(slow):
     recorder = Recorder()
-    decode(recorder, start=1, turn=1)
-    decode(recorder, start=2, turn=2)
-    taken = recorder.take(all_of_them=True)
-    assert [named(message)["turn"] for message, _ in taken] == [1, 2]
-    assert starts_in(taken)[:1] == [[1]]
-
-
-def test_a_crash_tells_only_turns_before_its_own(slow):
-    recorder = Recorder()
-    decode(recorder, start=1, turn=1)
-    decode(recorder, start=2, turn=2)
-    assert [named(message)["turn"] for message, _ in recorder.take(all_of_them=True, before=2)] == [1]
-
-
-def test_an_arrangement_of_fields_travels_once_a_scenario(slow):
-    recorder = Recorder()
-    decode(recorder, start=1, turn=1)
-    decode(recorder, start=2, turn=2)
-    first, second = (named(message)["layouts"] for message, _ in recorder.take(all_of_them=True))
-    assert (len(first), second) == (1, [])
-    recorder.begin()
-    decode(recorder, start=3, turn=3)
-    ((message, _),) = recorder.take(all_of_them=True)
-    assert len(named(message)["layouts"]) == 1
+    for before, turns in ((None, [1, 2]), (2, [1])):
+        recorder.begin()
+        decode(recorder, start=1, turn=1)
+        decode(recorder, start=2, turn=2)
+        taken = recorder.take(all_of_them=True, **({"before": before} if before else {}))
+        assert [named(message)["turn"] for message, _ in taken] == turns
+        assert starts_in(taken) == [[turn] for turn in turns]
+        layouts = [len(named(message)["layouts"]) for message, _ in taken]
+        assert layouts == [1, 0][: len(turns)], "an arrangement of fields travels once a scenario"
 
 
 def test_a_mutant_that_asks_gets_numbers_from_the_device():
@@ -137,11 +122,6 @@ def test_every_dtype_comes_back_with_its_values(dtype, back):
     (found,) = copied({"x": tensor}).read().values()
     assert found.dtype == back
     assert found.tolist() == tensor.to(torch.float32).tolist()
-
-
-def test_an_unknown_dtype_is_named():
-    with pytest.raises(ValueError, match="complex64"):
-        read(np.zeros(8, np.uint8), [(0, [("x", "complex64", 0, (1,))])])
 
 
 def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenario():

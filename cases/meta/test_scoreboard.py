@@ -24,9 +24,10 @@ LATE = MUTANTS["draft-position-late"]
 BUSY = tuple(name for name in CHECKS if name not in EXCUSED)
 
 
-def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash=""):
+def outcome(verdict=Outcome.FAIL, kinds=("POSITION",), fired=3, crash="", lost=""):
     events = [Event(name="fault", scheduler_step=9, data={"mutant": LATE.id, "fired": fired})]
     events += [Event(name="crash", scheduler_step=9, data={"error": crash})] if crash else []
+    events += [Event(name="lost", scheduler_step=9, data={"what": lost})] if lost else []
     return SimpleNamespace(
         verdict=SimpleNamespace(outcome=verdict, root_kinds=kinds, reasons=("1 × something",)),
         trace=SimpleNamespace(events=tuple(events)),
@@ -41,16 +42,6 @@ def _killers(monkeypatch):
     monkeypatch.setattr(mutants, "killers", lambda _outcome: ("positions",))
 
 
-def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
-    given = outcome(Outcome.UNKNOWN, kinds=())
-    given.trace.events = (
-        *given.trace.events,
-        Event(name="lost", scheduler_step=9, data={"what": "ended from outside: x"}),
-    )
-    score = judged(LATE, given, examples=1)
-    assert (score.fate, score.why, score.killed_by) == (Fate.NOT_RUN, "ended from outside: x", ())
-
-
 @pytest.mark.parametrize(
     ("given", "fate", "why"),
     [
@@ -58,6 +49,7 @@ def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
         (outcome(kinds=("TOKEN",)), Fate.SURVIVED, "shown only by TOKEN; expected POSITION"),
         (outcome(Outcome.PASS, kinds=()), Fate.SURVIVED, "PASS: 1 × something"),
         (outcome(Outcome.UNKNOWN, kinds=()), Fate.SURVIVED, "UNKNOWN: 1 × something"),
+        (outcome(Outcome.UNKNOWN, kinds=(), lost="ended from outside: x"), Fate.NOT_RUN, "ended from outside: x"),
         (outcome(Outcome.PASS, kinds=(), fired=0), Fate.SURVIVED, "it never acted in together"),
         (
             outcome(kinds=("CRASH",), crash="MutantBroken: mutant x: KeyError"),
@@ -69,6 +61,7 @@ def test_a_mutant_whose_engine_somebody_ended_was_not_asked():
 def test_only_an_expected_kind_kills(given, fate, why):
     score = judged(LATE, given, examples=1)
     assert (score.fate, score.why) == (fate, why)
+    assert fate is not Fate.NOT_RUN or score.killed_by == ()
 
 
 def board(*fates, killed_by=BUSY, **more):
@@ -100,15 +93,12 @@ def test_campaign_passes_only_if_all_that_ran_are_killed_and_no_check_is_idle(gi
 
 def test_document_says_who_kills_what_both_ways():
     made = json.loads(json.dumps(document(board(Fate.KILLED, Fate.SURVIVED, killed_by=("walk",)))))
-    first, second = made["mutants"]
     assert made["schema"] == 1
-    assert (first["id"], first["verdict"], first["killed_by"], first["examples"]) == (
-        "draft-position-early",
-        "KILLED",
-        ["walk"],
-        1,
-    )
-    assert (second["verdict"], second["killed_by"], second["engine"]) == ("SURVIVED", [], "0.5.23")
+    told = [(one["id"], one["verdict"], one["killed_by"], one["engine"]) for one in made["mutants"]]
+    assert told == [
+        ("draft-position-early", "KILLED", ["walk"], "0.5.23"),
+        ("draft-position-late", "SURVIVED", [], "0.5.23"),
+    ]
     assert made["checks"]["walk"] == ["draft-position-early"]
     assert set(made["checks"]) == set(CHECKS)
 
@@ -194,11 +184,7 @@ def layered(release):
 def test_where_no_mutant_ran_there_is_no_matrix_and_no_word_of_checks_that_nobody_asked():
     made, lines = layered("0.5.11")
     assert made.outcome is Outcome.UNKNOWN
-    assert [line[:20] for line in lines if line] == [
-        f"NOT RUN: {made.scores[0].fault.id}"[:20],
-        "  because: before 0.5.13"[:20],
-        "verdict UNKNOWN: 1 mutant"[:20],
-    ]
+    assert len([line for line in lines if line]) == 3
     assert lines[-1] == "verdict UNKNOWN: 1 mutant, 1 not run, so no check was asked"
 
 
@@ -219,8 +205,10 @@ def test_why_layers_are_not_asked_is_what_the_book_says_of_that_release(release,
 
 def test_every_finding_named_in_a_reason_is_in_that_release():
     """The newest release that a reason still keeps out has the finding it names."""
-    for reasons in SINCE.values():
-        for first, why in reasons:
-            named = [one for one in issues().values() if f"({one.id})" in why]
-            before = max((one for one in envs.SUPPORTED if Version(one) < Version(first)), key=Version)
-            assert all(one.releases.has(before) for one in named), (first, why)
+    seen = 0
+    for first, why in (one for reasons in SINCE.values() for one in reasons):
+        named = [one for one in issues().values() if f"({one.id})" in why]
+        before = max((one for one in envs.SUPPORTED if Version(one) < Version(first)), key=Version)
+        assert [one.id for one in named if not one.releases.has(before)] == [], (first, why)
+        seen += len(named)
+    assert seen
