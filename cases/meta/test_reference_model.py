@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
@@ -81,32 +82,21 @@ def test_draft_head_equals_an_hf_decoder_layer_without_its_input_norm(pair):
     head = DraftHead.load(pair.draft, target)
     config = LlamaConfig.from_pretrained(pair.draft, attn_implementation="eager")
     layer = LlamaDecoderLayer(config, layer_idx=0)
-    weights = {
-        name.removeprefix("layers.0."): value
-        for name, value in _tensors(pair.draft).items()
-        if name.startswith("layers.0.")
-    }
+    tensors = load_file(pair.draft / "model.safetensors")
+    weights = {name.removeprefix("layers.0."): tensors[name] for name in tensors if name.startswith("layers.0.")}
     missing, unexpected = layer.load_state_dict(weights, strict=False)
     assert (missing, unexpected) == (["input_layernorm.weight"], [])
     layer.input_layernorm = torch.nn.Identity()
     tokens, hidden = tokens_of(40, target.config.vocab), torch.randn(40, target.config.hidden)
-    fc = _tensors(pair.draft)
-    x = torch.cat((target.embed[tokens], hidden), dim=-1) @ fc["fc.weight"].T + fc["fc.bias"]
+    x = torch.cat((target.embed[tokens], hidden), dim=-1) @ tensors["fc.weight"].T + tensors["fc.bias"]
     positions = torch.arange(40)
     bias = torch.zeros(40, 40).masked_fill(~causal(40), float("-inf"))[None, None]
     with torch.no_grad():
-        theirs = layer(
-            x[None], attention_mask=bias, position_embeddings=LlamaRotaryEmbedding(config)(x, positions[None])
-        )
+        angles = LlamaRotaryEmbedding(config)(x, positions[None])
+        theirs = layer(x[None], attention_mask=bias, position_embeddings=angles)
     mine = head.forward(tokens, hidden, positions, causal(40))
     assert torch.allclose(mine, theirs[0], rtol=0, atol=CLOSE), "the draft head differs from fc + HF layer"
     assert torch.equal(head.logits(mine), target.logits(mine)), "the draft must speak through the target's head"
-
-
-def _tensors(folder):
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
 
 
 def test_float64_agrees_with_float32_far_below_a_margin(pair):
@@ -117,17 +107,11 @@ def test_float64_agrees_with_float32_far_below_a_margin(pair):
     assert torch.allclose(a.double(), b, rtol=0, atol=1e-4)
 
 
-def test_a_row_sees_nothing_after_it(pair):
-    target = Target.load(pair.target, torch.float64)
-    tokens = tokens_of(30, target.config.vocab)
-    whole, prefix = target.forward(tokens), target.forward(tokens[:11])
-    assert torch.allclose(whole[:11], prefix, rtol=0, atol=1e-12)
-
-
-def test_only_relative_positions_matter_and_they_do(pair):
+def test_rows_see_nothing_after_them_and_only_relative_positions_matter(pair):
     target = Target.load(pair.target, torch.float64)
     tokens, positions = tokens_of(30, target.config.vocab), torch.arange(30)
     plain = target.forward(tokens)
+    assert torch.allclose(target.forward(tokens[:11]), plain[:11], rtol=0, atol=1e-12)
     assert torch.allclose(target.forward(tokens, positions + 5), plain, rtol=0, atol=1e-10)
     moved = positions + (positions >= 29)
     shift = (target.forward(tokens, moved) - plain)[29].abs().max()
@@ -166,18 +150,18 @@ def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair
     assert all(word.format(**sizes) in str(caught.value) for word in [str(target), *words]), str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["hidden_size", "vocab_size"])
-def test_a_draft_of_another_size_is_not_a_pair(pair, tmp_path, field):
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("hidden_size", 17, r"17; expected the target's \d+: not a pair"),
+        ("vocab_size", 17, r"17; expected the target's \d+: not a pair"),
+        ("num_hidden_layers", 2, "num_hidden_layers is 2; this reference builds only 1"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_refused(pair, tmp_path, field, value, words):
     _, draft = copy_pair(pair, tmp_path / "copy")
-    edit_config(draft, **{field: 17})
-    with pytest.raises(CheckpointError, match=r"17; expected the target's \d+: not a pair"):
-        DraftHead.load(draft, Target.load(pair.target))
-
-
-def test_a_draft_of_several_layers_is_refused(pair, tmp_path):
-    _, draft = copy_pair(pair, tmp_path / "copy")
-    edit_config(draft, num_hidden_layers=2)
-    with pytest.raises(CheckpointError, match="num_hidden_layers is 2; this reference builds only 1"):
+    edit_config(draft, **{field: value})
+    with pytest.raises(CheckpointError, match=words):
         DraftHead.load(draft, Target.load(pair.target))
 
 

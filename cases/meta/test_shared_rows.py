@@ -1,13 +1,12 @@
 """F-012 taken for granted: whose rows a cache hands out is followed by tokens, and recorded engines agree with that."""
+# ruff: noqa: F811
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import torch
 
-from cases.checkpoints import make
+from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.known_issues import told_in
@@ -15,20 +14,6 @@ from harness.contract.types import Outcome
 from harness.defects.shared_prefix_rows import Owner, Step, held_rows
 from harness.driving.oracle import Oracle
 from reference.windows import Window
-
-torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("mtp-tiny", tmp_path_factory.mktemp("pairs"))
-
-
-def judged(pair, name, *assumed):
-    case = read_case(RECORDED / name)
-    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, case.engine)
-    return judge(case.scenario, case.engine, reference)
 
 
 @pytest.mark.parametrize("name", ["shared-0.5.23", "shared-guesses-0.5.23"])

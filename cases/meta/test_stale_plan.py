@@ -1,31 +1,21 @@
 """F-011 where a batch outgrows its CUDA graphs: it attends by an earlier plan. F-029: which rows a NaN then reaches."""
-
-from pathlib import Path
+# ruff: noqa: F811
 
 import pytest
 import torch
 
-from cases.checkpoints import make
 from cases.meta.stale_plan import Recorded, outgrown, proposed, verified
+from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
-from harness.checks.judge import judge
 from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Outcome
 from harness.defects.stale_plan import Planned, layer_says, target_says
-from harness.driving.oracle import Oracle
 from harness.engines.launch import GRAPH_SIZES
 from reference.model import causal
 from reference.pairs import load_pair
 
-torch.set_num_threads(1)
-RECORDED = Path(__file__).parents[1] / "recorded" / "mtp"
 OUTGROWN, PADDING = "graphs-outgrown-0.5.13", "graphs-padding-0.5.13"
 FLOAT16 = budget_for("float16")
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    return make("mtp-tiny", tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +67,7 @@ def test_a_row_is_not_a_number_where_any_row_of_its_block_is_though_it_may_not_a
 
 def test_in_the_next_scenario_it_is_the_row_beside_a_graphs_padding_and_no_other(pair):
     case = read_case(RECORDED / PADDING)
-    assumed = ("F-010", "F-020", "F-027")
-    reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, case.engine)
-    verdict, divergences = judge(case.scenario, case.engine, reference)
+    verdict, divergences = judged(pair, PADDING, "F-010", "F-020", "F-027")
     assert verdict.outcome is Outcome.FAIL
     roots = [found for found in divergences if not found.cause]
     assert [found.signature for found in roots] == ["NUMERIC:extend:EXTEND:hidden_out-nan"]
