@@ -45,7 +45,7 @@ class HeadDrafts:
         self.hidden, self.final = self.reading.hidden, self.reading.final
 
     def knows(self, part: Part) -> bool:
-        """Whether the proposals of a decode round can be told: always."""
+        """Whether the proposals of a decode round are known: always."""
         return True
 
     def handed_rows(self, writer: Writer, part: Part) -> None:

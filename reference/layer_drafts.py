@@ -78,7 +78,7 @@ class LayerDrafts:
         return next((window.proposals for window in self.filled if window.stop == c), ())
 
     def knows(self, part: Part) -> bool:
-        """Whether the proposals of a decode round can be told."""
+        """Whether the proposals of a decode round are known."""
         return len(self.chain(part.start)) == self.spec.num_steps
 
     def handed_rows(self, writer: Writer, part: Part) -> None:

@@ -110,7 +110,7 @@ def test_stand_in_is_not_exercised_and_not_counted(made, subject, counter):
     verdict, _ = judge(scenario, replace(engine, header={**engine.header, "replaced": replaced}), reference)
     assert verdict.outcome is Outcome.PASS
     assert counter not in verdict.compared
-    assert f"not exercised: {subject} (m.f replaced by stand-in)" in verdict.reasons
+    assert f"not exercised: {subject} (m.f replaced by our kernel)" in verdict.reasons
 
 
 def test_own_kernel_reached_by_a_flag_is_exercised(made):

@@ -51,5 +51,5 @@ def silent(written: Mapping[str, str], name: str) -> bool:
 
 
 def changed(written: Mapping[str, str], name: str, content: bytes) -> bool:
-    """Whether a file of a folder is not what was written, as far as its digests tell."""
+    """Whether a file of a folder is not what was written, as far as its digests show."""
     return name in written and written[name] != digest(content)

@@ -32,7 +32,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 class _Coins(BaseModel):
-    """Of one request: a coin a node, and the last draw."""
+    """Of one request: a uniform a node, and the last draw."""
 
     nodes: tuple[float, ...]
     final: float

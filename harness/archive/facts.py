@@ -1,6 +1,6 @@
-"""What is kept of an engine: what a manifest says of the one that was asked for, what a header says the engine told.
+"""What is kept of an engine: the one asked for, in a manifest, and what it reported, in a trace's header.
 
-A manifest is ours, so that every key is known; an engine may tell more than is read here, and what is read has its
+A manifest is ours, so that every key is known; an engine may report more than is read here, and what is read has its
 type. It must not touch the disk.
 """
 
@@ -106,7 +106,7 @@ Header = Annotated[dict[str, Any], AfterValidator(_read)]
 
 
 def contradiction(said: BaseModel, header: Mapping[str, Any]) -> str:
-    """Where a manifest says another engine than the one that told this header; empty where they agree.
+    """Where a manifest says another engine than the one that reported this header; empty where they agree.
 
     said: what in the manifest is of the engine.
 
@@ -116,5 +116,5 @@ def contradiction(said: BaseModel, header: Mapping[str, Any]) -> str:
         return ""
     for key in SAME:
         if hasattr(said, key) and key in header and getattr(said, key) != header[key]:
-            return f"{key} is {getattr(said, key)!r}, and the engine itself told {header[key]!r}"
+            return f"{key} is {getattr(said, key)!r}, and the engine itself reported {header[key]!r}"
     return ""

@@ -208,8 +208,8 @@ def started_with(manifest: ReproducerManifest, case: StoredScenario) -> tuple[tu
 
     A reproducer of before either was kept says what its reference took for granted, and `torch`.
     """
-    told = manifest.header if case.reference is None else case.reference.header
-    return assumed_in(told) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
+    header = manifest.header if case.reference is None else case.reference.header
+    return assumed_in(header) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
 
 
 def _agree(path: Path, said: BaseModel, engine: Trace) -> None:

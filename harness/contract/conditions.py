@@ -1,6 +1,6 @@
 """Conditions over what an engine runs with, by SGLang's names: `num_steps * eagle_topk > num_draft_tokens + 4`.
 
-They stand in the pages of docs/findings, and are nothing but comparisons and sums. It must not know any finding.
+They are written in the pages of docs/findings, and are nothing but comparisons and sums. It must not know any finding.
 """
 
 from __future__ import annotations

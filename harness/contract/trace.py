@@ -25,7 +25,7 @@ INT_COLUMNS: dict[str, str] = {
     "dp_rank": "data-parallel rank",
     "attempt": "how many times the request had restarted from prefill (retraction)",
     "round": "index of the scheduler batch within the scenario, per rank",
-    "scheduler_step": "loop turn within the scenario",
+    "scheduler_step": "scheduler step within the scenario",
     "committed": "tokens of the request whose target KV existed before this round (chunk start for prefill)",
     "step": "draft forward index within the round; 0 elsewhere",
     "slot": "row within the request's share of this forward; tree node index for VERIFY; j-th committed for ACCEPT",

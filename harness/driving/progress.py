@@ -246,8 +246,8 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """One loop turn was taken."""
+class Stepped:
+    """One scheduler step was taken."""
 
     scheduler_step: int
     state: dict[str, Any] = field(default_factory=dict)
@@ -260,5 +260,5 @@ class Judged:
     result: ScenarioResult
 
 
-Progress = Preparing | Booted | Started | Turned | Judged
+Progress = Preparing | Booted | Started | Stepped | Judged
 Observer = Callable[[Progress], None]
