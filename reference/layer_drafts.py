@@ -1,4 +1,4 @@
-"""The rows of one request whose draft is layers of multi-token prediction: one forward a layer instead of draft steps.
+"""Rows of one request drafted by multi-token prediction layers: one forward a layer instead of draft steps.
 
 After each chunk and each verify, k layers run over the same rows, and their proposals are the next round's chain. This
 module must not look at a trace but through `EngineView`, or decide which rounds happen.

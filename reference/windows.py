@@ -1,4 +1,4 @@
-"""What each layer of multi-token prediction reads and says at every row of a request, given when the rows ran.
+"""Inputs and outputs of each multi-token prediction layer at every row of a request, given when the rows ran.
 
 Source: DeepSeek-V3 (arXiv 2412.19437) section 2.2: the layer of depth i reads, at position j, the token j+1+i. (Depths
 count from 0 here.) When rows start..stop-1 run, the text may not reach as far as a deep layer reads. Token stop+1+m is

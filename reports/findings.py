@@ -1,4 +1,4 @@
-"""What went wrong, for people: each root finding, the two facts about the text and the chain, and what to type next.
+"""Findings on a terminal: each root finding, whether text and draft chain are right, and what to type next.
 
 It must not judge, and must not import torch or sglang.
 """

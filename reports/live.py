@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live line on a terminal, one printed line a scenario elsewhere.
+"""Progress of a run: a live line on a terminal, else one printed line a scenario.
 
 Without a terminal nothing is drawn over, so a line is repeated only every PULSE_SECONDS: enough to see that it lives.
 It observes the run and cannot affect it. It must not judge, and must not import torch or sglang.

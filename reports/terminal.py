@@ -1,4 +1,4 @@
-"""What a person sees when a run or a recheck is over: counts, coverage points, findings, cost; the verdict comes last.
+"""The summary of a run or recheck: counts, coverage points, findings, cost; the verdict comes last.
 
 It must not judge, and must not import torch or sglang.
 """

@@ -1,4 +1,4 @@
-"""The command that makes a run, a scenario or a reproducer anew, with everything that is known of how it was made.
+"""The command that runs a stored run, scenario or reproducer again, from what its folder records.
 
 It is asked where a folder cannot be used, so it reads what it can and never complains. It must not judge.
 """

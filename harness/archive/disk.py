@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and readable errors for what cannot be written."""
+"""Atomic writes, and readable errors for what cannot be written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an event of a stored trace may say: which keys it must have, and their types.
+"""Events of a stored trace: the keys that each must have, and their types.
 
 Keys that nobody reads are kept and not looked at. It must not touch the disk.
 """

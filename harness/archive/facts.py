@@ -1,4 +1,4 @@
-"""What is kept of an engine: the one asked for, in a manifest, and what it reported, in a trace's header.
+"""What manifests and trace headers record about an engine, as typed models.
 
 A manifest is ours, so that every key is known; an engine may report more than is read here, and what is read has its
 type. It must not touch the disk.

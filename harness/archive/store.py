@@ -1,4 +1,4 @@
-"""Reads run folders and reproducer folders: what was run, what was seen, what was judged, in that order on disk.
+"""Reads run folders and reproducer folders.
 
 runs/<utc>-<short id>/ holds manifest.json (first), engine.jsonl (appended while running), one folder a scenario, and
 verdict.json (last, whole or not at all). A folder without verdict.json is incomplete by definition and says so.

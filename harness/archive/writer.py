@@ -1,4 +1,4 @@
-"""Writes run folders and reproducer folders, the last file last, so that what is cut off says so; `store` reads them.
+"""Writes run folders and reproducer folders; the file that marks one complete comes last. `store` reads them.
 
 This module must not judge, and nothing here is pickle.
 """

@@ -1,4 +1,4 @@
-"""What a verify commits: the walk through the tree that the target's choices, or the recorded uniforms, allow.
+"""Checks what a verify commits: the walk that the target's choices, or the recorded uniforms, allow.
 
 A greedy walk needs no reference: it starts at the engine's own root and follows the engine's own target choices, which
 a separate comparison holds against the reference (a tie there is followed, not repaired). A sampled one is compared

@@ -1,4 +1,4 @@
-"""What is copied must arrive bit by bit: states between draft steps, and draft state transferred to a decode side.
+"""Checks that copies arrive bit by bit: states between draft steps, and draft state transferred to a decode side.
 
 What a step reads is compared with the reference too, within a budget; but in half precision that budget lets a state
 pass that went through a coarser dtype on its way. What the engine itself handed on is known exactly, so no budget is

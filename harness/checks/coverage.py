@@ -1,4 +1,4 @@
-"""Whether a verdict has anything behind it: the handshake, the coverage points asked for, the values really compared.
+"""What a PASS needs: the handshake, the coverage points asked for, and enough values compared.
 
 Nothing here can fail a scenario; it can only keep a PASS from being empty. "Nothing to compare" is never a pass.
 """

@@ -1,4 +1,4 @@
-"""One divergence as a person reads it: what, where, observed against expected, what it means.
+"""Text for one divergence: what, where, observed and expected values, and the meaning.
 
 This module must not decide anything, and must not know where a run is stored.
 """

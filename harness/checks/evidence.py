@@ -1,4 +1,4 @@
-"""What a check may look at: the scenario, both traces, their alignment, and the engine rows indexed by meaning.
+"""What a check reads: the scenario, both traces, their alignment, and the engine rows indexed by meaning.
 
 This module must not judge. It answers "which rows", "which token stands at index i" and "when", nothing else.
 """

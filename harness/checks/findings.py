@@ -1,4 +1,4 @@
-"""From many divergences to few findings: order, removal of doubles, causes, and grouping by signature.
+"""Groups divergences into findings: order, deduplication, causes and signatures.
 
 Cause rules are about how a wrong value can travel, nothing else. This module must not look at traces: all it knows
 is in the divergences, plus when each batch ran and which requests started from a cached prefix.

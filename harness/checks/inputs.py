@@ -1,4 +1,4 @@
-"""Which token a row must carry, from the request's own text: no weights, no reference, no tolerance.
+"""Checks input tokens against the request's own text: no weights, no reference, no tolerance.
 
 The request's sequence `full` is prompt plus output. A target row at index i reads full[i]. A draft row is rotated: row
 j of a chunk or an extend that starts at p reads full[p+1+j], and in the layer of depth i full[p+1+j+i], wherever that

@@ -1,4 +1,4 @@
-"""What is asked of a rank as a whole: it is alive, in step with the others, gives every slot back; idle ones too.
+"""Checks of whole ranks: crashes, hangs, lockstep, leaked slots; idle ranks too.
 
 Read from events and batch records, of which every rank leaves some; an idle rank has no rows, so its `idle_state`
 events (one a model forward, `busy_state` where it has work) are all there is to see of it. No weights, no reference.

@@ -1,4 +1,4 @@
-"""JSON that somebody else wrote: one document in UTF-8, read strictly into a pydantic model.
+"""Reads JSON of users and other programs: one UTF-8 document, strictly, into a pydantic model.
 
 The messages are the libraries' own, with the place, the nearest name and the allowed keys added. It must not
 open files (see `plain_files`) and must not know any particular model.

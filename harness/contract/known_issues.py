@@ -1,4 +1,4 @@
-"""What is known of SGLang's defects: one page of docs/findings a finding, and everything that is derived from it.
+"""Known defects of SGLang, read from the front matter of docs/findings.
 
 The front matter of a page is the only place that says which releases have a finding, what reaches it, what it shows as
 and whether `--assume` takes it for granted. Nothing is taken for granted unless it is named. What was assumed stands in

@@ -1,4 +1,4 @@
-"""The content of files that somebody else laid there: regular ones only, looked at before they are opened.
+"""Reads regular files only; anything else is refused before it is opened.
 
 A named pipe would hold whoever opens it, /dev/zero never ends, and a device may act on being opened. Links to regular
 files are followed. It must not know what the files hold.

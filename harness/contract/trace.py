@@ -1,4 +1,4 @@
-"""The history of a scenario: per-slot rows, rounds, request events and side tensors, for either side.
+"""The trace of a scenario: rows, rounds, events and tensors, of the engine or of the reference.
 
 A trace is the only thing checkers may read. This module must not judge and must not import torch.
 Rows are held as a struct of arrays: one NumPy column a field, ragged columns as one flat array with where each row's

@@ -1,4 +1,4 @@
-"""The reference side of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
+"""The reference of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
 
 The only control module that touches torch, through `reference/`; it must not judge and must not know an engine.
 """

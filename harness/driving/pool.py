@@ -1,4 +1,4 @@
-"""The one engine that is alive at a time: booted when asked for, used again while it fits, ended when it does not.
+"""The one live engine: booted on demand, reused while the scenario fits it, else ended.
 
 It must not judge, and must not know what a run or a test is.
 """

@@ -1,4 +1,4 @@
-"""What a run is asked and says: its plan, one record a judged scenario, one for all of it, and events for observers.
+"""Records of a run: its plan, results of scenarios and of the run, and progress events.
 
 Every writer (console, store) is an observer and cannot affect the run. Records only. It must not print.
 """

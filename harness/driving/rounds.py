@@ -1,4 +1,4 @@
-"""What a round's bytes mean: decodes what a rank shipped into messages about forwards, choices, trees and accepts.
+"""Decodes a round's bytes into messages about forwards, choices, trees and accepts.
 
 Control side: NumPy only. The engine side copies tensors and says what they are; everything that takes Python a row is
 done here, while the engine takes its next step.

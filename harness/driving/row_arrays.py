@@ -1,4 +1,4 @@
-"""Which rows of what a rank shipped count, and what is kept of their logits. Arrays in, arrays out.
+"""Selects the rows of a forward that count, and summarises their logits. Arrays in, arrays out.
 
 Control side: NumPy only. It must not know what a message is.
 """

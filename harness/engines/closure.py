@@ -1,4 +1,4 @@
-"""The one environment that holds everything SGLang releases import on a CPU, and how anything gets installed.
+"""The environment with everything that SGLang releases import on a CPU, and installing with pip.
 
 Ordinary `venv` and `pip`, so that the machine's own pip configuration counts. A folder is finished when its
 READY.json exists, written last and atomically; an unfinished folder is removed and built anew, never repaired.

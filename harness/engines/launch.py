@@ -1,4 +1,4 @@
-"""From a scenario's boot configuration to what one engine process needs to start.
+"""Builds the launch of an engine process from a scenario's boot configuration.
 
 It must not start anything and must not import sglang: the result is data.
 """

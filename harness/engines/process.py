@@ -1,4 +1,4 @@
-"""One engine's processes from the control side: boot, who is there, and the certainty that they end with us.
+"""The processes of one engine: boot, handshakes, and that they end when we do.
 
 It must never import sglang, and must not know what is said to the processes once they are up.
 """
