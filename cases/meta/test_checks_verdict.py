@@ -40,7 +40,7 @@ def test_wanted_situation_that_never_happened_is_unknown():
 
 def test_unheard_of_situation_is_unknown():
     scenario = handmade.scenario(wants=("full_moon",))
-    assert "full_moon, which is no known coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
+    assert "full_moon, an unknown coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
 def test_wanted_situation_that_happened_passes_and_is_counted():

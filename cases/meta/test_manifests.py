@@ -30,7 +30,7 @@ def change(path, key, **values):
 
 UNFIT = {
     "another release": ({"release": "9.9"}, "release is '9.9', and the engine itself reported '0.5.23'"),
-    "no release": ({"release": "newest"}, "'newest' is no release\n  allowed: a version such as 0.5.23"),
+    "no release": ({"release": "newest"}, "'newest' is not a release\n  allowed: a version such as 0.5.23"),
     "a number for a release": ({"release": 0.5}, "engine.release: Input should be a valid string, found 0.5"),
     "another device": ({"device": "cuda"}, "device is 'cuda', and the engine itself reported 'cpu'"),
     "no device": ({"device": "tpu"}, "Input should be 'cpu' or 'cuda'"),

@@ -202,8 +202,8 @@ def test_newer_parquet_says_so(stored):
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (lambda table: table.append_column("mood", pa.array([1] * table.num_rows)), "foreign columns mood"),
-        (lambda table: table.drop_columns(["slot"]), "no columns slot"),
+        (lambda table: table.append_column("mood", pa.array([1] * table.num_rows)), "unknown columns mood"),
+        (lambda table: table.drop_columns(["slot"]), "missing columns slot"),
         (lambda table: table.set_column(0, "dp_rank", table.column(0).cast(pa.int8())), "other types in dp_rank"),
         (lambda table: table.replace_schema_metadata({}), "no eaglecheck version"),
         (lambda table: table.slice(1), "rows"),

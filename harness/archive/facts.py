@@ -23,7 +23,7 @@ def _version(text: str) -> str:
     try:
         Version(text)
     except InvalidVersion as error:
-        raise ValueError(f"{text!r} is no release\n  allowed: a version such as 0.5.23") from error
+        raise ValueError(f"{text!r} is not a release\n  allowed: a version such as 0.5.23") from error
     return text
 
 

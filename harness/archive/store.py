@@ -197,7 +197,7 @@ def read_reproducer(folder: Path) -> tuple[ReproducerManifest, StoredScenario]:
     if not (folder / SCENARIO).exists() and (folder / EVENTS).exists():
         inside = reproducers_in(folder)
         some = str(inside[0]) if inside else "there is none in it"
-        raise StoreError(f"{folder} is a run, and a reproducer is wanted\n  one of its reproducers:  {some}")
+        raise StoreError(f"{folder} is a run; expected a reproducer\n  one of its reproducers:  {some}")
     manifest, case = read_model(folder / MANIFEST, ReproducerManifest), read_case(folder)
     _agree(folder / MANIFEST, manifest, case.engine)
     return manifest, case
@@ -242,7 +242,7 @@ def _unchanged(path: Path, content: bytes) -> None:
     if digests.unreadable(path.parent, written):
         raise _damaged(sums, "no line of it is a digest")
     if digests.silent(written, path.name):
-        raise _damaged(sums, f"it says nothing of {path.name}")
+        raise _damaged(sums, f"it has no line for {path.name}")
     if digests.changed(written, path.name, content):
         raise _damaged(path)
 

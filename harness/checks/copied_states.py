@@ -80,7 +80,7 @@ def _left_by(evidence: Evidence, part: Part) -> tuple[Phase, int] | None:
     id="handover",
     kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE),
     reads=("scenario", "engine"),
-    protects="draft state arrives as it was sent and as wide as the draft needs it, and no batch is built for nobody",
+    protects="draft state arrives as it was sent and as wide as the draft needs it, and no empty batch is built",
 )
 def check_transferred_unchanged(evidence: Evidence) -> CheckResult:
     """SHAPE for widths and empty batches; TOKEN and NUMERIC where a row differs from what the prefill side held."""

@@ -71,7 +71,7 @@ def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int],
     reasons = []
     for name in evidence.scenario.wants:
         if name not in POINTS:
-            reasons.append(f"asked for {name}, which is no known coverage point")
+            reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons

@@ -50,7 +50,7 @@ def compiled(condition: str) -> CodeType:
     try:
         tree = ast.parse(condition, mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"{condition!r} is no condition: {error.msg}") from error
+        raise ValueError(f"{condition!r} is not a condition: {error.msg}") from error
     names = settings_of(SpecConfig(), EngineConfig())
     for node in ast.walk(tree):
         if not isinstance(node, GRAMMAR):

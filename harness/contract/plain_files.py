@@ -25,7 +25,7 @@ class NotPlainError(OSError):
     """Something that is no regular file; strerror says what it is."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {kind}, and a regular file is wanted", str(path))
+        super().__init__(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
 
 
 def content(path: Path) -> bytes:
