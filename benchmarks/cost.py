@@ -59,7 +59,7 @@ def timed(engine: Engine, scenario: Scenario, *, record: bool) -> tuple[Trace, l
     """A scenario's trace, and when it began, when each of its turns ended, and when all was done."""
     marks = [time.perf_counter()]
     trace = drive(
-        engine, scenario, record=record, on_turn=lambda _scheduler_step, _state: marks.append(time.perf_counter())
+        engine, scenario, record=record, on_step=lambda _scheduler_step, _state: marks.append(time.perf_counter())
     )
     return trace, [*marks, time.perf_counter()]
 

@@ -30,11 +30,11 @@ TURN = 5  # a is decoding and b has arrived
 def _signal_scheduler(engine, number):
     """An observer that sends the signal to the scheduler after turn TURN."""
 
-    def on_turn(scheduler_step, _state):
+    def on_step(scheduler_step, _state):
         if scheduler_step == TURN:
             os.kill(engine.handshakes[0]["pid"], number)
 
-    return on_turn
+    return on_step
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
@@ -43,7 +43,7 @@ def test_killed_engine_is_unknown_and_the_next_scenario_runs_as_if_nothing_had_b
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
     boots = engines.boots
-    dead = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGKILL))
+    dead = drive_scenario(SCENARIO, on_step=_signal_scheduler(engine, signal.SIGKILL))
     assert dead.verdict.outcome is Outcome.UNKNOWN
     assert dead.findings == ()
     (why,) = dead.verdict.reasons[:1]
@@ -62,7 +62,7 @@ def test_killed_engine_is_unknown_and_the_next_scenario_runs_as_if_nothing_had_b
 @pytest.mark.engine(boot=BOOT, ends_it=True)
 def test_engine_that_ends_by_a_fault_of_its_own_is_a_crash_finding(engines, drive_scenario):
     engine = engines.use(engines.launch(SCENARIO))
-    dead = drive_scenario(SCENARIO, on_turn=_signal_scheduler(engine, signal.SIGSEGV))
+    dead = drive_scenario(SCENARIO, on_step=_signal_scheduler(engine, signal.SIGSEGV))
     assert dead.verdict.outcome is Outcome.FAIL
     assert dead.verdict.root_kinds == (Kind.CRASH,)
     assert dead.first.hint == "SIGSEGV"
@@ -73,11 +73,11 @@ def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engi
     engine = engines.use(engines.launch(SCENARIO))
     processes = tree(engine.process.pid)
 
-    def on_turn(scheduler_step, _state):
+    def on_step(scheduler_step, _state):
         if scheduler_step == TURN:
             monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no turn is as quick as that
 
-    hung = drive_scenario(SCENARIO, on_turn=on_turn)
+    hung = drive_scenario(SCENARIO, on_step=on_step)
     assert hung.verdict.outcome is Outcome.FAIL
     assert hung.verdict.root_kinds == (Kind.HANG,)
     assert survivors(processes) == []

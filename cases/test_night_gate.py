@@ -40,11 +40,11 @@ class Lent:
             return self.engines(scenario, engine=engine, revert=revert, fresh=fresh)
         running = self.engines.use(self.engines.launch(scenario, engine=engine))
 
-        def on_turn(scheduler_step, _state):
+        def on_step(scheduler_step, _state):
             if scheduler_step == TURN:
                 os.kill(running.handshakes[0]["pid"], self.number)
 
-        return self.engines(scenario, engine=engine, on_turn=on_turn)
+        return self.engines(scenario, engine=engine, on_step=on_step)
 
     def close(self):
         pass

@@ -62,7 +62,7 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
             monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 3.0)  # not before: the first turns are slow ones
             os.kill(stuck["pid"], signal.SIGSTOP)
 
-    outcome = engines(scenario, engine=release, fresh=True, on_turn=stop)
+    outcome = engines(scenario, engine=release, fresh=True, on_step=stop)
     assert outcome.verdict.root_kinds == (Kind.HANG,)
     first = outcome.first
     assert (first.key.dp_rank, str(first.key.phase)) == (1, "EXTEND")

@@ -1,4 +1,4 @@
-"""Where an engine may be known to differ from the papers, and how somebody can say so to a session.
+"""Extension points where a modelled defect can replace what the papers say.
 
 A session is given `Departure`s and asks each at these points; the base class differs in nothing, so a reference
 without any is the papers' algorithm. What a departure may look at of a request is `Followed`. This module must not

@@ -1,4 +1,4 @@
-"""The only window through which the reference looks at an engine's trace.
+"""The only access of the reference to an engine's trace.
 
 It may see which rounds happened and how many rows ran once more in them, the committed tokens, what the engine chose
 and fed at each step, and the uniform numbers that decided a sampled verify, and nothing else: no positions, no cache

@@ -1,4 +1,4 @@
-"""The rows of one request whose draft is an EAGLE head: what each draft forward should be fed, and what it should say.
+"""Rows of one request drafted by an EAGLE head: the expected input and output of each draft forward.
 
 Everything follows from `Reading` (both models over one token sequence) and, when conditioned, from what the other side
 proposed. This module must not look at a trace but through `EngineView`, or decide which rounds happen.
@@ -45,7 +45,7 @@ class HeadDrafts:
         self.hidden, self.final = self.reading.hidden, self.reading.final
 
     def knows(self, part: Part) -> bool:
-        """Whether the proposals of a decode round can be told: always."""
+        """Whether the proposals of a decode round are known: always."""
         return True
 
     def handed_rows(self, writer: Writer, part: Part) -> None:

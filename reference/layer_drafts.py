@@ -1,4 +1,4 @@
-"""The rows of one request whose draft is layers of multi-token prediction: one forward a layer instead of draft steps.
+"""Rows of one request drafted by multi-token prediction layers: one forward a layer instead of draft steps.
 
 After each chunk and each verify, k layers run over the same rows, and their proposals are the next round's chain. This
 module must not look at a trace but through `EngineView`, or decide which rounds happen.
@@ -78,7 +78,7 @@ class LayerDrafts:
         return next((window.proposals for window in self.filled if window.stop == c), ())
 
     def knows(self, part: Part) -> bool:
-        """Whether the proposals of a decode round can be told."""
+        """Whether the proposals of a decode round are known."""
         return len(self.chain(part.start)) == self.spec.num_steps
 
     def handed_rows(self, writer: Writer, part: Part) -> None:

@@ -1,4 +1,4 @@
-"""The truth for one request: a Llama or Qwen3 target and an EAGLE draft head, whole sequences, no KV cache.
+"""The models of one request: a Llama or Qwen3 target and an EAGLE draft head, whole sequences, no KV cache.
 
 Written from the Llama paper (arXiv 2302.13971), RoPE (arXiv 2104.09864) and EAGLE (arXiv 2401.15077), to be checked
 against them in one sitting. Every row is recomputed from tokens each time; nothing here may remember a call. This

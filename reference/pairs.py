@@ -1,4 +1,4 @@
-"""From the two folders of a pair to the models in them, by the architecture that each names.
+"""Loads the models of a pair from its two folders, by the architecture that each names.
 
 It must not build anything itself.
 """

@@ -1,6 +1,6 @@
 """Rows of the reference as they are written down, one forward of one request at a time.
 
-This module must not compute a row: it turns what a forward was fed and said into columns.
+This module must not compute a row: it writes what a forward was fed and gave into columns.
 """
 
 from __future__ import annotations

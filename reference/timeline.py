@@ -1,4 +1,4 @@
-"""What happened to one request, batch by batch: its part in each, and the tokens that each committed, as far as known.
+"""The timeline of one request: its part in each batch, and the tokens that each committed, as far as known.
 
 This module must not compute a row, and must see an engine's trace only through `EngineView`.
 """

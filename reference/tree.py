@@ -1,4 +1,4 @@
-"""From everything a draft chain proposed to the tree that is verified.
+"""Builds the verified tree from everything the draft proposed.
 
 Source: EAGLE-2 (arXiv 2406.16858) section 4.2, reranking: the n-1 best candidates over all depths, by the value of
 their path, put back in the order they were proposed, under the last committed token as root. Path values never grow

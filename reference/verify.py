@@ -1,4 +1,4 @@
-"""Verification of a draft tree: what the target says of it, which nodes are accepted, and the token that follows them.
+"""Verifies a draft tree: the target's choices, the accepted nodes, and the bonus token.
 
 Sources: speculative decoding (arXiv 2211.17192, 2302.01318), several candidates a step (SpecInfer, arXiv 2305.09781),
 EAGLE (arXiv 2401.15077, section 3.3). At temperature 0 a node is accepted when it is what the target would have chosen

@@ -1,8 +1,8 @@
-"""What each layer of multi-token prediction reads and says at every row of a request, given when the rows ran.
+"""Inputs and outputs of each multi-token prediction layer at every row of a request, given when the rows ran.
 
 Source: DeepSeek-V3 (arXiv 2412.19437) section 2.2: the layer of depth i reads, at position j, the token j+1+i. (Depths
 count from 0 here.) When rows start..stop-1 run, the text may not reach as far as a deep layer reads. Token stop+1+m is
-then what layer m has just proposed from row stop-1, and the row is not run again when the text turns out otherwise. So
+then what layer m has just proposed from row stop-1, and the row is not run again when the text becomes another. So
 what a layer should have read at a row depends on when the row ran, which is what `Window` says.
 
 `Reads` is an extension point (see reference.departures). This module must not look at a trace.

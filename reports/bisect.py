@@ -1,4 +1,4 @@
-"""What `eaglecheck bisect` says: everything tried, what changed between the two neighbours, and the answer last.
+"""Text of `eaglecheck bisect`: everything tried, what changed between the two neighbours, and the answer last.
 
 It must not search or judge, and must not import torch or sglang.
 """

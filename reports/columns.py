@@ -80,7 +80,7 @@ ROUNDS = (
     *CASE,
     *PLACE,
     *_columns(
-        ("scheduler_step", "int64", "loop turns", "turn of the scheduler's loop within the scenario"),
+        ("scheduler_step", "int64", "steps", "scheduler step within the scenario"),
         ("mode", "string", "", "PREFILL, DECODE, IDLE or PREBUILT"),
         ("batch", "int64", "requests", "size of the whole batch; 0: an idle or an empty one, which has one row here"),
         ("length", "int64", "tokens", "chunk length, or tokens committed by the verify"),

@@ -1,4 +1,4 @@
-"""What went wrong, for people: each root finding, the two facts about the text and the chain, and what to type next.
+"""Findings on a terminal: each root finding, whether text and draft chain are right, and what to type next.
 
 It must not judge, and must not import torch or sglang.
 """
@@ -16,7 +16,7 @@ from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult
 from reports.prose import say
 
-#: Kinds that are about the engine's life and books, not about what was drafted or verified.
+#: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
 NOT_THE_CHAIN = (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP, Kind.NONDETERMINISM)
 #: Checks of what the user gets, whatever was drafted.
 ABOUT_THE_TEXT = ("finish", "losslessness")
@@ -28,13 +28,13 @@ def render_findings(
     *,
     most: int = 8,
     look: bool = True,
-    told: set[str] | None = None,
+    printed: set[str] | None = None,
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
-    look: name the command that judges again; False where that is what was just done. told: see `render_known`.
+    look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
-    left, told = most, set() if told is None else told
+    left, printed = most, set() if printed is None else printed
     for one in results:
         roots = roots_of(one)
         if not roots:
@@ -42,7 +42,7 @@ def render_findings(
         for finding in roots[: max(left, 0)]:
             say(console)
             say(console, describe(finding.first, one.scenario, finding=finding))
-            render_known(console, one, finding.signature, told=told)
+            render_known(console, one, finding.signature, printed=printed)
         if left > 0:
             render_next(console, one, look=look)
         left -= len(roots)
@@ -51,10 +51,10 @@ def render_findings(
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
 
 
-def render_first(console: Console, one: ScenarioResult, *, where: str, told: set[str] | None = None) -> None:
+def render_first(console: Console, one: ScenarioResult, *, where: str, printed: set[str] | None = None) -> None:
     """The first root finding, how many others there are, the two facts, and where to look. where: case and engine.
 
-    told: see `render_known`.
+    printed: see `render_known`.
     """
     roots = roots_of(one)
     if roots:
@@ -62,7 +62,7 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, told: set
         say(console)
         say(console, where, style="bold")
         say(console, describe(first.first, one.scenario, finding=first))
-        render_known(console, one, first.signature, told=set() if told is None else told)
+        render_known(console, one, first.signature, printed=set() if printed is None else printed)
         if len(roots) > 1:
             others = ", ".join(found.signature for found in roots if found is not first)
             say(console, f"  {counted(len(roots) - 1, 'other finding')}: {others}")
@@ -74,12 +74,12 @@ def known_lines(one: ScenarioResult, text: str) -> list[str]:
     return [known.line for known in one.known.get(text, ())]
 
 
-def render_known(console: Console, one: ScenarioResult, text: str, *, told: set[str]) -> None:
-    """What a signature or a reason may be. told: lines that were printed before, which are not printed again."""
+def render_known(console: Console, one: ScenarioResult, text: str, *, printed: set[str]) -> None:
+    """What a signature or a reason may be. printed: lines that were printed before, which are not printed again."""
     found = one.known.get(text, ())
     for known in found:
-        if known.line not in told:
-            told.add(known.line)
+        if known.line not in printed:
+            printed.add(known.line)
             say(console, f"  {known.line}", style="cyan")
             found = tuple(other for other in found if other is not known)
     if found:

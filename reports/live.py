@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one live line on a terminal, one printed line a scenario elsewhere.
+"""Progress of a run: a live line on a terminal, else one printed line a scenario.
 
 Without a terminal nothing is drawn over, so a line is repeated only every PULSE_SECONDS: enough to see that it lives.
 It observes the run and cannot affect it. It must not judge, and must not import torch or sglang.
@@ -17,7 +17,7 @@ from rich.status import Status
 from rich.text import Text
 
 from harness.contract.types import Outcome
-from harness.driving.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Turned
+from harness.driving.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Stepped
 from reports.prose import say, say_list
 
 #: How long an output without a terminal may be silent.
@@ -64,7 +64,7 @@ class LiveLine(StatusLine):
                 place = f"{index:>{len(str(total))}}/{total}"
                 self._now = self._places[scenario.id] = f"scenario {place} {scenario.name}"
                 self._show(self._now, once="")
-            case Turned(scheduler_step=scheduler_step, state=state):
+            case Stepped(scheduler_step=scheduler_step, state=state):
                 running, waiting = len(state.get("running", ())), len(state.get("waiting", ()))
                 self._show(
                     f"{self._now}: scheduler step {scheduler_step}, {running} running, {waiting} waiting", once=""

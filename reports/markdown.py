@@ -129,6 +129,6 @@ def _exercised(report: Report) -> str:
     seen = report.result.verdict.coverage
     asked = [f"{code(name)} {seen.get(name, 0)} ×" for name in wanted[:ROWS]]
     more = f", {len(wanted) - ROWS} more" if len(wanted) > ROWS else ""
-    coverage_points = f"\n\nSituations asked for: {', '.join(asked)}{more}" if asked else ""
+    coverage_points = f"\n\nCoverage points asked for: {', '.join(asked)}{more}" if asked else ""
     inner = table(("what was exercised", ""), rows) + coverage_points
     return f"<details><summary>What was exercised</summary>\n\n{inner}\n\n</details>"

@@ -123,7 +123,7 @@ def engine_lines(report: Report) -> list[str]:
     if not header.get("worker"):
         return ["no engine came up"]
     facts, *ours = engine_facts(header)
-    return [facts, *([f"our stand-ins: {', '.join(ours)}"] if ours else [])]
+    return [facts, *([f"replacement kernels: {', '.join(ours)}"] if ours else [])]
 
 
 def exercised(report: Report) -> list[tuple[str, int]]:

@@ -1,4 +1,4 @@
-"""What the page's script draws from, as small JSON: the rounds of a scenario, and its rows, kept apart.
+"""Compact JSON for the page's script: the rounds of a scenario, and its rows.
 
 The rounds are read when a scenario is chosen, the rows only when somebody opens a round. Numbers instead of names,
 one array a column, and the reference's values only where they differ. This module must not know how it is drawn.

@@ -1,4 +1,4 @@
-"""How anything is put on a terminal: lines that a terminal may wrap but we never break, and pairs in columns.
+"""Prints text on a terminal without breaking lines, and pairs in columns.
 
 A broken line cannot be copied, and what we print is meant to be typed. This module must not know what it prints.
 """

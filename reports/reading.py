@@ -1,4 +1,4 @@
-"""A stored run as the renderers take it: one pass over its scenarios gives results and frames.
+"""Reads a stored run into results and frames in one pass.
 
 It must not judge again, and must not print.
 """

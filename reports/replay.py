@@ -1,4 +1,4 @@
-"""What `eaglecheck replay` says: FAILED, FIXED or ERROR. It must not run anything, nor import torch or sglang."""
+"""The answer of `eaglecheck replay`: FAILED, FIXED or ERROR. It must not run anything, nor import torch or sglang."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Findings of a whole run by signature: one defect is one entry, however many scenarios show it. It must not judge."""
+"""Groups the findings of a run by signature, over all scenarios. It must not judge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report is made from: a run folder, whole or cut off, or one scenario's or reproducer's folder.
+"""Opens the source of a report: a run folder, complete or not, a scenario's or a reproducer's folder.
 
 It must not judge again: verdicts and findings are the ones the run ended with. `eaglecheck recheck` judges.
 """

@@ -1,4 +1,4 @@
-"""What a person sees when a run or a recheck is over: counts, coverage points, findings, cost; the verdict comes last.
+"""The summary of a run or recheck: counts, coverage points, findings, cost; the verdict comes last.
 
 It must not judge, and must not import torch or sglang.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from harness.contract.known_issues import ASSUMED, told_in
+from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
@@ -43,12 +43,12 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
 
     again: the line that says what to type next, instead of naming `recheck`, which a recheck must not do.
     """
-    told: set[str] = set()
+    printed: set[str] = set()
     render_counts(console, result)
     render_coverage_points(console, result)
-    render_findings(console, result.results, look=not again, told=told)
+    render_findings(console, result.results, look=not again, printed=printed)
     render_cost(console, result)
-    render_open(console, result, told=told)
+    render_open(console, result, printed=printed)
     for note in notes:
         say(console, note)
     say(console, f"run folder: {result.folder}")
@@ -99,7 +99,7 @@ def render_cost(console: Console, result: RunResult) -> None:
         )
 
 
-def render_open(console: Console, result: RunResult, *, told: set[str]) -> None:
+def render_open(console: Console, result: RunResult, *, printed: set[str]) -> None:
     """What was not exercised or is taken for granted, and why a verdict is missing."""
     say(console)
     for reason in caveats(result):
@@ -107,7 +107,9 @@ def render_open(console: Console, result: RunResult, *, told: set[str]) -> None:
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
-        render_known(console, next(one for one in result.results if reason in one.verdict.reasons), reason, told=told)
+        render_known(
+            console, next(one for one in result.results if reason in one.verdict.reasons), reason, printed=printed
+        )
 
 
 def unjudged(result: RunResult) -> dict[str, list[str]]:
@@ -133,7 +135,7 @@ def verdict_line(result: RunResult) -> str:
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
-        assumed = told_in(result.verdict.reasons)
+        assumed = assumed_by(result.verdict.reasons)
         given = f", {', '.join(assumed)} assumed" if assumed else ""
         return f"verdict PASS: {name} agrees with the reference in {total}{given}"
     open_ones = f", {unknown} could not be judged" if unknown else ""

@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.archive.store import StoredScenario
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase
-from harness.defects.stale_plan import Planned, layer_says, target_says
+from harness.defects.stale_plan import Planned, layer_states, target_states
 from reference.model import Target
 from reference.mtp import MtpHead
 
@@ -91,7 +91,7 @@ def verified(told: Recorded, target: Target, one: Outgrown) -> Compared:
         for rid, start, length in zip(one.prefill.rids, one.prefill.starts, one.prefill.lens, strict=True)
     ]
     tokens = [told.number("input_id", *row) for row in rows]
-    planned = target_says(target, plan, tokens, [told.number("position", *row) for row in rows])
+    planned = target_states(target, plan, tokens, [told.number("position", *row) for row in rows])
     own = list[Tensor]()
     for place, (rid, start) in enumerate(zip(one.record.rids, one.record.starts, strict=True)):
         chain = tokens[place * n : (place + 1) * n]
@@ -117,7 +117,7 @@ def proposed(told: Recorded, head: MtpHead, one: Outgrown) -> Iterator[Compared]
             (record.index, rid, "EXTEND", layer, a - 1) for rid, a in zip(record.rids, record.lens, strict=True)
         ]
         if layer:
-            said = layer_says(head.layers[layer], _layer_plan(told, one.prefill, layer), fed, states, positions)
+            said = layer_states(head.layers[layer], _layer_plan(told, one.prefill, layer), fed, states, positions)
             known = [(row, last) for row, last in zip(proposing, lasts, strict=True) if last < len(said)]
             recorded = torch.stack([told.state("hidden_out", *row) for row, _ in known])
             planned = said[[last for _, last in known]]

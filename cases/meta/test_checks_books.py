@@ -388,7 +388,7 @@ OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
 @pytest.mark.parametrize(
     ("frames", "told"), [(SGLANG + OURS, True), (SGLANG, False), (OURS + SGLANG, False), (SGLANG + OTHER, False)]
 )
-def test_a_crash_that_our_stand_in_raised_says_so_and_keeps_its_signature(made, frames, told):
+def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signature(made, frames, told):
     scenario, engine = made
     site = "srt/layers/attention/triton_backend.py:forward_decode"
     data = {
@@ -402,4 +402,4 @@ def test_a_crash_that_our_stand_in_raised_says_so_and_keeps_its_signature(made, 
     _, divergences = judge(scenario, replace(engine, events=(*engine.events[:1], crash), ends=()), None)
     (found,) = [each for each in divergences if each.kind is Kind.CRASH]
     assert found.signature == f"CRASH:ledger:DRAFT:{site}"
-    assert ("refused by our stand-in cpu_attention.decode_attention_fwd" in found.observed) is told
+    assert ("refused by our replacement kernel cpu_attention.decode_attention_fwd" in found.observed) is told

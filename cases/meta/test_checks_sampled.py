@@ -124,7 +124,7 @@ def test_a_walk_without_coins_is_unknown(pair, sampled):
     verdict, divergences = judged(pair, scenario, with_coins(trace, lambda _event: None))
     assert divergences == []
     assert verdict.outcome is Outcome.UNKNOWN
-    assert "sampled acceptance of a not judged: the probe saw no coins of it" in verdict.reasons
+    assert "sampled acceptance of a not judged: the probe saw no uniforms of it" in verdict.reasons
 
 
 def test_a_coin_on_the_border_decides_either_way(pair, sampled):
@@ -153,7 +153,7 @@ def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pai
     verdict, divergences = judged(pair, scenario, replace(trace, header={**trace.header, "replaced": ours}))
     assert divergences == []
     assert "accepts" not in verdict.compared
-    assert f"not exercised: sampled verify ({kernel} replaced by stand-in)" in verdict.reasons
+    assert f"not exercised: sampled verify ({kernel} replaced by our kernel)" in verdict.reasons
     assert "nothing compared: accepts" not in verdict.reasons
 
 

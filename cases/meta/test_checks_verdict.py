@@ -40,7 +40,7 @@ def test_wanted_situation_that_never_happened_is_unknown():
 
 def test_unheard_of_situation_is_unknown():
     scenario = handmade.scenario(wants=("full_moon",))
-    assert "full_moon, which is no known coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
+    assert "full_moon, an unknown coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
 def test_wanted_situation_that_happened_passes_and_is_counted():
@@ -110,7 +110,7 @@ def test_stand_in_is_not_exercised_and_not_counted(made, subject, counter):
     verdict, _ = judge(scenario, replace(engine, header={**engine.header, "replaced": replaced}), reference)
     assert verdict.outcome is Outcome.PASS
     assert counter not in verdict.compared
-    assert f"not exercised: {subject} (m.f replaced by stand-in)" in verdict.reasons
+    assert f"not exercised: {subject} (m.f replaced by our kernel)" in verdict.reasons
 
 
 def test_own_kernel_reached_by_a_flag_is_exercised(made):

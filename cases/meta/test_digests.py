@@ -163,7 +163,7 @@ def test_digests_of_a_run_that_say_nothing_are_damaged(run, content):
 
 def test_digests_that_are_cut_off_are_damaged_and_not_the_file_they_leave_out(run):
     (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
-    assert f"{run / SUMS} is damaged: it says nothing of" in call("recheck", str(run)).stderr
+    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", str(run)).stderr
 
 
 def test_a_damaged_scenario_is_not_what_to_run_again(run):

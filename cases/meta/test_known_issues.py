@@ -172,7 +172,7 @@ PAGE = (FOLDER / "F-028.md").read_text()
         ("devices: [cpu]", "device: [cpu]", "unknown key 'device'; did you mean 'devices'?"),
         ("eagle_topk > 1", "eagle_topkk > 1", "unknown setting 'eagle_topkk'; did you mean 'eagle_topk'?"),
         ("eagle_topk > 1", "open('x')", "a condition has no Call"),
-        ("eagle_topk > 1", "eagle_topk >", "is no condition"),
+        ("eagle_topk > 1", "eagle_topk >", "is not a condition"),
         ("  last: open", "  last: 0.5.17", "releases.seen names one that is outside 0.5.13 to 0.5.17"),
         ("devices: [cpu]", "devices: [cpu]\nfixed_in: 0.5.24", "fixed_in is there exactly where"),
         ("devices: [cpu]", "devices: [cpu]\nassume: predicted", "expects says what --assume takes"),

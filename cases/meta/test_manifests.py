@@ -29,12 +29,12 @@ def change(path, key, **values):
 
 
 UNFIT = {
-    "another release": ({"release": "9.9"}, "release is '9.9', and the engine itself told '0.5.23'"),
-    "no release": ({"release": "newest"}, "'newest' is no release\n  allowed: a version such as 0.5.23"),
+    "another release": ({"release": "9.9"}, "release is '9.9', and the engine itself reported '0.5.23'"),
+    "no release": ({"release": "newest"}, "'newest' is not a release\n  allowed: a version such as 0.5.23"),
     "a number for a release": ({"release": 0.5}, "engine.release: Input should be a valid string, found 0.5"),
-    "another device": ({"device": "cuda"}, "device is 'cuda', and the engine itself told 'cpu'"),
+    "another device": ({"device": "cuda"}, "device is 'cuda', and the engine itself reported 'cpu'"),
     "no device": ({"device": "tpu"}, "Input should be 'cpu' or 'cuda'"),
-    "a revert that was none": ({"revert": 25015}, "revert is 25015, and the engine itself told None"),
+    "a revert that was none": ({"revert": 25015}, "revert is 25015, and the engine itself reported None"),
     "an attention that there is none of": ({"cpu_attention": "fa3"}, "Input should be 'torch' or 'interpreted'"),
     "half a pair": ({"pair": ["target"]}, "engine.pair"),
     "a finding that has no page": ({"assumed": ["F-999"]}, "unknown finding 'F-999'"),
@@ -88,7 +88,7 @@ def test_a_reproducers_manifest_is_of_its_trace(run):
     (reproducer / "manifest.json").write_text(json.dumps({**manifest, "release": "0.5.11"}))
     done = call("replay", str(reproducer))
     assert done.exit_code == 2, done.output
-    assert "release is '0.5.11', and the engine itself told '0.5.23'" in done.stderr
+    assert "release is '0.5.11', and the engine itself reported '0.5.23'" in done.stderr
 
 
 def test_a_commits_files_need_not_know_the_release_they_ran_in(run):

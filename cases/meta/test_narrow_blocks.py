@@ -9,7 +9,7 @@ from cases.checkpoints import make
 from harness.archive.store import read_case
 from harness.checks.judge import judge
 from harness.contract.batches import Part
-from harness.contract.known_issues import told_in
+from harness.contract.known_issues import assumed_by
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Outcome
 from harness.defects.narrow_blocks import Block, block_of, said_narrowly
@@ -63,7 +63,7 @@ def test_a_recorded_engine_is_explained_by_both_and_by_nothing_less(pair):
     verdict, divergences = judged(pair, TOGETHER, "F-020", "F-027")
     assert divergences == []
     assert verdict.outcome is Outcome.PASS
-    assert told_in(verdict.reasons) == ["F-020", "F-027"]
+    assert assumed_by(verdict.reasons) == ["F-020", "F-027"]
 
 
 @pytest.mark.parametrize("name", [TOGETHER, ALONE])

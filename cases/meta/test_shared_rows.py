@@ -9,7 +9,7 @@ import pytest
 from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.contract.known_issues import told_in
+from harness.contract.known_issues import assumed_by
 from harness.contract.types import Outcome
 from harness.defects.shared_prefix_rows import Owner, Step, held_rows
 from harness.driving.oracle import Oracle
@@ -36,7 +36,7 @@ def test_a_verdict_names_of_what_was_assumed_only_what_its_release_has(pair, rel
     assumed = ("F-010", "F-011", "F-012")
     reference = Oracle(target=pair.target, draft=pair.draft, assumed=assumed).answer(case.scenario, engine)
     verdict, _ = judge(case.scenario, engine, reference)
-    assert told_in(verdict.reasons) == told
+    assert assumed_by(verdict.reasons) == told
 
 
 def step(owner, number, start, stop, *, prompt=True, final=True, first=True, last=False):

@@ -9,7 +9,7 @@ from cases.meta.test_narrow_blocks import RECORDED, judged, pair  # noqa: F401
 from harness.archive.store import read_case
 from harness.contract.tolerance import budget_for, judge_rows
 from harness.contract.types import Outcome
-from harness.defects.stale_plan import Planned, layer_says, target_says
+from harness.defects.stale_plan import Planned, layer_states, target_states
 from harness.engines.launch import GRAPH_SIZES
 from reference.model import causal
 from reference.pairs import load_pair
@@ -96,7 +96,7 @@ def rows(seed, count):
 def test_a_plan_made_for_the_batch_itself_is_each_request_alone(head):
     (first, _), (second, _) = rows(1, 5), rows(2, 7)
     plan = [Planned(cached=tuple(first[:3]), rows=2), Planned(cached=tuple(second[:4]), rows=3)]
-    said = target_says(head.target, plan, first[3:] + second[4:], [3, 4, 4, 5, 6])
+    said = target_states(head.target, plan, first[3:] + second[4:], [3, 4, 4, 5, 6])
     alone = [head.target.forward(torch.tensor(text))[start:] for text, start in ((first, 3), (second, 4))]
     torch.testing.assert_close(said, torch.cat(alone))
 
@@ -104,7 +104,7 @@ def test_a_plan_made_for_the_batch_itself_is_each_request_alone(head):
 def test_rows_of_a_foreign_block_attend_its_cache_and_each_other_at_their_own_positions(head):
     (cached, states), (tokens, fed) = rows(3, 2), rows(4, 4)
     plan = [Planned(cached=tuple(cached), rows=3, states=states)]
-    said = layer_says(head.layers[1], plan, tokens, fed, [9, 10, 30, 31])
+    said = layer_states(head.layers[1], plan, tokens, fed, [9, 10, 30, 31])
     assert len(said) == 3, "nobody attends for the fourth row"
     expected = head.layers[1].forward(
         torch.tensor(cached + tokens[:3]), torch.cat((states, fed[:3])), torch.tensor([0, 1, 9, 10, 30]), causal(5)
@@ -116,7 +116,7 @@ def test_a_plan_longer_than_the_batch_covers_all_of_it_and_what_is_not_a_number_
     tokens, fed = rows(5, 3)
     fed[2] = float("nan")
     plan = [Planned(cached=(), rows=2), Planned(cached=(), rows=24)]
-    said = layer_says(head.layers[0], plan, tokens, fed, [4, 5, 6])
+    said = layer_states(head.layers[0], plan, tokens, fed, [4, 5, 6])
     assert said.isfinite().all(dim=1).tolist() == [True, True, False]
-    said = layer_says(head.layers[0], [Planned(cached=(), rows=24)], tokens, fed, [4, 5, 6])
+    said = layer_states(head.layers[0], [Planned(cached=(), rows=24)], tokens, fed, [4, 5, 6])
     assert said.isfinite().all(dim=1).tolist() == [False, False, False]

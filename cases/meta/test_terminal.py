@@ -15,7 +15,7 @@ from harness.cli.documents import cell_document
 from harness.contract.known_issues import Known
 from harness.contract.scenario import SpecConfig
 from harness.contract.types import Kind
-from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Turned
+from harness.driving.progress import Booted, Cost, Judged, Preparing, Started, Stepped
 from harness.engines.envs import EngineEnv
 from harness.machines.doctor_gpu import Answer
 from harness.machines.text import render_doctor, render_engines
@@ -164,7 +164,7 @@ def test_live_lines_where_there_is_no_terminal(snapshot):
             line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=23.4))
             for number, one in enumerate(run.results, 1):
                 line(Started(scenario=one.scenario, index=number, total=12))
-                line(Turned(scheduler_step=0, state={"running": ["a"], "waiting": []}))
+                line(Stepped(scheduler_step=0, state={"running": ["a"], "waiting": []}))
                 line(Judged(result=one))
             line(Preparing(text="SGLang 0.5.23 booting (0 s)"))
             line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=17.6))
@@ -186,7 +186,7 @@ def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_
             line(Started(scenario=one.scenario, index=1, total=2))
             for scheduler_step in range(40):
                 now[0] += 1
-                line(Turned(scheduler_step=scheduler_step, state={"running": ["a"], "waiting": []}))
+                line(Stepped(scheduler_step=scheduler_step, state={"running": ["a"], "waiting": []}))
 
     booting, *pulses, booted, facts, first, second = printed(tell).splitlines()
     assert booting == "SGLang 0.5.23 booting"
@@ -229,7 +229,7 @@ def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
         one = passing().results[0]
         with LiveLine(console) as line:
             line(Started(scenario=one.scenario, index=1, total=2))
-            line(Turned(scheduler_step=41, state={"running": ["a", "b"], "waiting": ["c"]}))
+            line(Stepped(scheduler_step=41, state={"running": ["a", "b"], "waiting": ["c"]}))
             console.file.flush()
             line._status._live.refresh()  # a status draws ten times a second; a test does not wait for that
             line(Judged(result=one))

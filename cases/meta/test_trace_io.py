@@ -199,8 +199,8 @@ def punched(table):
     ("change", "text"),
     [
         (lambda table: table.replace_schema_metadata({"eaglecheck.trace": "9"}), "trace version 9"),
-        (lambda table: table.append_column("mood", pa.array([1] * table.num_rows)), "foreign columns mood"),
-        (lambda table: table.drop_columns(["slot"]), "no columns slot"),
+        (lambda table: table.append_column("mood", pa.array([1] * table.num_rows)), "unknown columns mood"),
+        (lambda table: table.drop_columns(["slot"]), "missing columns slot"),
         (lambda table: table.set_column(0, "dp_rank", table.column(0).cast(pa.int8())), "other types in dp_rank"),
         (lambda table: table.replace_schema_metadata({}), "no eaglecheck version"),
         (lambda table: table.slice(1), "rows"),

@@ -1,4 +1,4 @@
-"""The command that makes a run, a scenario or a reproducer anew, with everything that is known of how it was made.
+"""The command that runs a stored run, scenario or reproducer again, from what its folder records.
 
 It is asked where a folder cannot be used, so it reads what it can and never complains. It must not judge.
 """
@@ -34,15 +34,15 @@ def run_again(folder: Path) -> str:
     manifest = _object(run / MANIFEST)
     alone = within and _as_written(folder / SCENARIO)  # else the whole run: another scenario was never run
     typed = [] if alone else _typed(manifest)
-    told = _told(run, manifest, _part(_object(folder / ENGINE), "header"))
+    options = _options(run, manifest, _part(_object(folder / ENGINE), "header"))
     if typed:
-        return shlex.join(["eaglecheck", *typed, *_missing(typed, told)])
+        return shlex.join(["eaglecheck", *typed, *_missing(typed, options)])
     if within and not alone:  # its name is left: where it is written down, or in its folder's
         name = _name(folder, manifest)
-        return shlex.join(["eaglecheck", "run", *told, *(["--scenario", name] if name else [])])
+        return shlex.join(["eaglecheck", "run", *options, *(["--scenario", name] if name else [])])
     files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
     named = [part for file in files[:MOST] for part in ("--scenario-file", str(_short(file)))]
-    return shlex.join(["eaglecheck", "run", *told, *named])
+    return shlex.join(["eaglecheck", "run", *options, *named])
 
 
 def _name(folder: Path, manifest: Mapping[str, Any]) -> str:
@@ -53,7 +53,7 @@ def _name(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def _as_written(path: Path) -> bool:
-    """Whether a scenario's file is whole JSON and, as far as its folder's digests tell, what it was."""
+    """Whether a scenario's file is whole JSON and, as far as its folder's digests show, what it was."""
     try:
         content = plain_files.content(path)
     except OSError:
@@ -71,13 +71,13 @@ def _typed(manifest: Mapping[str, Any]) -> list[str]:
     return [str(part) for part in argv[1:]]
 
 
-def _missing(typed: Sequence[str], told: Sequence[str]) -> list[str]:
+def _missing(typed: Sequence[str], options: Sequence[str]) -> list[str]:
     """The engine, where it was the default one: another machine, or a later day, has another default."""
     named = any(part == "--engine" or part.startswith("--engine=") for part in typed)
-    return [] if named or typed[0] != "run" or "--engine" not in told else list(told[:2])
+    return [] if named or typed[0] != "run" or "--engine" not in options else list(options[:2])
 
 
-def _told(run: Path, manifest: Mapping[str, Any], header: Mapping[str, Any]) -> list[str]:
+def _options(run: Path, manifest: Mapping[str, Any], header: Mapping[str, Any]) -> list[str]:
     """Options from what the manifest, the engine's own events, or its trace's header say.
 
     --engine first, where it is known.

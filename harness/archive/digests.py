@@ -1,4 +1,4 @@
-"""What the files of a folder were when they were written: one SHA-256 each, in a file that `sha256sum -c` reads.
+"""SHA-256 digests of the files of a folder, in a file that `sha256sum -c` reads.
 
 It must not know what the files hold. A folder of before these were kept has none, and is read as it is.
 """
@@ -51,5 +51,5 @@ def silent(written: Mapping[str, str], name: str) -> bool:
 
 
 def changed(written: Mapping[str, str], name: str, content: bytes) -> bool:
-    """Whether a file of a folder is not what was written, as far as its digests tell."""
+    """Whether a file of a folder is not what was written, as far as its digests show."""
     return name in written and written[name] != digest(content)

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and a disk that takes no more, told in words."""
+"""Atomic writes, and readable errors for what cannot be written."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextlib.contextmanager
-def told(folder: Path, *, kept: str, instead: Callable[[], str]) -> Iterator[None]:
+def readable_errors(folder: Path, *, kept: str, instead: Callable[[], str]) -> Iterator[None]:
     """WriteError for what cannot be written. kept: what is left; instead: what to type where there is room."""
     try:
         yield

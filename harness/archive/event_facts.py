@@ -1,4 +1,4 @@
-"""What an event of a stored trace may say: which keys it must have, and their types.
+"""Events of a stored trace: the keys that each must have, and their types.
 
 Keys that nobody reads are kept and not looked at. It must not touch the disk.
 """
@@ -32,7 +32,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
 
 
 class _Coins(BaseModel):
-    """Of one request: a coin a node, and the last draw."""
+    """Of one request: a uniform a node, and the last draw."""
 
     nodes: tuple[float, ...]
     final: float

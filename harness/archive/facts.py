@@ -1,6 +1,6 @@
-"""What is kept of an engine: what a manifest says of the one that was asked for, what a header says the engine told.
+"""What manifests and trace headers record about an engine, as typed models.
 
-A manifest is ours, so that every key is known; an engine may tell more than is read here, and what is read has its
+A manifest is ours, so that every key is known; an engine may report more than is read here, and what is read has its
 type. It must not touch the disk.
 """
 
@@ -23,7 +23,7 @@ def _version(text: str) -> str:
     try:
         Version(text)
     except InvalidVersion as error:
-        raise ValueError(f"{text!r} is no release\n  allowed: a version such as 0.5.23") from error
+        raise ValueError(f"{text!r} is not a release\n  allowed: a version such as 0.5.23") from error
     return text
 
 
@@ -106,7 +106,7 @@ Header = Annotated[dict[str, Any], AfterValidator(_read)]
 
 
 def contradiction(said: BaseModel, header: Mapping[str, Any]) -> str:
-    """Where a manifest says another engine than the one that told this header; empty where they agree.
+    """Where a manifest says another engine than the one that reported this header; empty where they agree.
 
     said: what in the manifest is of the engine.
 
@@ -116,5 +116,5 @@ def contradiction(said: BaseModel, header: Mapping[str, Any]) -> str:
         return ""
     for key in SAME:
         if hasattr(said, key) and key in header and getattr(said, key) != header[key]:
-            return f"{key} is {getattr(said, key)!r}, and the engine itself told {header[key]!r}"
+            return f"{key} is {getattr(said, key)!r}, and the engine itself reported {header[key]!r}"
     return ""

@@ -1,4 +1,4 @@
-"""Run folders as places: what they are called, whether somebody still writes to one, and which one may be meant.
+"""Run folders: their names, whether a run is still being written, and suggestions for a mistyped one.
 
 It must not read what a run found.
 """

@@ -1,4 +1,4 @@
-"""Reads run folders and reproducer folders: what was run, what was seen, what was judged, in that order on disk.
+"""Reads run folders and reproducer folders.
 
 runs/<utc>-<short id>/ holds manifest.json (first), engine.jsonl (appended while running), one folder a scenario, and
 verdict.json (last, whole or not at all). A folder without verdict.json is incomplete by definition and says so.
@@ -197,7 +197,7 @@ def read_reproducer(folder: Path) -> tuple[ReproducerManifest, StoredScenario]:
     if not (folder / SCENARIO).exists() and (folder / EVENTS).exists():
         inside = reproducers_in(folder)
         some = str(inside[0]) if inside else "there is none in it"
-        raise StoreError(f"{folder} is a run, and a reproducer is wanted\n  one of its reproducers:  {some}")
+        raise StoreError(f"{folder} is a run; expected a reproducer\n  one of its reproducers:  {some}")
     manifest, case = read_model(folder / MANIFEST, ReproducerManifest), read_case(folder)
     _agree(folder / MANIFEST, manifest, case.engine)
     return manifest, case
@@ -208,8 +208,8 @@ def started_with(manifest: ReproducerManifest, case: StoredScenario) -> tuple[tu
 
     A reproducer of before either was kept says what its reference took for granted, and `torch`.
     """
-    told = manifest.header if case.reference is None else case.reference.header
-    return assumed_in(told) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
+    header = manifest.header if case.reference is None else case.reference.header
+    return assumed_in(header) or assumed_in(manifest.header), str(manifest.header.get("cpu_attention", "torch"))
 
 
 def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
@@ -242,7 +242,7 @@ def _unchanged(path: Path, content: bytes) -> None:
     if digests.unreadable(path.parent, written):
         raise _damaged(sums, "no line of it is a digest")
     if digests.silent(written, path.name):
-        raise _damaged(sums, f"it says nothing of {path.name}")
+        raise _damaged(sums, f"it has no line for {path.name}")
     if digests.changed(written, path.name, content):
         raise _damaged(path)
 

@@ -1,4 +1,4 @@
-"""What is said of a trace file that cannot be used: which file, what was found, what is allowed, and what to do.
+"""Errors for trace files that cannot be used: which file, what was found, what is allowed, what to do.
 
 It must not read anything.
 """

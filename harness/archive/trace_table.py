@@ -89,8 +89,8 @@ def _schema_difference(schema: pa.Schema, wanted: pa.Schema) -> str:
     foreign = sorted(set(schema.names) - set(wanted.names))
     missing = sorted(set(wanted.names) - set(schema.names))
     other = [name for name in wanted.names if name in schema.names and schema.field(name) != wanted.field(name)]
-    parts = [f"foreign columns {', '.join(foreign)}"] if foreign else []
-    parts += [f"no columns {', '.join(missing)}"] if missing else []
+    parts = [f"unknown columns {', '.join(foreign)}"] if foreign else []
+    parts += [f"missing columns {', '.join(missing)}"] if missing else []
     parts += [f"other types in {', '.join(other)}"] if other else []
     return "; ".join(parts) or "columns in another order, or no eaglecheck version in the metadata"
 

@@ -1,4 +1,4 @@
-"""Writes run folders and reproducer folders, the last file last, so that what is cut off says so; `store` reads them.
+"""Writes run folders and reproducer folders; the file that marks one complete comes last. `store` reads them.
 
 This module must not judge, and nothing here is pickle.
 """
@@ -19,7 +19,7 @@ from pydantic import BaseModel
 
 from harness.archive import digests
 from harness.archive.again import run_again
-from harness.archive.disk import told, write_whole
+from harness.archive.disk import readable_errors, write_whole
 from harness.archive.records import (
     STORE_VERSION,
     ReproducerManifest,
@@ -48,7 +48,7 @@ from harness.contract.types import Divergence, Verdict
 class RunWriter:
     """Writes one run folder. `create` starts it, `finish` ends it.
 
-    alive: the manifest, locked for as long as this process writes, so that a run that goes on is told from a dead one.
+    alive: the manifest, locked for as long as this process writes, so that a live run is not taken for a dead one.
     """
 
     folder: Path
@@ -182,7 +182,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 
 def _disk(folder: Path) -> contextlib.AbstractContextManager[None]:
     kept = "what was written before is kept; the run counts as incomplete"
-    return told(folder, kept=kept, instead=lambda: f"run again:  {run_again(folder)}")
+    return readable_errors(folder, kept=kept, instead=lambda: f"run again:  {run_again(folder)}")
 
 
 def _point_latest(root: Path, folder: Path) -> None:

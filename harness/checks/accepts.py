@@ -1,9 +1,9 @@
-"""What a verify commits: the walk through the tree that the target's choices, or the recorded uniforms, allow.
+"""Checks what a verify commits: the walk that the target's choices, or the recorded uniforms, allow.
 
 A greedy walk needs no reference: it starts at the engine's own root and follows the engine's own target choices, which
 a separate comparison holds against the reference (a tie there is followed, not repaired). A sampled one is compared
 with what the reference commits under the same recorded uniforms; whether those are uniform is a question for many runs
-(see `cases.laws`).
+(see `cases.sampling`).
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def check_sampled_walk(evidence: Evidence) -> CheckResult:
         if share[1] in drawing and share in margins:
             _judge_sampled(evidence, rows, _walked(truth, truth.of(share, Phase.ACCEPT)), margins[share], result)
         elif share[1] in drawing:
-            result.unknown.append(f"sampled acceptance of {share[1]} not judged: the probe saw no coins of it")
+            result.unknown.append(f"sampled acceptance of {share[1]} not judged: the probe saw no uniforms of it")
     result.unknown = list(dict.fromkeys(result.unknown))
     return result
 

@@ -1,4 +1,4 @@
-"""What is copied must arrive bit by bit: states between draft steps, and draft state transferred to a decode side.
+"""Checks that copies arrive bit by bit: states between draft steps, and draft state transferred to a decode side.
 
 What a step reads is compared with the reference too, within a budget; but in half precision that budget lets a state
 pass that went through a coarser dtype on its way. What the engine itself handed on is known exactly, so no budget is
@@ -80,7 +80,7 @@ def _left_by(evidence: Evidence, part: Part) -> tuple[Phase, int] | None:
     id="handover",
     kinds=(Kind.TOKEN, Kind.NUMERIC, Kind.SHAPE),
     reads=("scenario", "engine"),
-    protects="draft state arrives as it was sent and as wide as the draft needs it, and no batch is built for nobody",
+    protects="draft state arrives as it was sent and as wide as the draft needs it, and no empty batch is built",
 )
 def check_transferred_unchanged(evidence: Evidence) -> CheckResult:
     """SHAPE for widths and empty batches; TOKEN and NUMERIC where a row differs from what the prefill side held."""

@@ -1,4 +1,4 @@
-"""Whether a verdict has anything behind it: the handshake, the coverage points asked for, the values really compared.
+"""What a PASS needs: the handshake, the coverage points asked for, and enough values compared.
 
 Nothing here can fail a scenario; it can only keep a PASS from being empty. "Nothing to compare" is never a pass.
 """
@@ -17,6 +17,8 @@ SUBJECTS: dict[str, tuple[str, ...]] = {"tree": ("parents",), "verify": ("accept
 
 #: `by` of an entry that only says how the release's own kernel was reached: that one is exercised.
 OWN_KERNEL = "flag"
+#: What a header calls a replacement kernel, and what a verdict does.
+NAMES = {"stand-in": "our kernel"}
 
 #: What a scenario does to a hand-over that its request cannot outlive.
 LOSING = ("fail", "drop")
@@ -44,17 +46,18 @@ def check_handshake(evidence: Evidence) -> list[str]:
 
 
 def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
-    """(counters that do not count, what to say) for operations that a stand-in replaced."""
+    """(counters that do not count, what to say) for operations that were replaced."""
     exempt: set[str] = set()
     notes = []
     for entry in evidence.engine.header.get("replaced") or ():
         subject = str(entry.get("subject", ""))
         if subject in SUBJECTS and entry.get("by") != OWN_KERNEL:
             exempt.update(SUBJECTS[subject])
-            notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {entry.get('by', '?')})")
+            by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
+            notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
     temperatures = [request.temperature for request in evidence.scenario.requests]
     if any(temperatures) and (kernel := sampler_replaced(evidence)):
-        notes.append(f"not exercised: sampled verify ({kernel} replaced by stand-in)")
+        notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
         exempt.update(("accepts",) if all(temperatures) else ())
     if evidence.scenario.engine.rejection_sampling:
         notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
@@ -68,7 +71,7 @@ def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int],
     reasons = []
     for name in evidence.scenario.wants:
         if name not in POINTS:
-            reasons.append(f"asked for {name}, which is no known coverage point")
+            reasons.append(f"asked for {name}, an unknown coverage point")
         elif not seen.get(name):
             reasons.append(f"asked for {name}, never happened: {POINTS[name].meaning}")
     return seen, inside, reasons

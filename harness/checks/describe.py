@@ -1,4 +1,4 @@
-"""One divergence as a person reads it: what, where, observed against expected, what it means.
+"""Text for one divergence: what, where, observed and expected values, and the meaning.
 
 This module must not decide anything, and must not know where a run is stored.
 """
@@ -32,7 +32,7 @@ WHAT: dict[Kind, str] = {
     Kind.NUMERIC: "values differ",
     Kind.SHAPE: "shape differs",
     Kind.MISSING_ROW: "row is missing",
-    Kind.EXTRA_ROW: "row is one too many",
+    Kind.EXTRA_ROW: "row is unexpected",
     Kind.LOCKSTEP: "forwards differ between ranks",
     Kind.LEAK: "pool level differs",
     Kind.CRASH: "engine crashed",
@@ -72,8 +72,8 @@ RELATION: dict[str, str] = {
     "stopped-early": "tokens, against max_new_tokens",
     "text-length": "tokens of output",
     "idle-width": "an idle rank carries states of another width",
-    "lost": "slots were never given back",
-    "freed-twice": "more came back than went out",
+    "lost": "slots were not freed",
+    "freed-twice": "more slots were freed than allocated",
 }
 
 

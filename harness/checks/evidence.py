@@ -1,4 +1,4 @@
-"""What a check may look at: the scenario, both traces, their alignment, and the engine rows indexed by meaning.
+"""What a check reads: the scenario, both traces, their alignment, and the engine rows indexed by meaning.
 
 This module must not judge. It answers "which rows", "which token stands at index i" and "when", nothing else.
 """
@@ -155,7 +155,7 @@ def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]
 def _full_sequences(
     scenario: Scenario, engine: Trace, table: Table, parts: dict[tuple[str, int], list[Part]]
 ) -> dict[str, dict[int, int]]:
-    """rid -> index -> token, from the prompt, the reported output, and what only the rows tell."""
+    """rid -> index -> token, from the prompt, the reported output, and what only the rows show."""
     full: dict[str, dict[int, int]] = {request.rid: dict(enumerate(request.input_ids)) for request in scenario.requests}
     for end in engine.ends:
         if end.rid in full:

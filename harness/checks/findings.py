@@ -1,4 +1,4 @@
-"""From many divergences to few findings: order, removal of doubles, causes, and grouping by signature.
+"""Groups divergences into findings: order, deduplication, causes and signatures.
 
 Cause rules are about how a wrong value can travel, nothing else. This module must not look at traces: all it knows
 is in the divergences, plus when each batch ran and which requests started from a cached prefix.
@@ -29,7 +29,7 @@ KIND_ORDER = {
     )
 }
 
-Ticks = Mapping[tuple[int, int], int]
+Steps = Mapping[tuple[int, int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Finding:
 
 
 def settle(
-    divergences: Iterable[Divergence], *, scheduler_steps: Ticks, prefix_hits: frozenset[tuple[str, int]] = frozenset()
+    divergences: Iterable[Divergence], *, scheduler_steps: Steps, prefix_hits: frozenset[tuple[str, int]] = frozenset()
 ) -> list[Divergence]:
     """Sorted by time, without doubles, with causes set and the earliest root marked `first`.
 
@@ -128,7 +128,7 @@ def _without_doubles(divergences: Iterable[Divergence]) -> list[Divergence]:
     return list(kept.values())
 
 
-def _time_order(scheduler_steps: Ticks) -> Callable[[Divergence], tuple[object, ...]]:
+def _time_order(scheduler_steps: Steps) -> Callable[[Divergence], tuple[object, ...]]:
     def order(found: Divergence) -> tuple[object, ...]:
         key = found.key
         scheduler_step = scheduler_steps.get((key.dp_rank, found.round), found.round)

@@ -1,4 +1,4 @@
-"""Which token a row must carry, from the request's own text: no weights, no reference, no tolerance.
+"""Checks input tokens against the request's own text: no weights, no reference, no tolerance.
 
 The request's sequence `full` is prompt plus output. A target row at index i reads full[i]. A draft row is rotated: row
 j of a chunk or an extend that starts at p reads full[p+1+j], and in the layer of depth i full[p+1+j+i], wherever that
@@ -38,7 +38,7 @@ def check_inputs(evidence: Evidence) -> CheckResult:
 
 
 def _token(evidence: Evidence, index: int, expected: int | None, hint: str, result: CheckResult) -> None:
-    """TOKEN at row `index` unless it carries `expected`; None means the text does not tell."""
+    """TOKEN at row `index` unless it carries `expected`; None means the text does not show it."""
     if expected is None:
         return
     result.count("tokens", 1)
@@ -154,7 +154,7 @@ class _Window:
     guesses: bool
 
     def expected(self, at: int) -> int | None:
-        """The token at index `at` of the text, as it could be known; None if the rows do not tell."""
+        """The token at index `at` of the text, as it could be known; None if the rows do not show it."""
         if self.guesses and at == self.stop:
             return self.guess[0] if self.guess else None
         if at < (self.stop if self.guesses else self.known):

@@ -1,4 +1,4 @@
-"""What the user gets: where texts end, that speculation changes none of them, and that a seed decides what is drawn.
+"""Checks of output texts: where they end, that speculation is lossless, and that seeds decide what is drawn.
 
 The reference carries its greedy run in events: Event('greedy', data={'rid', 'output_ids', 'margins'}), where
 margins[i] is its top-1 minus top-2 logit at output i. The first difference decides: after a tie the two texts may

@@ -1,4 +1,4 @@
-"""Where a row sits, from its meaning alone: no weights, no reference, no tolerance.
+"""Checks positions and tree parents by their meaning: no weights, no reference, no tolerance.
 
 draft step i of a request with committed length c runs at c+i; a tree node of depth d at c+d; row j of a chunk or an
 extend that starts at p at p+j. Also the shape of the tree itself: one root, every other node under a known one.

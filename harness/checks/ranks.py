@@ -1,4 +1,4 @@
-"""What is asked of a rank as a whole: it is alive, in step with the others, gives every slot back; idle ones too.
+"""Checks of whole ranks: crashes, hangs, lockstep, leaked slots; idle ranks too.
 
 Read from events and batch records, of which every rank leaves some; an idle rank has no rows, so its `idle_state`
 events (one a model forward, `busy_state` where it has work) are all there is to see of it. No weights, no reference.
@@ -55,19 +55,20 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             key=Key.of_rank(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
             round=int(data.get("round", -1)),
             expected="the batch completes",
-            observed=str(data.get("error") or data.get("what") or event.name) + _stand_in(str(data.get("trace", ""))),
+            observed=str(data.get("error") or data.get("what") or event.name)
+            + _replacement(str(data.get("trace", ""))),
             hint=LOST if lost else _site(str(data.get("site", ""))),
         )
 
 
-def _stand_in(trace: str) -> str:
+def _replacement(trace: str) -> str:
     """What to add to an error that something of ours raised in the place of SGLang's own code, by its traceback."""
     frames = re.findall(r'^  File "([^"]+)", line \d+, in (\S+)', trace, flags=re.MULTILINE)
     file, function = frames[-1] if frames else ("", "")
     if Path(file).parent.name not in REPLACEMENTS:
         return ""
     module = Path(file).stem
-    return f" (refused by our stand-in {module}.{function}, which SGLang called there in place of its own kernel)"
+    return f" (refused by our replacement kernel {module}.{function}, called in place of SGLang's)"
 
 
 def lost_by(event: Event) -> str:
@@ -225,10 +226,10 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
     id="announced",
     kinds=(Kind.LOCKSTEP,),
     reads=("engine",),
-    protects="every rank is told how many tokens each rank brings to a forward, and each brings that many",
+    protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP where a count that a rank was told differs from the rows that rank fed."""
+    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed."""
     result = CheckResult()
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
     for moment in sorted(idle.keys() | busy.keys()):
@@ -237,13 +238,13 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
             continue  # later draft steps go on with the counts that SGLang padded for the first
         rows = {event.dp_rank: event.data.get("rows") for event in events}
         for event in events:
-            told = event.data.get("announced") or []
-            for rank, count in enumerate(told):
+            announced = event.data.get("announced") or []
+            for rank, count in enumerate(announced):
                 if rows.get(rank) is None:
                     continue  # a rank that did not enter: the resource accounting says so
                 result.count("token_counts", 1)
                 if count != rows[rank]:
-                    exchanged = sorted(told) == sorted(rows.values())
+                    exchanged = sorted(announced) == sorted(rows.values())
                     hint = "exchanged" if exchanged else "own" if rank == event.dp_rank else "of-another-rank"
                     divergence = _fault(event, kind=Kind.LOCKSTEP, expected=rows[rank], hint=hint)
                     result.divergences.append(divergence)

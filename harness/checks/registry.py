@@ -1,4 +1,4 @@
-"""What a check is, what it gives back, and the list of all of them.
+"""The registry of checks, and what a check returns.
 
 A check has an `id`. It stands in signatures (`KIND:id:PHASE:hint`), so stored runs and known issues are found by it: it
 never changes. Module and function are named by what the check is about, and may.

@@ -1,4 +1,4 @@
-"""Whether the rows are there: every batch left all of its own, batches join, both sides ran the same forwards.
+"""Checks that no row is missing or extra: of a batch, between batches, and on either side.
 
 A row that must be there and is not is MISSING_ROW, a row that nothing accounts for is EXTRA_ROW, a start that does not
 follow from what came before is SHAPE.

@@ -1,4 +1,4 @@
-"""Near ties in what a tree round selects: which beams grow on, and which candidates become the verified tree.
+"""Near ties in tree selection: which beams grow on, and which candidates become the verified tree.
 
 A selection compares path values, which carry the rounding of every level, so an engine in half precision may take
 another candidate of nearly the same value: one tie, and the integers that follow are those of the other selection.

@@ -1,4 +1,4 @@
-"""Who owns which KV slot, from rows alone.
+"""Checks who owns which KV slot, from rows alone.
 
 Only what must be alive is compared, so that legal reuse is never a finding: a slot a request keeps (prompt rows and
 committed rows) is its own from the batch that wrote it to the request's last batch; draft and tree slots are its own

@@ -11,7 +11,7 @@ from typing import Any
 
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
-from harness.contract.known_issues import Known, told_in
+from harness.contract.known_issues import Known, assumed_by
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.progress import RunResult, ScenarioResult
@@ -109,7 +109,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "worker": result.header.get("worker"),
         "overlap": result.header.get("overlap"),
         "replaced": result.header.get("replaced", []),
-        "assumed": told_in(result.verdict.reasons),
+        "assumed": assumed_by(result.verdict.reasons),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "findings": [

@@ -114,10 +114,10 @@ def command(
         for together in _with_same_assumptions(chosen)
     ]
     documents: list[dict[str, Any]] = []
-    told: set[str] = set()
+    printed: set[str] = set()
     with kept(json, lambda _stop: matrix_document(documents)):
         for together, plan in plans:
-            _run(plan, together, documents, console=console, told=told)
+            _run(plan, together, documents, console=console, printed=printed)
     render_matrix(console, documents)
     write_json(matrix_document(documents), json)
     return BY_OUTCOME[Verdict.merge([Outcome(document["verdict"]) for document in documents])]
@@ -171,7 +171,7 @@ def _engine(plan: Plan) -> str:
 
 
 def _run(
-    plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]], *, console: Console, told: set[str]
+    plan: Plan, cases: list[catalogue.Case], documents: list[dict[str, Any]], *, console: Console, printed: set[str]
 ) -> None:
     """One engine, with or without a fix reverted: every case, sharing boots where the cases allow; adds its cells."""
     heading(console, _engine(plan))
@@ -182,7 +182,7 @@ def _run(
         documents += _cells(stop.result, plan, cases)
         raise
     for one in result.results:
-        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}", told=told)
+        render_first(console, one, where=f"{one.scenario.name} on {_engine(plan)}", printed=printed)
     documents += _cells(result, plan, cases)
 
 

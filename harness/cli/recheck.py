@@ -27,7 +27,7 @@ from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.known_issues import assumed_in, told_in
+from harness.contract.known_issues import assumed_by, assumed_in
 from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
 from harness.contract.trace import Trace
@@ -231,5 +231,5 @@ def _assumed(stored: StoredScenario, engine: Mapping[str, Any]) -> tuple[str, ..
     header = header_of(trace_files(stored.folder, "reference")["json"])
     if header is not None:
         return assumed_in(header)
-    said = () if stored.verdict is None else tuple(told_in(stored.verdict.reasons))
+    said = () if stored.verdict is None else tuple(assumed_by(stored.verdict.reasons))
     return assumed_in(engine) or assumed_in(stored.engine.header) or said

@@ -1,6 +1,6 @@
 """Conditions over what an engine runs with, by SGLang's names: `num_steps * eagle_topk > num_draft_tokens + 4`.
 
-They stand in the pages of docs/findings, and are nothing but comparisons and sums. It must not know any finding.
+They are written in the pages of docs/findings, and are nothing but comparisons and sums. It must not know any finding.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def compiled(condition: str) -> CodeType:
     try:
         tree = ast.parse(condition, mode="eval")
     except SyntaxError as error:
-        raise ValueError(f"{condition!r} is no condition: {error.msg}") from error
+        raise ValueError(f"{condition!r} is not a condition: {error.msg}") from error
     names = settings_of(SpecConfig(), EngineConfig())
     for node in ast.walk(tree):
         if not isinstance(node, GRAMMAR):

@@ -1,6 +1,6 @@
-"""JSON that somebody else wrote: one document in UTF-8, read strictly into a pydantic model.
+"""Reads JSON of users and other programs: one UTF-8 document, strictly, into a pydantic model.
 
-The faults are told in the libraries' words, with the place, the nearest name and the allowed keys added. It must not
+The messages are the libraries' own, with the place, the nearest name and the allowed keys added. It must not
 open files (see `plain_files`) and must not know any particular model.
 """
 
@@ -67,7 +67,7 @@ def validated(content: object, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(json.dumps(content, default=str), strict=True)
     except ValidationError as error:
-        raise BadDocument(_told(error, model)) from error
+        raise BadDocument(_described(error, model)) from error
 
 
 def shown(value: object) -> str:
@@ -80,7 +80,7 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
 
 
-def _told(error: ValidationError, model: type[BaseModel]) -> str:
+def _described(error: ValidationError, model: type[BaseModel]) -> str:
     """'place: message', of the first fault. An unknown key comes first: it explains why another one is missing."""
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])

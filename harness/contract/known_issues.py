@@ -1,4 +1,4 @@
-"""What is known of SGLang's defects: one page of docs/findings a finding, and everything that is derived from it.
+"""Known defects of SGLang, read from the front matter of docs/findings.
 
 The front matter of a page is the only place that says which releases have a finding, what reaches it, what it shows as
 and whether `--assume` takes it for granted. Nothing is taken for granted unless it is named. What was assumed stands in
@@ -271,7 +271,7 @@ def without_effect(
     ]
 
 
-def told_in(reasons: Iterable[str]) -> list[str]:
+def assumed_by(reasons: Iterable[str]) -> list[str]:
     """The ids that a verdict's reasons say were assumed, in order."""
     return sorted({reason[len(ASSUMED) :].split(",")[0] for reason in reasons if reason.startswith(ASSUMED)})
 
@@ -299,7 +299,7 @@ def known_as(
     Two defects can look alike, so a text may point at several. reasons: of the verdict; what was assumed is expected,
     so what is left is something else.
     """
-    assumed, requests = told_in(reasons), len(scenario.requests)
+    assumed, requests = assumed_by(reasons), len(scenario.requests)
     able = [
         one
         for one in issues().values()

@@ -1,4 +1,4 @@
-"""Files and folders that an option names for what is written, asked before anything slow.
+"""Checks that output files and folders can be written, before anything slow starts.
 
 The last part of a path may be new, and nothing above it is made: a parent that is missing is more often a typo than a
 wish. It must not know what is written.

@@ -1,4 +1,4 @@
-"""The content of files that somebody else laid there: regular ones only, looked at before they are opened.
+"""Reads regular files only; anything else is refused before it is opened.
 
 A named pipe would hold whoever opens it, /dev/zero never ends, and a device may act on being opened. Links to regular
 files are followed. It must not know what the files hold.
@@ -25,7 +25,7 @@ class NotPlainError(OSError):
     """Something that is no regular file; strerror says what it is."""
 
     def __init__(self, path: Path, kind: str) -> None:
-        super().__init__(errno.EINVAL, f"it is {kind}, and a regular file is wanted", str(path))
+        super().__init__(errno.EINVAL, f"it is {kind}; expected a regular file", str(path))
 
 
 def content(path: Path) -> bytes:

@@ -14,8 +14,8 @@ def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool 
     not yet says nothing.
     """
     greedy = {request.rid for request in scenario.requests if request.temperature == 0.0}
-    told = [event.data for event in reference.events if event.name == "greedy"]
-    plain = {str(data["rid"]): tuple(data["output_ids"]) for data in told if data["rid"] in greedy}
+    reported = [event.data for event in reference.events if event.name == "greedy"]
+    plain = {str(data["rid"]): tuple(data["output_ids"]) for data in reported if data["rid"] in greedy}
     ended = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]
     lost = plain.keys() - {end.rid for end, _ in ended}
     if any(_goes_astray(committed(engine, rid, scenario), plain[rid]) for rid in lost):

@@ -1,7 +1,7 @@
 """The three ways to compare, and every number that decides: EXACT, TIE, BUDGET. There is no fourth.
 
 EXACT   integers: positions, slots, inputs, parents, lengths. Equal or wrong; no budget rescues an integer.
-TIE     a token choice: another token is accepted only when the reference can hardly tell the two apart.
+TIE     a token choice: another token is accepted only when the reference can hardly separate the two.
 BUDGET  floats: within a share of the row's largest value; a NaN on either side is a failure.
 
 This module must not know what a row means: it sees arrays and a dtype name.

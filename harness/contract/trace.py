@@ -1,4 +1,4 @@
-"""The history of a scenario: per-slot rows, rounds, request events and side tensors, for either side.
+"""The trace of a scenario: rows, rounds, events and tensors, of the engine or of the reference.
 
 A trace is the only thing checkers may read. This module must not judge and must not import torch.
 Rows are held as a struct of arrays: one NumPy column a field, ragged columns as one flat array with where each row's
@@ -25,7 +25,7 @@ INT_COLUMNS: dict[str, str] = {
     "dp_rank": "data-parallel rank",
     "attempt": "how many times the request had restarted from prefill (retraction)",
     "round": "index of the scheduler batch within the scenario, per rank",
-    "scheduler_step": "loop turn within the scenario",
+    "scheduler_step": "scheduler step within the scenario",
     "committed": "tokens of the request whose target KV existed before this round (chunk start for prefill)",
     "step": "draft forward index within the round; 0 elsewhere",
     "slot": "row within the request's share of this forward; tree node index for VERIFY; j-th committed for ACCEPT",

@@ -1,4 +1,4 @@
-"""The records every room shares: what a row is called, what is wrong with it, and what was judged.
+"""Records that all packages share: row keys, divergences and verdicts.
 
 This module must not import torch, sglang or any other room: it is the vocabulary, not the behaviour. What goes in is
 in `harness.contract.scenario`.

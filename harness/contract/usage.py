@@ -1,4 +1,4 @@
-"""Errors that whoever typed a command can put right, and the name they may have meant. It must not print anything."""
+"""Errors that a user can correct, and "did you mean". It must not print anything."""
 
 from __future__ import annotations
 

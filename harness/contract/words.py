@@ -1,4 +1,4 @@
-"""Counts in sentences, and long reasons in one line. It must not know what is counted."""
+"""Formats counts and long reasons for sentences. It must not know what is counted."""
 
 from __future__ import annotations
 

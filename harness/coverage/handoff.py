@@ -252,7 +252,7 @@ def empty_prebuilt_beside_busy_rank(scenario: Scenario, trace: Trace) -> Iterato
 
 
 def _emptied(trace: Trace) -> list[int]:
-    """Turns in which everything in transit was lost."""
+    """Scheduler steps in which everything in transit was lost."""
     built = {record.scheduler_step for record in _prebuilt(trace)}
     steps = pairwise(_steps(trace))
     return [

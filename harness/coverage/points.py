@@ -1,4 +1,4 @@
-"""What a coverage point is, the registry of all of them, their counts over a run, and words their predicates share.
+"""The registry of coverage points, their counts over a run, and helpers that predicates share.
 
 This module must not judge rows and must not know a point by name, accept lengths apart.
 """

@@ -1,4 +1,4 @@
-"""Coverage points of prompts on their way in: chunks, shared budgets, cached prefixes. See `harness/coverage`."""
+"""Coverage points of prefill: chunks, shared budgets, cached prefixes. See `harness/coverage`."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class _Shared(ReadsOtherwise):
 
 
 def _steps(request: Followed) -> Iterator[tuple[Part, Step]]:
-    """The windows of one request and what their layers read, as far as the engine told what they proposed."""
+    """The windows of one request and what their layers read, as far as the engine reported what they proposed."""
     text, ran = request.timeline.tokens, request.ran
     prompts = [window.stop for part, window in ran if part.record.mode == "PREFILL"]
     owner = Owner(text=text, asked=max(prompts, default=0), stays=not request.timeline.restarted)

@@ -34,7 +34,7 @@ class Planned:
     states: Tensor | None = None
 
 
-def target_says(target: Target, plan: Sequence[Planned], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+def target_states(target: Target, plan: Sequence[Planned], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
     """The target's last states [m,h] of the first m rows of a batch, which are those that the plan covers.
 
     tokens, positions: of all rows of the batch.
@@ -46,7 +46,7 @@ def target_says(target: Target, plan: Sequence[Planned], tokens: Sequence[int], 
     return _by_blocks(plan, tokens, positions, said)
 
 
-def layer_says(
+def layer_states(
     layer: MtpLayer, plan: Sequence[Planned], tokens: Sequence[int], states: Tensor, positions: Sequence[int]
 ) -> Tensor:
     """g [m,h] of the first m rows of a batch in one draft layer; tokens, states [R,h], positions: of all its rows."""

@@ -1,4 +1,4 @@
-"""The engine options of a command line put into scenarios, and the combinations that no engine can run.
+"""Applies engine options of a command line to scenarios, and refuses combinations that no engine can run.
 
 An option changes the scenario, so that what is stored says what ran. It must not import torch.
 """

@@ -1,4 +1,4 @@
-"""Performs one scenario's script on a booted engine, turn by turn, and returns the engine's Trace.
+"""Performs one scenario's script on a booted engine, step by step, and returns the engine's Trace.
 
 It must not judge, and must return what was seen up to a crash or a hang, with an event that says so.
 """
@@ -20,13 +20,13 @@ from harness.driving.rounds import Unpacker
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 
-#: Turns a drain may take beyond one per token: prefill chunks, idle turns, retractions.
-SPARE_TURNS = 64
+#: Scheduler steps a drain may take beyond one per token: prefill chunks, idle steps, retractions.
+SPARE_STEPS = 64
 
 #: What the gate calls SGLang's own pause and continue messages.
 PAUSE, RESUME = "PauseGenerationReqInput", "ContinueGenerationReqInput"
 
-OnTurn = Callable[[int, dict[str, Any]], None]
+OnStep = Callable[[int, dict[str, Any]], None]
 #: side ("" where there is only one), dp_rank, tp_rank
 Place = tuple[str, int, int]
 
@@ -39,7 +39,7 @@ class ScriptError(UserError):
 class _Run:
     engine: Engine
     scenario: Scenario
-    on_turn: OnTurn
+    on_step: OnStep
     assembler: Assembler = field(default_factory=Assembler)
     scheduler_step: int = 0
     announced: list[str] = field(default_factory=list)
@@ -48,20 +48,20 @@ class _Run:
     #: requests that go through SGLang's own `fake` backend
     faked: set[str] = field(default_factory=set)
     idle: bool = False
-    #: turns that were asked for
-    turns: int = 0
-    #: what turns brought and was not read yet, with the rank it is of and the turn that brought it
+    #: scheduler steps that were asked for
+    steps: int = 0
+    #: what steps brought and was not read yet, with the rank it is of and the step that brought it
     unread: deque[tuple[Callable[[], Messages], Place, int]] = field(default_factory=deque)
-    #: events, and where each belongs: (turn, 0 for what the turn before it brought, 1 for what was done and seen since)
+    #: events, and where each belongs: (step, 0 for what the step before it brought, 1 for what was done and seen since)
     events: list[tuple[tuple[int, int], Event]] = field(default_factory=list)
-    #: the scenario's scheduler step of each turn a side counted
+    #: the scenario's scheduler step of each step a side counted
     scheduler_steps: dict[tuple[str, int], int] = field(default_factory=dict)
     unpackers: dict[Place, Unpacker] = field(default_factory=lambda: defaultdict(Unpacker))
     _reading: Iterator[bool] | None = None
 
     def note(self, name: str, *, dp_rank: int = 0, **data: Any) -> None:
         self.events.append(
-            ((self.turns, 1), Event(name=name, scheduler_step=self.scheduler_step, dp_rank=dp_rank, data=data))
+            ((self.steps, 1), Event(name=name, scheduler_step=self.scheduler_step, dp_rank=dp_rank, data=data))
         )
 
     def perform(self, op: Op) -> None:
@@ -69,7 +69,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, scheduler step, abort, retract, pause, resume, flush, transfer, fault, drain"
+                "allowed: submit, step, abort, retract, pause, resume, flush, transfer, mutant, drain"
             )
         action(op)
 
@@ -101,7 +101,7 @@ class _Run:
     def _do_retract(self, op: Op) -> None:
         self.engine.pause(mode="retract")
         self.engine.resume()
-        # Both are read in one turn: retracted, then going on.
+        # Both are read in one scheduler step: retracted, then going on.
         self.announced += [self._for_decode(PAUSE), self._for_decode(RESUME)]
         self.note("retract", reason="script")
 
@@ -139,33 +139,34 @@ class _Run:
 
     def _do_step(self, op: Op) -> None:
         for _ in range(op.count):
-            self._turn()
+            self._step()
 
     def _do_drain(self, op: Op) -> None:
         tokens = sum(len(request.input_ids) + request.max_new_tokens for request in self.scenario.requests)
-        limit = self.scheduler_step + SPARE_TURNS + tokens
+        limit = self.scheduler_step + SPARE_STEPS + tokens
         while self.announced or not self.idle:
             if self.scheduler_step >= limit:
                 raise EngineHung(
-                    {"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.scheduler_step} turns"}
+                    {"dp_rank": 0, "seconds": 0.0, "what": f"not drained after {self.scheduler_step} scheduler steps"}
                 )
-            self._turn()
+            self._step()
 
-    def _turn(self) -> None:
+    def _step(self) -> None:
         expect, self.announced = self.announced, []
-        self.turns += 1
-        turns = self.engine.step(expect=expect, meanwhile=self.read)
-        for turn in turns:
-            self.scheduler_steps[(turn.side, turn.number)] = self.scheduler_step
-            self.bring(turn.messages, (turn.side, turn.dp_rank, turn.tp_rank))
-            self.note("turn", dp_rank=turn.dp_rank, **turn.state, **({"side": turn.side} if turn.side else {}))
-        self.idle = all(turn.state["idle"] for turn in turns)
-        self.on_turn(self.scheduler_step, turns[-1].state)
+        self.steps += 1
+        reports = self.engine.step(expect=expect, meanwhile=self.read)
+        for report in reports:
+            self.scheduler_steps[(report.side, report.number)] = self.scheduler_step
+            self.bring(report.messages, (report.side, report.dp_rank, report.tp_rank))
+            side = {"side": report.side} if report.side else {}
+            self.note("turn", dp_rank=report.dp_rank, **report.state, **side)
+        self.idle = all(report.state["idle"] for report in reports)
+        self.on_step(self.scheduler_step, reports[-1].state)
         self.scheduler_step += 1
 
     def bring(self, messages: Callable[[], Messages], place: Place) -> None:
-        """To be read while the engine is at a later turn."""
-        self.unread.append((messages, place, self.turns))
+        """To be read while the engine takes a later step."""
+        self.unread.append((messages, place, self.steps))
 
     def read(self, answered: Callable[[], bool] = lambda: False) -> None:
         """Assemble what was brought, until the engine has answered: whoever reads on then keeps it waiting."""
@@ -181,7 +182,7 @@ class _Run:
             yield False
 
     def _read_one(self, messages: Callable[[], Messages], place: Place, brought: int) -> Iterator[bool]:
-        """A round is of the turn it ran in, however late it comes, and events keep their place, however late read."""
+        """A round is of the step it ran in, however late it arrives; events keep their order, however late read."""
         side, dp_rank, tp_rank = place
         for packed, held in messages():
             scheduler_step = self.scheduler_steps.get((side, packed.get("turn", -1)), self.scheduler_step)
@@ -209,17 +210,17 @@ def drive(
     scenario: Scenario,
     *,
     record: bool = True,
-    on_turn: OnTurn = lambda _scheduler_step, _state: None,
+    on_step: OnStep = lambda _scheduler_step, _state: None,
 ) -> Trace:
     """Run the script; what ends it early is an event of the trace ('crash', 'hang', or 'lost' where somebody ended it).
 
     Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
     """
-    run = _Run(engine=engine, scenario=scenario, on_turn=on_turn)
+    run = _Run(engine=engine, scenario=scenario, on_step=on_step)
     header = dict(engine.handshakes[0])
     try:
-        knobs = scenario.engine
-        answers = engine.begin(chunk=knobs.chunked_prefill_size, running_limit=knobs.running_limit, record=record)
+        settings = scenario.engine
+        answers = engine.begin(chunk=settings.chunked_prefill_size, running_limit=settings.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
             run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
         for op in scenario.script:
@@ -239,9 +240,9 @@ def drive(
     return run.trace(header=header)
 
 
-def _place_of(told: dict[str, Any]) -> Place:
+def _place_of(report: dict[str, Any]) -> Place:
     """Which rank a handshake or a crash report is of."""
-    return told.get("side", ""), told.get("dp_rank", 0), told.get("tp_rank", 0)
+    return report.get("side", ""), report.get("dp_rank", 0), report.get("tp_rank", 0)
 
 
 def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
@@ -295,11 +296,11 @@ def _lost_data(report: dict[str, Any]) -> dict[str, Any]:
 def _hang_data(report: dict[str, Any], rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """As for a crash: where the stuck rank was, and where every other one.
 
-    Of a rank that says nothing any more: the last forward of the last batch that it told.
+    Of a rank that is silent: the last forward of the last batch that it reported.
     """
     rank = report.get("dp_rank", 0)
-    told = [record for record in rounds if record.dp_rank == rank and record.forwards]
-    last = {"phase": list(told[-1].forwards)[-1], "round": told[-1].index} if told else {}
+    reported = [record for record in rounds if record.dp_rank == rank and record.forwards]
+    last = {"phase": list(reported[-1].forwards)[-1], "round": reported[-1].index} if reported else {}
     known = {"phase": report.get("at_phase"), "round": report.get("at_round"), "step": report.get("at_step")}
     found = {name: value for name, value in known.items() if value is not None}
     return {**report, **last, **found, "dp_rank_reported": rank}

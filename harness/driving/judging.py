@@ -1,4 +1,4 @@
-"""From an engine's rows to a judged scenario: the reference's answer, the checks, one result. Everybody's way there.
+"""Judges one scenario: asks the reference, runs the checks, gives one result. All commands judge through it.
 
 It must not know an engine. Importing it does not import torch; the first reference does.
 """

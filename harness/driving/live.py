@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.driving.drive import OnTurn
+from harness.driving.drive import OnStep
 from harness.driving.judging import JudgeQueue, judge_with, load_oracle
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
@@ -118,18 +118,18 @@ class LiveEngines(EnginePool):
         *,
         cpu_attention: CpuAttention = "torch",
         fresh: bool = False,
-        on_turn: OnTurn | None = None,
+        on_step: OnStep | None = None,
     ) -> ScenarioResult:
-        """Drive and judge. A run is remembered, since it repeats exactly, unless `fresh` or watched by `on_turn`."""
+        """Drive and judge. A run is remembered, since it repeats exactly, unless `fresh` or watched by `on_step`."""
         key = (engine or self.default, revert, scenario.id, cpu_attention)
-        if not fresh and on_turn is None and key in self._results:
+        if not fresh and on_step is None and key in self._results:
             self.latest = self._results[key]
             return self.latest
         launch = self.launch(scenario, engine=engine, revert=revert, cpu_attention=cpu_attention)
-        trace = self.drive(launch, scenario, on_turn=on_turn or unwatched)
+        trace = self.drive(launch, scenario, on_step=on_step or unwatched)
         release = launch.boot["release"]
         self.latest = self.judge(scenario, trace, release=release, revert=revert, cpu_attention=cpu_attention)
-        if on_turn is None:
+        if on_step is None:
             self._results[key] = self.latest
             while len(self._results) > REMEMBERED:
                 self._results.popitem(last=False)

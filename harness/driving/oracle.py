@@ -1,4 +1,4 @@
-"""The reference side of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
+"""The reference of a run: loads checkpoints once, replays what an engine did, and generates the plain text.
 
 The only control module that touches torch, through `reference/`; it must not judge and must not know an engine.
 """
@@ -96,7 +96,7 @@ def with_own(truth: Trace, own: Trace) -> Trace:
     """
     columns = [{**side.rows.ints, **side.rows.strings} for side in (truth, own)]
     if len(truth.rows) != len(own.rows) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
-        return truth  # the other run chose otherwise somewhere it was not told what to choose
+        return truth  # the other run chose otherwise somewhere it was free to choose
     beside = {f"own.{name}": tensor for name, tensor in own.tensors.items()}
     errors = [_logit_error(truth, own, row) for row in range(len(truth.rows))]
     beside["own.logits"] = np.asarray(errors, dtype=np.float32).reshape(-1, 1)

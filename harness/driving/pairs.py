@@ -28,7 +28,7 @@ OWN = "name a folder with config.json and *.safetensors, or leave --target and -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnPair:
-    """A pair that the user named, as far as its files tell without loading it."""
+    """A pair that the user named, as far as its files show without loading it."""
 
     target: Path
     draft: Path
@@ -124,7 +124,7 @@ def checkpoint_pairs(
 ) -> dict[str, tuple[Path, Path]]:
     """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless given.
 
-    On a device whose kernels are not built for a pair, its stand-in (see checkpoints.STAND_INS).
+    On a device whose kernels are not built for a pair, the pair made for it instead (see cases.checkpoints).
     """
     own = own_pair(target, draft)
     named = sorted({scenario.checkpoint for scenario in scenarios})

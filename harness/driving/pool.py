@@ -1,4 +1,4 @@
-"""The one engine that is alive at a time: booted when asked for, used again while it fits, ended when it does not.
+"""The one live engine: booted on demand, reused while the scenario fits it, else ended.
 
 It must not judge, and must not know what a run or a test is.
 """
@@ -14,7 +14,7 @@ from typing import Any
 from harness.both_sides.leases import Request
 from harness.contract.scenario import Scenario
 from harness.contract.trace import ENDS, Trace
-from harness.driving.drive import OnTurn, drive
+from harness.driving.drive import OnStep, drive
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineNotClean, NoLease
 from harness.engines.fork_server import ForkServers, can_fork
@@ -34,7 +34,7 @@ class EnginePool:
 
     copies: fork SGLang's processes from the host (see harness.engine_side.host.fork_server), on a CPU and without
     ranks. lease: the share of a GPU that every engine takes first; no waiting any more once that had no effect.
-    preparing, booted: whom to tell that an engine is being started (in words, with its log), and that it answered.
+    preparing, booted: whom to notify that an engine is being started (in words, with its log), and that it answered.
     """
 
     logs: Path
@@ -86,14 +86,14 @@ class EnginePool:
     def _alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
 
-    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = unwatched) -> Trace:
+    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:
         """The engine's trace of one scenario; an engine that died, hung or refused is not used again."""
         try:
             try:
-                trace = drive(self.use(launch), scenario, record=record, on_turn=on_turn)
+                trace = drive(self.use(launch), scenario, record=record, on_step=on_step)
             except EngineNotClean:  # nothing of this scenario has run yet: a new engine, not a second try
                 self.close()
-                trace = drive(self.use(launch), scenario, record=record, on_turn=on_turn)
+                trace = drive(self.use(launch), scenario, record=record, on_step=on_step)
         except BaseException:  # a time-out or Ctrl-C in the middle of a step leaves the engine in no known state
             self.close()
             raise
@@ -127,9 +127,9 @@ class BorrowedPool(EnginePool):
             self.booted(engine)
         return engine
 
-    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_turn: OnTurn = unwatched) -> Trace:
+    def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:
         self.use(launch)
-        return self.owner.drive(launch, scenario, record=record, on_turn=on_turn)
+        return self.owner.drive(launch, scenario, record=record, on_step=on_step)
 
     def close(self) -> None:
         self._engine = None

@@ -1,4 +1,4 @@
-"""What a run is asked and says: its plan, one record a judged scenario, one for all of it, and events for observers.
+"""Records of a run: its plan, results of scenarios and of the run, and progress events.
 
 Every writer (console, store) is an observer and cannot affect the run. Records only. It must not print.
 """
@@ -246,8 +246,8 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """One loop turn was taken."""
+class Stepped:
+    """One scheduler step was taken."""
 
     scheduler_step: int
     state: dict[str, Any] = field(default_factory=dict)
@@ -260,5 +260,5 @@ class Judged:
     result: ScenarioResult
 
 
-Progress = Preparing | Booted | Started | Turned | Judged
+Progress = Preparing | Booted | Started | Stepped | Judged
 Observer = Callable[[Progress], None]

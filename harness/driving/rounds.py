@@ -1,7 +1,7 @@
-"""What a round's bytes mean: turns what a rank shipped into messages about forwards, choices, trees and accepts.
+"""Decodes a round's bytes into messages about forwards, choices, trees and accepts.
 
 Control side: NumPy only. The engine side copies tensors and says what they are; everything that takes Python a row is
-done here, while the engine runs its next turn.
+done here, while the engine takes its next step.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from harness.driving.row_arrays import (
     output_rows,
     parents_of,
     summary_of,
-    summary_told,
+    summary_reported,
     without_front,
     without_padding,
 )
 
 Message = dict[str, Any]
-#: What is told of a forward's logits: all, or what the device worked out of them.
+#: What is reported of a forward's logits: all, or what the device worked out of them.
 LOGITS = ("logits", "top_logits", "top_ids", "best", "lse", "log_prob")
 #: What goes into a forward, one entry a row.
 INPUTS = ("input_ids", "positions", "cache_slots", "hidden_in")
@@ -64,11 +64,11 @@ class _Round:
 
 @dataclass(slots=True)
 class Unpacker:
-    """Reads the rounds of one rank in order. It must see every one of them: a table of ids is told once."""
+    """Reads the rounds of one rank in order. It must see every one of them: a table of ids is sent once."""
 
     _target_ids: np.ndarray | None = None
     _layouts: list[Sequence[Field]] = field(default_factory=list)
-    #: of each graph that was told of: (what, whether the draft does it, batch, number of its layout) a call
+    #: of each graph that was reported: (what, whether the draft does it, batch, number of its layout) a call
     _tables: list[list[tuple[str, bool, int, int]]] = field(default_factory=list)
 
     def unpack(self, message: Message, arrays: Arrays) -> Iterator[tuple[Message, Arrays]]:
@@ -90,17 +90,17 @@ class Unpacker:
         yield event["message"], {}
 
     def _replay(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        """What a graph did, told as if each of its forwards and choices had just happened."""
+        """What a graph did, reported as if each of its forwards and choices had just happened."""
         base, step, packs = event["base"], event["step"], event["packs"]
         for what, is_draft, batch, layout in self._tables[event["table"]]:
             phase = event["phases"][is_draft]
-            told = {"phase": phase, "batch": batch, "pieces": [(base, layout)], "packs": packs}
+            common = {"phase": phase, "batch": batch, "pieces": [(base, layout)], "packs": packs}
             if what == "forward":
                 mapped = event["mapped"] and is_draft
-                yield from self._forward(current, {**told, "step": step if is_draft else 0, "mapped": mapped})
+                yield from self._forward(current, {**common, "step": step if is_draft else 0, "mapped": mapped})
                 step += is_draft
             elif phase == "DRAFT":  # what else a graph chooses from, nobody drafts on
-                yield from self._chosen(current, {**told, "step": step - 1, "requests": range(len(current.rids))})
+                yield from self._chosen(current, {**common, "step": step - 1, "requests": range(len(current.rids))})
 
     def _ids(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         self._target_ids = np.asarray(event["ids"], dtype=np.int64)
@@ -124,15 +124,15 @@ class Unpacker:
             yield {"ev": "again", "round": current.message["index"], "step": event["step"], "rows": again}, {}
         rows, own_rows = len(found["input_ids"]), np.asarray(lens, dtype=np.int64)
         keep = kept_rows(own_rows, rows, len(requests))
-        told = "logits" if "logits" in found else "best"
-        logit_rows, logit_index = output_rows(phase, own_rows, keep, len(found.get(told, ())))
+        source = "logits" if "logits" in found else "best"
+        logit_rows, logit_index = output_rows(phase, own_rows, keep, len(found.get(source, ())))
         hidden_rows, hidden_index = output_rows(phase, own_rows, keep, len(found.get("hidden_out", ())))
         whole = sum(lens) == rows  # as in most forwards: nothing to leave out, and nothing to copy
         arrays = {name: found[name] if whole else found[name][keep] for name in INPUTS if name in found}
         arrays |= {"logit_rows": logit_rows, "hidden_rows": hidden_rows}
         if len(logit_rows):
             own = of_rows(found, LOGITS, logit_index)
-            top = summary_of(own["logits"]) if told == "logits" else summary_told(own)
+            top = summary_of(own["logits"]) if source == "logits" else summary_reported(own)
             arrays["top_logits"], arrays["lse"] = top["top_logits"], top["lse"]
             arrays["top_ids"] = self._as_target(top["top_ids"], mapped=event["mapped"])
         if len(hidden_rows):
@@ -178,10 +178,10 @@ class Unpacker:
         yield _accept(current, lens, flat, found["predict"].reshape(-1)[flat], event["width"])
 
     def _coins(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
-        """What a sampled verify is decided by: one coin a node [b, n], one for the last token [b]."""
+        """What a sampled verify is decided by: one uniform a node [b, n], one for the last token [b]."""
         found = current.read(event)
-        told = {name: event[name] for name in ("rule", "thresholds")}
-        message = {"ev": "coins", "round": current.message["index"], "rids": current.rids, **told}
+        rule = {name: event[name] for name in ("rule", "thresholds")}
+        message = {"ev": "coins", "round": current.message["index"], "rids": current.rids, **rule}
         yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
 
     def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
@@ -222,7 +222,7 @@ class Unpacker:
 def _accept(
     current: _Round, lens: list[int], nodes: np.ndarray, tokens: np.ndarray, width: int
 ) -> tuple[Message, Arrays]:
-    """nodes: rows of all trees [Σ lens]; told as nodes within their own tree."""
+    """nodes: rows of all trees [Σ lens]; reported as nodes within their own tree."""
     current.accept_lens = lens
     owner = np.repeat(np.arange(len(lens)), lens)
     message = {"ev": "accept", "round": current.message["index"], "lens": lens}

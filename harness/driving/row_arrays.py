@@ -1,4 +1,4 @@
-"""Which rows of what a rank shipped count, and what is kept of their logits. Arrays in, arrays out.
+"""Selects the rows of a forward that count, and summarises their logits. Arrays in, arrays out.
 
 Control side: NumPy only. It must not know what a message is.
 """
@@ -29,7 +29,7 @@ def of_rows(found: Arrays, names: Sequence[str], rows: np.ndarray) -> Arrays:
     return {name: array[rows] for name, array in held.items()}
 
 
-def summary_told(found: Arrays) -> Arrays:
+def summary_reported(found: Arrays) -> Arrays:
     """What the device worked out of logits."""
     return {
         "top_logits": found["top_logits"],
@@ -58,7 +58,7 @@ def summary_of(logits: np.ndarray) -> Arrays:
 
 
 def _log_sum_exp(found: Arrays) -> np.ndarray:
-    """float32 [r]: told, or the logit of any token less its log-probability."""
+    """float32 [r]: as reported, or the logit of any token less its log-probability."""
     if "lse" in found:
         return found["lse"].reshape(-1)
     first = found["top_logits"][:, 0].astype(np.float64)

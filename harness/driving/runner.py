@@ -39,7 +39,7 @@ from harness.driving.progress import (
     ScenarioResult,
     Setup,
     Started,
-    Turned,
+    Stepped,
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
@@ -181,16 +181,16 @@ def _launch(going: _Run, scenario: Scenario) -> Launch:
 def _drive(going: _Run, scenario: Scenario) -> Trace:
     going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 
-    def on_turn(scheduler_step: int, state: dict[str, Any]) -> None:
+    def on_step(scheduler_step: int, state: dict[str, Any]) -> None:
         going.writer.append_event({"event": "turn", "scheduler_step": scheduler_step, **state})
-        going.notify(Turned(scheduler_step=scheduler_step, state=state))
+        going.notify(Stepped(scheduler_step=scheduler_step, state=state))
         going.settle(leave=1)
 
-    return going.engines.drive(_launch(going, scenario), scenario, on_turn=on_turn)
+    return going.engines.drive(_launch(going, scenario), scenario, on_step=on_step)
 
 
 def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:
-    """Judge and store one scenario; runs beside the engine, so it tells nobody."""
+    """Judge and store one scenario; runs beside the engine, so it notifies nobody."""
     oracle = going.oracles[scenario.checkpoint].result()  # waiting for torch to load is not the reference's cost
     return _stored(going, judge_with(oracle, scenario, trace, setup=going.plan.setup, engine_seconds=engine_seconds))
 

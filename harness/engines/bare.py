@@ -1,4 +1,4 @@
-"""A scenario's requests on SGLang alone, with none of our code in its processes: is it the harness that crashes it?
+"""Runs a scenario's requests on SGLang alone, to see whether it crashes without the harness.
 
 All requests at once, or those between two `flush` of its script; no gate and no probe. It must not judge.
 """

@@ -1,7 +1,7 @@
-"""The one environment that holds everything SGLang releases import on a CPU, and how anything gets installed.
+"""The environment with everything that SGLang releases import on a CPU, and installing with pip.
 
 Ordinary `venv` and `pip`, so that the machine's own pip configuration counts. A folder is finished when its
-READY.json exists, written last and atomically; an unfinished folder is removed and built anew, never mended.
+READY.json exists, written last and atomically; an unfinished folder is removed and built anew, never repaired.
 
 This module must not know about SGLang releases (see `harness.engines.envs`) and must not import torch.
 """
@@ -155,7 +155,7 @@ def _failure(what: str, command: Sequence[str], done: Finished) -> EnvError:
 
 
 def run(command: Sequence[str], *, lock: int, progress: Progress) -> Finished:
-    """Run a command to its end, telling large downloads; the child inherits the lock, see `installing`."""
+    """Run a command to its end, reporting large downloads; the child inherits the lock, see `installing`."""
     tail: deque[str] = deque(maxlen=TAIL_LINES)
     with (
         _pulse(progress),

@@ -1,4 +1,4 @@
-"""What a release's own code does with inputs that no engine gives it: component level, and labelled so.
+"""Calls a release's own functions with inputs that no engine gives them (component level).
 
 A decode side asks its release when it boots (see harness.engine_side.host.draft_input_builder). Control side; it must
 never count as an engine's run, and is no part of a verdict.

@@ -1,4 +1,4 @@
-"""How the processes of an engine ended, which first, and whether SGLang or somebody else ended it.
+"""How engine processes ended: which was first, and whether SGLang or something outside ended it.
 
 Control side; it must never import sglang, and must not end a process itself.
 

@@ -1,4 +1,4 @@
-"""What can go wrong with an engine, told apart by whose doing it was. It must not decide which of them happened."""
+"""Errors of engines: crash, hang, or ended from outside. It must not decide which of them happened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Turns a scenario's boot configuration into what one engine process needs to start.
+"""Builds the launch of an engine process from a scenario's boot configuration.
 
 It must not start anything and must not import sglang: the result is data.
 """
@@ -66,7 +66,7 @@ def build_launch(
 ) -> Launch:
     """The launch of one boot configuration.
 
-    assumed: ids of known issues; the engine gets the stand-ins that let it past those it would die of.
+    assumed: ids of known issues; the engine gets the replacement kernels that let it past those it would die of.
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
@@ -154,7 +154,7 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
         environment["TORCHDYNAMO_DISABLE"] = "1"
-        if ranks > 1:  # SGLang wants a NUMA node a rank unless told which cores to take
+        if ranks > 1:  # SGLang wants a NUMA node a rank unless it is given the cores to take
             cores = sorted(os.sched_getaffinity(0))
             environment[CORES] = "|".join(str(cores[rank % len(cores)]) for rank in range(ranks))
     else:

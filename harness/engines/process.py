@@ -1,4 +1,4 @@
-"""One engine's processes from the control side: boot, who is there, and the certainty that they end with us.
+"""The processes of one engine: boot, handshakes, and that they end when we do.
 
 It must never import sglang, and must not know what is said to the processes once they are up.
 """
@@ -172,7 +172,7 @@ class HostProcess:
                     raise EngineError(f"the engine did not {what} within {seconds:.0f} s; {self.log_tail()}")
                 for key, _ in selector.select(timeout=0.5):
                     if key.fileobj is not listener:
-                        said = self._host_says(progress)
+                        said = self._host_answer(progress)
                     elif (peer := self._greet(listener)) is not None and peer.hello["role"] == "host":
                         wire.send(peer.sock, self.launch.boot)
                         selector.register(peer.sock, selectors.EVENT_READ)
@@ -195,7 +195,7 @@ class HostProcess:
         self.peers[hello["role"]].append(peer)
         return peer
 
-    def _host_says(self, progress: Progress) -> str:
+    def _host_answer(self, progress: Progress) -> str:
         """The host's next message: its `op`, or the EngineError that it stands for."""
         try:
             message, _ = wire.receive(self.host.sock)

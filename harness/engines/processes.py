@@ -1,4 +1,4 @@
-"""Starting and ending process groups of ours, so that nothing of them is left: no process, semaphore or socket file.
+"""Starts and ends process groups without leaving a process, semaphore or socket file.
 
 It must only ever touch processes of the group it is given, by their ids.
 """

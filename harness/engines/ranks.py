@@ -1,4 +1,4 @@
-"""Several scheduler ranks at once: one message of each, who fell first, who is behind.
+"""Receives from several scheduler ranks at once: which failed first, which is behind.
 
 Control side; it must never import sglang, and must not know what the messages mean beyond that.
 """

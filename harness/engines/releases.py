@@ -1,4 +1,4 @@
-"""What a release of SGLang is called, which are published, and which can be driven: those of our tests, and any other.
+"""Releases of SGLang: version names, which are published, and which can be driven.
 
 A release of our tests is known by name. Any other is looked up when it is asked for, with pip's own client, so that the
 machine's pip configuration counts; it installs over the same pinned dependencies, and is driven with the hooks of the

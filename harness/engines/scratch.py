@@ -1,4 +1,4 @@
-"""Temporary folders of engines, each locked by its owner for as long as that lives, so that others can be removed.
+"""Temporary folders of engines, locked by their owner; abandoned ones are removed.
 
 It must only ever remove a folder whose owner is gone: the kernel frees its lock when it ends, however.
 """

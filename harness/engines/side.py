@@ -1,4 +1,4 @@
-"""One host and its ranks in lockstep: a command and its answer, a scheduler step of every rank, and what silence means.
+"""One engine host and its ranks in lockstep: commands, answers, scheduler steps, timeouts.
 
 Control side. It must never import sglang, and must never decide whether what the engine did was right.
 """

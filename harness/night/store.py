@@ -16,7 +16,7 @@ from typing import TypeVar
 from pydantic import BaseModel
 
 from harness.archive import run_folders
-from harness.archive.disk import told, write_whole
+from harness.archive.disk import readable_errors, write_whole
 from harness.archive.store import StoreError
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
@@ -107,4 +107,4 @@ def _read(path: Path, model: type[Model]) -> Model:
 def disk(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Turn a disk that takes no more into text that says what to do."""
     kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
-    return told(folder, kept=kept, instead=lambda: "choose another place:  --nights FOLDER")
+    return readable_errors(folder, kept=kept, instead=lambda: "choose another place:  --nights FOLDER")

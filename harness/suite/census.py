@@ -1,4 +1,4 @@
-"""Counts planned against reported tests: neither pytest nor xdist says so when some were never run, or run twice.
+"""Compares planned with reported tests: pytest and xdist do not notice lost or repeated ones.
 
 It must not change the outcome of a test; it only refuses to call an incomplete session complete.
 """
