@@ -393,6 +393,16 @@ def take_rows(rows: Rows, order: Iterable[int]) -> Rows:
     )
 
 
+def without_rows(trace: Trace, *gone: int) -> Trace:
+    """The trace without the rows of these numbers."""
+    return replace(trace, rows=take_rows(trace.rows, [row for row in range(len(trace.rows)) if row not in gone]))
+
+
+def with_row_again(trace: Trace, row: int) -> Trace:
+    """The trace with one row once more, as its last."""
+    return replace(trace, rows=take_rows(trace.rows, [*range(len(trace.rows)), row]))
+
+
 def find(trace: Trace, *, phase: str, nth: int = 0, **wanted: Any) -> int:
     """Row number of the nth row of a phase whose columns have the wanted values."""
     keep = trace.rows.strings["phase"] == phase

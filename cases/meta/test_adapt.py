@@ -1,5 +1,6 @@
 """Engine options of a command line, and combinations that are refused before an engine is booted."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from cases.fixed import default_scenarios
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted, adapted, check_possible, refusal
+from harness.engines.envs import EngineEnv
 from harness.engines.launch import GRAPH_SIZES, build_launch, dtype_on
 
 TREE = SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=5)
@@ -17,13 +19,17 @@ SCENARIO = default_scenarios()[0]
 
 @pytest.fixture
 def launched(tmp_path):
-    from harness.engines.envs import EngineEnv
+    env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
 
-    def launch(version="0.5.13", device="cuda", spec=None, **engine):
-        env = EngineEnv(version=version, python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
-        chosen = EngineConfig(**engine)
+    def launch(version="0.5.13", device="cuda", spec=None, probe=True, **engine):
         return build_launch(
-            env=env, spec=spec or SpecConfig(), engine=chosen, target=tmp_path, draft=tmp_path, device=device
+            env=replace(env, version=version),
+            spec=spec or SpecConfig(),
+            engine=EngineConfig(**engine),
+            target=tmp_path,
+            draft=tmp_path,
+            device=device,
+            probe=probe,
         ).boot
 
     return launch
@@ -61,51 +67,34 @@ def test_a_value_the_device_does_not_have_is_refused_with_those_it_has(wanted, d
         adapted([SCENARIO], wanted, device=device)
 
 
+CHAINED = {"checkpoint": "mtp-chained"}
+GRAPHS = EngineConfig(cuda_graph=True)
+DEEP = SpecConfig(algorithm="MTP", num_steps=8, eagle_topk=1, num_draft_tokens=9)
+
+
 @pytest.mark.parametrize(
-    ("spec", "engine", "version", "said"),
+    ("changes", "version", "device", "said"),
     [
-        (TREE, EngineConfig(overlap_schedule=True), "0.5.12.post1", "--disable-overlap-schedule"),
-        (TREE, EngineConfig(page_size=4), "0.5.11", "--page-size 1"),
-        (TREE, EngineConfig(page_size=4, attention_backend="flashinfer"), "0.5.11", ""),
-        (TREE, EngineConfig(overlap_schedule=True, page_size=4), "0.5.13", ""),
-        (SpecConfig(), EngineConfig(overlap_schedule=True, page_size=4), "0.5.11", ""),
+        ({"spec": TREE, "engine": EngineConfig(overlap_schedule=True)}, "0.5.12.post1", "cpu", "--disable-overlap-s"),
+        ({"spec": TREE, "engine": EngineConfig(page_size=4)}, "0.5.11", "cpu", "--page-size 1"),
+        ({"spec": TREE, "engine": EngineConfig(page_size=4, attention_backend="flashinfer")}, "0.5.11", "cpu", ""),
+        ({"spec": TREE, "engine": EngineConfig(overlap_schedule=True, page_size=4)}, "0.5.13", "cpu", ""),
+        ({"engine": EngineConfig(overlap_schedule=True, page_size=4)}, "0.5.11", "cpu", ""),
+        ({"engine": EngineConfig(dtype="float16")}, "0.5.23", "cpu", r"engine\.dtype is 'float16'.*\n.*float32"),
+        (CHAINED | {"spec": DEEP}, "0.5.23", "cpu", r"spec\.num_steps is 8.*\n.*1 to 4"),
+        # it would stop in the middle, as a fault of our own (F-020 for layers that read each other's output)
+        (CHAINED | {"engine": GRAPHS}, "0.5.13", "cuda", r"behind 0\.5\.14"),
+        (CHAINED | {"engine": GRAPHS}, "0.5.17", "cuda", ""),
+        (CHAINED | {"engine": EngineConfig()}, "0.5.13", "cuda", ""),
     ],
 )
-def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(spec, engine, version, said):
-    scenario = SCENARIO.model_copy(update={"spec": spec, "engine": engine})
+def test_what_a_release_would_refuse_or_do_otherwise_is_refused_first(changes, version, device, said):
+    scenario = SCENARIO.model_copy(update={"spec": SpecConfig(), "engine": EngineConfig()} | changes)
     if not said:
-        check_possible([scenario], version=version)
+        check_possible([scenario], version=version, device=device)
         return
     with pytest.raises(UsageError, match=said):
-        check_possible([scenario], version=version)
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"engine": EngineConfig(dtype="float16")}, r"engine\.dtype is 'float16'.*\n.*float32"),
-        (
-            {
-                "checkpoint": "mtp-chained",
-                "spec": SpecConfig(algorithm="MTP", num_steps=8, eagle_topk=1, num_draft_tokens=9),
-            },
-            r"spec\.num_steps is 8.*\n.*1 to 4",
-        ),
-    ],
-    ids=["dtype", "layers"],
-)
-def test_what_would_be_done_otherwise_or_die_at_boot_is_refused_on_a_cpu(changes, said):
-    with pytest.raises(UsageError, match=said):
-        check_possible([SCENARIO.model_copy(update=changes)], version="0.5.23")
-
-
-def test_chained_layers_in_graphs_are_refused_where_the_reference_cannot_follow():
-    """It would stop in the middle, as a fault of our own (F-020 for layers that read each other's output)."""
-    chained = SCENARIO.model_copy(update={"checkpoint": "mtp-chained", "engine": EngineConfig(cuda_graph=True)})
-    with pytest.raises(UsageError, match=r"behind 0\.5\.14"):
-        check_possible([chained], version="0.5.13", device="cuda")
-    check_possible([chained], version="0.5.17", device="cuda")
-    check_possible([chained.model_copy(update={"engine": EngineConfig()})], version="0.5.13", device="cuda")
+        check_possible([scenario], version=version, device=device)
 
 
 def test_a_scenario_that_does_not_care_gets_a_dtype_the_device_has():
@@ -133,14 +122,8 @@ def test_overlap_on_a_gpu_is_what_the_release_does_by_default(launched):
 
 
 @pytest.mark.parametrize(("given", "level"), [(True, "full"), (False, "off"), ("tokens", "tokens"), ("full", "full")])
-def test_probe_levels(given, level, tmp_path):
-    from harness.engines.envs import EngineEnv
-
-    env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="2.11.0", ready=True)
-    launch = build_launch(
-        env=env, spec=SpecConfig(), engine=EngineConfig(), target=tmp_path, draft=tmp_path, probe=given
-    )
-    assert launch.boot["probe"] == level
+def test_probe_levels(given, level, launched):
+    assert launched(device="cpu", probe=given)["probe"] == level
 
 
 @pytest.mark.parametrize(

@@ -237,15 +237,6 @@ def test_a_reproducer_that_was_moved_and_damaged_still_knows_its_scenario(work):
     assert parse(line) == []
 
 
-@pytest.mark.parametrize("command", ["recheck", "report --html a.html"])
-def test_a_damaged_run_says_how_it_is_made_again(command, work):
-    run = damaged(work, ["x/eaglecheck", "run"], assumed=["F-003"])
-    done = call(*command.split(), str(run))
-    assert done.exit_code == 2
-    scenario = next(run.glob("single-*")) / "scenario.json"
-    assert f"eaglecheck run --engine 0.5.11 --assume F-003 --scenario-file {scenario}" in done.stderr
-
-
 def test_a_manifest_that_is_damaged_itself_still_names_the_release(work):
     run = damaged(work, ["x/eaglecheck", "run"])
     text = (run / "manifest.json").read_text()

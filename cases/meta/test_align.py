@@ -21,13 +21,6 @@ def rows_of(keys):
     return builder.build()
 
 
-def test_equal_sides_pair_completely():
-    engine, reference = handmade.build(handmade.scenario())
-    aligned = align(engine.rows, reference.rows)
-    assert len(aligned.engine) == len(engine.rows)
-    assert not list(unpaired(aligned, engine.rows, reference.rows))
-
-
 @given(st.lists(KEYS, max_size=25), st.lists(KEYS, max_size=25))
 def test_pairs_share_their_key_and_every_row_is_accounted_for(mine, theirs):
     engine, reference = rows_of(mine), rows_of(theirs)
@@ -48,6 +41,7 @@ def test_order_of_arrival_does_not_matter(order):
     mixed = handmade.take_rows(reference.rows, [*order, *range(40, len(reference.rows))])
     aligned = align(engine.rows, mixed)
     assert len(aligned.engine) == len(engine.rows)
+    assert not list(unpaired(aligned, engine.rows, mixed))
     for one, other in zip(aligned.engine, aligned.reference, strict=True):
         assert engine.rows.key(int(one)) == mixed.key(int(other))
 
@@ -74,8 +68,3 @@ def test_far_apart_keys_do_not_collide():
     keys = [(2**31, "r0", 2**40, 2**50, "A"), (0, "r0", 2**40, 2**50, "A"), (2**31, "r0", 2**40, 2**50, "A")]
     identities = key_identities([rows_of(keys)])
     assert identities[0] == identities[2] != identities[1]
-
-
-def test_no_rows_align_to_nothing():
-    empty = rows_of([])
-    assert not len(align(empty, empty).engine)

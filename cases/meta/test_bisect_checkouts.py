@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from cases.histories import History
-from cases.meta.test_bisect_commits import FAILS, PASSES, PINS, bisect, know, notes, project, start
+from cases.meta.test_bisect_commits import FAILS, PASSES, bisect, know, notes, start
 from cases.meta.test_bisect_commits import home as home
 from harness.bisect.repository import Repository
 from harness.bisect.trees import workshop
@@ -104,25 +104,6 @@ def test_a_tree_is_exactly_its_commits_python_files(home, history):
                 assert files == set(history.git("ls-tree", "-r", "--name-only", commit, "python").splitlines())
                 shown = {name: history.git("show", f"{commit}:{name}") for name in files}
                 assert {name: (tree / name).read_text().strip() for name in files} == shown
-
-
-def test_a_commit_whose_pins_are_nobodys_is_passed_over_behind_a_merge_too(home, history, tmp_path):
-    notes(history, 4)
-    history.git("checkout", "--quiet", "-b", "side")
-    project(history, ["torch==2.12.0", "numpy"])
-    foreign = history.commit("another torch")
-    project(history, PINS["0.5.12.post1"])
-    history.commit("undone")
-    history.git("checkout", "--quiet", "main")
-    notes(history, 3)
-    history.git("merge", "--quiet", "--no-ff", "--no-edit", "side")
-    history.commits.append(history.git("rev-parse", "HEAD"))
-    notes(history, 3)
-    defect = history.commits[-2]
-    known(history, defect=defect)
-    found, _ = bisect(history, tmp_path, bad="HEAD", good="v0.5.12.post1")
-    assert found["first_bad"] == defect
-    assert [one["why"][:26] for one in found["tried"] if one["name"] == foreign] in ([], ["its pins are not those of "])
 
 
 def test_a_bare_clone_is_searched_as_a_checkout_is(home, history, tmp_path):

@@ -56,6 +56,9 @@ def test_the_answer_encloses_the_change_as_tightly_as_what_can_be_judged_allows(
     assert int(found.new) == min(at for at in known if at >= change)
     assert [int(name) for name in found.between] == list(range(int(found.old) + 1, int(found.new)))
     assert found.exact == (int(found.new) - int(found.old) == 1)
+    named = (found.last_good, found.first_bad, found.last_bad, found.first_good)
+    expected = (found.old, found.new, None, None) if direction == "broken" else (None, None, found.old, found.new)
+    assert named == expected
 
 
 @given(lines())
@@ -67,15 +70,6 @@ def test_no_version_is_judged_twice_and_few_are_judged_at_all(line):
     assert [int(one.name) for one in found.tried] == asked
     met = len(unknown & set(asked))
     assert len(asked) - met <= 2 + math.ceil(math.log2(max(count - 1, 1))) + met
-
-
-@given(lines())
-def test_the_answer_names_its_neighbours_by_what_they_are(line):
-    direction, count, change, unknown = line
-    found = search(releases(count), judged(direction, change, unknown), direction=direction)
-    named = (found.last_good, found.first_bad, found.last_bad, found.first_good)
-    expected = (found.old, found.new, None, None) if direction == "broken" else (None, None, found.old, found.new)
-    assert named == expected
 
 
 def test_the_bad_end_is_judged_first_whichever_it_is():
@@ -117,12 +111,7 @@ def test_the_lower_bound_is_where_so_many_failures_become_improbable(counts):
     tail = sum(math.comb(tries, k) * low**k * (1 - low) ** (tries - k) for k in range(failures, tries + 1))
     assert tail == pytest.approx(1 - CONFIDENCE, abs=1e-9)
     assert low < failures / tries
-
-
-def test_the_lower_bound_of_failures_in_every_run_has_a_closed_form():
-    for tries in (1, 3, 5, 20):
-        assert Rate(failures=tries, tries=tries).lower == pytest.approx((1 - CONFIDENCE) ** (1 / tries))
-    assert Rate(failures=0, tries=7).lower == 0.0
+    assert Rate(failures=0, tries=tries).lower == 0.0
 
 
 @given(st.integers(1, 20), st.integers(0, 20), st.floats(1e-6, 0.5))

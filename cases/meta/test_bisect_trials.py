@@ -14,7 +14,7 @@ from harness.bisect import changes, verdicts
 from harness.bisect.trials import RISK, Rate, Trials
 from harness.bisect.verdicts import Cache, Failure, Run
 from harness.contract.types import Outcome
-from harness.engines import closure, releases
+from harness.engines import releases
 
 SIGNATURE = "POSITION:positions:DRAFT:one-ahead"
 PASSES = Run(outcome=Outcome.PASS, run="runs/pass", seconds=3.0)
@@ -243,7 +243,3 @@ def test_changed_files_are_the_speculative_ones_with_lines_that_came_and_went(tm
         ("sglang/srt/speculative/gone.py", 0, 1, "removed"),
     ]
     assert changes.changed_files(old, old) == ()
-
-
-def test_the_cache_lies_in_the_home_folder(home):
-    assert Cache.at_home().folder == closure.home() / "verdicts"

@@ -1,29 +1,23 @@
 """Planned against reported tests."""
 
+import pytest
+
 from harness.suite.census import Census
 
 
-def _census(planned, reported):
+@pytest.mark.parametrize(
+    ("planned", "reported", "faults"),
+    [
+        (["ab", "ab"], "ba", []),  # two workers collect the same
+        (["abc"], "ac", ["incomplete: 1 test planned and not reported, of 3: b"]),
+        (["ab"], "aab", ["incomplete: 1 test reported more than once: a"]),
+        (["abcdefgh"], "a", ["incomplete: 7 tests planned and not reported, of 8: b, c, d, e, f and 2 more"]),
+    ],
+)
+def test_what_was_planned_is_reported_once(planned, reported, faults):
     census = Census()
     for ids in planned:
         census.plan(ids)
     for name in reported:
         census.report(name)
-    return census
-
-
-def test_every_planned_test_reported_once_is_no_fault():
-    assert _census(["ab", "ab"], "ba").faults() == []  # two workers collect the same
-
-
-def test_missing_test_is_named():
-    assert _census(["abc"], "ac").faults() == ["incomplete: 1 test planned and not reported, of 3: b"]
-
-
-def test_doubled_test_is_named():
-    assert _census(["ab"], "aab").faults() == ["incomplete: 1 test reported more than once: a"]
-
-
-def test_many_missing_tests_are_counted_and_not_all_named():
-    (fault,) = _census(["abcdefgh"], "a").faults()
-    assert fault == "incomplete: 7 tests planned and not reported, of 8: b, c, d, e, f and 2 more"
+    assert census.faults() == faults

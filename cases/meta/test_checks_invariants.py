@@ -51,13 +51,6 @@ def test_shifted_position_is_found_in_every_phase(made, phase, offset, hint):
     assert roots(scenario, engine) == {("POSITION", "positions", phase, hint): 1}
 
 
-def test_all_draft_steps_one_ahead_are_one_finding(made):
-    scenario, engine = made
-    drafts = engine.rows.strings["phase"] == "DRAFT"
-    engine.rows.ints["position"][drafts] += 1
-    assert roots(scenario, engine) == {("POSITION", "positions", "DRAFT", "one-ahead"): int(drafts.sum())}
-
-
 def test_siblings_of_a_tree_share_their_position():
     scenario = handmade.scenario(t=2)
     engine, _ = handmade.build(scenario)
@@ -90,28 +83,16 @@ def tail(scenario, engine, *, final):
     raise AssertionError("the scenario has no such chunk")
 
 
-def test_chunk_tail_with_the_target_guess_is_named_so(made):
+@pytest.mark.parametrize(
+    ("final", "hint"), [(False, "chunk-tail-target-guess"), (False, "chunk-tail"), (True, "final-tail")]
+)
+def test_wrong_last_token_of_a_chunk_is_named_by_what_it_is(made, final, hint):
     scenario, engine = made
-    row, target = tail(scenario, engine, final=False)
-    engine.rows.ints["input_id"][row] = engine.rows.lists["chosen_ids"][target][0]
-    assert roots(scenario, engine) == {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", "chunk-tail-target-guess"): 1}
-
-
-def test_chunk_tail_with_any_other_token_is_a_chunk_tail(made):
-    scenario, engine = made
-    row, target = tail(scenario, engine, final=False)
-    guess = engine.rows.lists["chosen_ids"][target][0]
-    engine.rows.ints["input_id"][row] = next(
-        t for t in range(handmade.VOCAB) if t not in (guess, engine.rows.ints["input_id"][row])
-    )
-    assert roots(scenario, engine) == {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", "chunk-tail"): 1}
-
-
-def test_final_chunk_tail_must_be_the_first_output(made):
-    scenario, engine = made
-    row, _ = tail(scenario, engine, final=True)
-    engine.rows.ints["input_id"][row] += 1
-    assert roots(scenario, engine) == {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", "final-tail"): 1}
+    row, target = tail(scenario, engine, final=final)
+    inputs, guess = engine.rows.ints["input_id"], engine.rows.lists["chosen_ids"][target][0]
+    right = inputs[row]
+    inputs[row] = guess if hint.endswith("guess") else next(t for t in range(3) if t not in (guess, right))
+    assert roots(scenario, engine) == {("EXTEND_INPUT", "inputs", "DRAFT_PREFILL", hint): 1}
 
 
 def test_inputs_that_were_not_rotated_are_named_so(made):
@@ -171,17 +152,15 @@ def test_committed_tokens_are_the_reported_output(made):
 def test_missing_row_is_found_in_every_phase(made, phase):
     scenario, engine = made
     gone = handmade.find(engine, phase=phase, nth=3)
-    rows = handmade.take_rows(engine.rows, [row for row in range(len(engine.rows)) if row != gone])
-    _, divergences = judge(scenario, replace(engine, rows=rows), None)
+    _, divergences = judge(scenario, handmade.without_rows(engine, gone), None)
     assert (Kind.MISSING_ROW, engine.rows.key(gone)) in [(found.kind, found.key) for found in divergences]
 
 
 @pytest.mark.parametrize("phase", ["PREFILL", "DRAFT", "VERIFY", "EXTEND"])
 def test_repeated_row_is_extra_and_nothing_else(made, phase):
     scenario, engine = made
-    again = handmade.find(engine, phase=phase, nth=2)
-    rows = handmade.take_rows(engine.rows, [*range(len(engine.rows)), again])
-    assert roots(scenario, replace(engine, rows=rows)) == {("EXTRA_ROW", "rounds", phase, "twice"): 1}
+    twice = handmade.with_row_again(engine, handmade.find(engine, phase=phase, nth=2))
+    assert roots(scenario, twice) == {("EXTRA_ROW", "rounds", phase, "twice"): 1}
 
 
 def test_row_of_no_batch_is_extra(made):
@@ -193,16 +172,13 @@ def test_row_of_no_batch_is_extra(made):
 def test_a_finished_request_may_leave_out_its_last_extend_but_only_all_of_it(made):
     scenario, engine = made
     last = engine.rounds[-1]
-    rid, start = last.rids[0], last.starts[0]
+    wanted = (last.rids[0], last.starts[0], "EXTEND")
     keys = [engine.rows.key(row) for row in range(len(engine.rows))]
-    dropped = [r for r, key in enumerate(keys) if (key.rid, key.committed, key.phase) == (rid, start, "EXTEND")]
-    kept = [row for row in range(len(engine.rows)) if row not in dropped]
-    pruned = replace(engine, rows=handmade.take_rows(engine.rows, kept))
-    verdict, divergences = judge(scenario, pruned, handmade.build(scenario)[1])
+    dropped = [r for r, key in enumerate(keys) if (key.rid, key.committed, key.phase) == wanted]
+    verdict, divergences = judge(scenario, handmade.without_rows(engine, *dropped), handmade.build(scenario)[1])
     assert (verdict.outcome, divergences) == (Outcome.PASS, [])
-    if len(dropped) > 1:
-        partly = handmade.take_rows(engine.rows, sorted([*kept, dropped[0]]))
-        assert judge(scenario, replace(engine, rows=partly), None)[0].outcome is Outcome.FAIL
+    assert len(dropped) > 1
+    assert judge(scenario, handmade.without_rows(engine, *dropped[1:]), None)[0].outcome is Outcome.FAIL
 
 
 def test_final_flag_must_say_where_the_prompt_ends(made):

@@ -53,6 +53,33 @@ def accepts(trace):
     return np.flatnonzero(trace.rows.strings["phase"] == "ACCEPT")
 
 
+def altered(trace, column, row, value):
+    """The trace with another value in one place."""
+    trace = handmade.copy_trace(trace)
+    trace.rows.ints[column][row] = value
+    return trace
+
+
+def other_last_token(trace):
+    """(the trace with another last token, its row, the token that was there)."""
+    last = accepts(trace)[-1]
+    before = int(trace.rows.ints["input_id"][last])
+    return altered(trace, "input_id", last, (before + 1) % 512), int(last), before
+
+
+def with_margin(reference, margin, *committed):
+    """The reference with another distance of a uniform to its border, in these rounds or in all."""
+    return replace(
+        reference,
+        events=tuple(
+            replace(event, data={**event.data, "margin": margin})
+            if event.name == "sampled" and (not committed or event.data["committed"] in committed)
+            else event
+            for event in reference.events
+        ),
+    )
+
+
 def with_coins(trace, change):
     """The trace with every event 'coins' given to `change`, which returns one or None."""
     events = [change(event) if event.name == "coins" else event for event in trace.events]
@@ -71,30 +98,19 @@ def test_a_run_under_its_own_coins_has_nothing_to_say(pair, sampled):
 
 def test_another_last_token_is_found_at_its_place(pair, sampled):
     scenario, trace = sampled
-    rows = trace.rows
-    last = accepts(trace)[-1]
-    before = int(rows.ints["input_id"][last])
-    rows.ints["input_id"][last] = (before + 1) % 512
-    try:
-        verdict, divergences = judged(pair, scenario, trace)
-    finally:
-        rows.ints["input_id"][last] = before
+    other, last, before = other_last_token(trace)
+    verdict, divergences = judged(pair, scenario, other)
     assert verdict.outcome is Outcome.FAIL
     (found,) = divergences
     assert (found.kind, found.hint, found.expected) == (Kind.ACCEPT, "sampled-other-token", before)
-    assert found.key == rows.key(int(last))
+    assert found.key == trace.rows.key(last)
 
 
 def test_a_token_that_follows_another_node_is_found(pair, sampled):
     scenario, trace = sampled
-    rows = trace.rows
-    deep = next(int(i) for i in accepts(trace) if rows.ints["slot"][i] == 1)
-    before = int(rows.ints["parent"][deep])
-    rows.ints["parent"][deep] = before + 1
-    try:
-        divergences = judged(pair, scenario, trace)[1]
-    finally:
-        rows.ints["parent"][deep] = before
+    deep = next(int(i) for i in accepts(trace) if trace.rows.ints["slot"][i] == 1)
+    moved = altered(trace, "parent", deep, int(trace.rows.ints["parent"][deep]) + 1)
+    divergences = judged(pair, scenario, moved)[1]
     assert [(found.kind, found.hint) for found in divergences] == [(Kind.PARENT, "sampled-other-node")]
 
 
@@ -128,20 +144,10 @@ def test_a_walk_without_coins_is_unknown(pair, sampled):
 
 
 def test_a_coin_on_the_border_decides_either_way(pair, sampled):
-    """The last coin of a round is moved to the very end of the share that it lay in: then the neighbour is as good."""
+    """The last uniform of a round is moved to the very end of the share that it lay in: the neighbour is as good."""
     scenario, trace = sampled
-    reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
-    near = tuple(
-        replace(event, data={**event.data, "margin": 1e-7}) if event.name == "sampled" else event
-        for event in reference.events
-    )
-    rows, last = trace.rows, accepts(trace)[-1]
-    before = int(rows.ints["input_id"][last])
-    rows.ints["input_id"][last] = (before + 1) % 512
-    try:
-        verdict, divergences = judge(scenario, trace, replace(reference, events=near))
-    finally:
-        rows.ints["input_id"][last] = before
+    near = with_margin(Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace), 1e-7)
+    verdict, divergences = judge(scenario, other_last_token(trace)[0], near)
     assert [found for found in divergences if found.check == "sampled"] == []
     assert verdict.ties == 1
 
@@ -161,21 +167,10 @@ def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pai
 def test_a_token_less_is_a_tie_where_a_coin_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
     scenario, trace = sampled
     reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
-    long = next(i for i in accepts(trace) if trace.rows.ints["slot"][i] == 1)
-    committed = int(trace.rows.ints["committed"][long])
-    events = tuple(
-        replace(event, data={**event.data, "margin": margin})
-        if event.name == "sampled" and event.data["committed"] == committed
-        else event
-        for event in reference.events
-    )
-    gone = [i for i in accepts(trace) if trace.rows.ints["committed"][i] == committed and trace.rows.ints["slot"][i]]
+    slots, starts = trace.rows.ints["slot"], trace.rows.ints["committed"]
+    committed = int(next(starts[i] for i in accepts(trace) if slots[i] == 1))
+    gone = [i for i in accepts(trace) if starts[i] == committed and slots[i]]
     rounds = tuple(replace(one, lens=(1,)) if one.starts == (committed,) else one for one in trace.rounds)
-    shorter = replace(trace, rows=without(trace.rows, gone), rounds=rounds)
-    lost = [found for found in judge(scenario, shorter, replace(reference, events=events))[1] if found.check == "align"]
-    assert bool(lost) is bool(margin)
-
-
-def without(rows, gone):
-    """All but some rows."""
-    return handmade.take_rows(rows, [i for i in range(len(rows)) if i not in set(gone)])
+    shorter = replace(handmade.without_rows(trace, *gone), rounds=rounds)
+    divergences = judge(scenario, shorter, with_margin(reference, margin, committed))[1]
+    assert any(found.check == "align" for found in divergences) is bool(margin)

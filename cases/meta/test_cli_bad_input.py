@@ -79,13 +79,10 @@ def _checkpoints(work, made):
 def _scenarios(work):
     whole = fixed.default_scenarios()[0].model_dump(mode="json")
     (work / "cut-off.json").write_text(json.dumps(whole)[:100])
-    (work / "binary.json").write_bytes(b"\xff\xfe\x00")
     (work / "list.json").write_text("[]")
-    (work / "deep.json").write_text("[" * 100000)
     for name, path, value in (
         ("newer", ["schema_version"], 99),
         ("unknown-key", ["spec", "num_step"], 3),
-        ("unknown-key-in-list", ["requests", 0, "input_id"], [1]),
         ("unknown-op", ["script", 0, "kind"], "submitt"),
         ("impossible-tree", ["spec", "num_draft_tokens"], 9),
         ("too-long", ["requests", 0, "max_new_tokens"], 600),
@@ -138,7 +135,6 @@ REFUSED = {
     "engines-missing": (["matrix", "--cases", "pr25015"], "--engines"),
     "only-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--seed", "1"], "--seed"),
     "device": (["run", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
-    "attention": (["run", "--cpu-attention", "torhc"], "'torhc' is not one of 'torch', 'interpreted'"),
     "page": (["run", "--page-size", "0"], "--page"),
     "graphs": (["run", "--cuda-graph"], "CUDA graphs need a GPU"),
     "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
@@ -153,13 +149,7 @@ REFUSED = {
     "revert-no-number": (["matrix", "--engines", "0.5.13", "--cases", "pr25015", "--revert", "abc"], "'abc'"),
     "json-no-folder": (["run", "--json", "nowhere/out.json"], "nowhere/out.json"),
     "json-is-folder": (["run", "--json", "empty"], "empty: it is a folder"),
-    "json-no-folder-recheck": (["recheck", "empty", "--json", "nowhere/out.json"], "nowhere/out.json"),
-    "json-no-folder-matrix": (
-        ["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--json", "nowhere/out.json"],
-        "nowhere/out.json",
-    ),
     "runs-is-file": (["run", "--runs", "file"], "file: it is a file"),
-    "runs-under-file": (["run", "--runs", "file/runs"], "file/runs"),
     "pair-half": (["run", "--target", "tiny/target"], "--target and --draft"),
     "pair-no-folder": (pair("nowhere", "tiny/draft"), "--target nowhere"),
     "pair-empty-folder": (pair("empty", "tiny/draft"), "no config.json"),
@@ -176,17 +166,11 @@ REFUSED = {
     "file-missing": (scenario_file("nowhere"), "nowhere.json: No such file"),
     "file-is-folder": (["run", "--scenario-file", "empty"], "empty: it is a folder"),
     "file-cut-off": (scenario_file("cut-off"), "cut-off.json is not JSON: "),
-    "file-binary": (scenario_file("binary"), "binary.json is not JSON: "),
     "file-list": (scenario_file("list"), "list.json holds a list"),
-    "file-deep": (scenario_file("deep"), "deep.json is not JSON: "),
     "file-newer": (scenario_file("newer"), "schema_version 99"),
     "file-unknown-key": (
         scenario_file("unknown-key"),
         "spec.num_step: unknown key 'num_step'; did you mean 'num_steps'",
-    ),
-    "file-unknown-key-in-list": (
-        scenario_file("unknown-key-in-list"),
-        "requests.0.input_id: unknown key 'input_id'; did",
     ),
     "file-unknown-op": (scenario_file("unknown-op"), "did you mean 'submit'"),
     "file-missing-key": (scenario_file("missing-key"), "script: Field required\n  allowed keys: "),
@@ -212,27 +196,10 @@ REFUSED = {
     "report-one-file": (["report", "runs/latest", "--html", "one", "--markdown", "./one"], "one file: one"),
     "typed-option": (["run", "--enigne", "0.5.11"], "--engine"),
     "typed-command": (["runn"], "'run'"),
-    "typed-command-of-a-group": (["engines", "instal", "x"], "'install'"),
-    "typed-no-number": (["run", "--revert", "x"], "--revert"),
-    "typed-a-fraction": (["run", "--page", "2.5"], "--page"),
-    "typed-out-of-range": (
-        ["matrix", "--nights", "nights", "--repeats", "1000000000"],
-        "'--repeats': Input should be less",
-    ),
-    "typed-too-many": (
-        ["matrix", "--nights", "nights", "--scenarios", "99999999999"],
-        "'--scenarios': Input should be less",
-    ),
     "typed-negative": (["matrix", "--nights", "nights", "--seed", "-1"], "'--seed': Input should be greater"),
-    "typed-no-value": (["run", "--engine"], "--engine"),
-    "typed-value-of-a-flag": (["run", "--graphs=x"], "--graphs"),
-    "typed-one-too-many": (["run", "extra"], "extra"),
     "typed-argument-missing": (["recheck"], "RUN"),
-    "typed-option-missing": (["bisect", "--bad", "0.5.11"], "--good"),
     "typed-group-alone": (["engines"], "install"),
 }
-#: The parser's messages that end with themselves: what is missing is all there is to say.
-SELF_EXPLAINING = ("typed-no-value", "typed-value-of-a-flag")
 
 
 def call(*arguments):
@@ -277,7 +244,7 @@ def test_refused_with_one_message_that_names_the_thing_and_what_to_type(name, pl
     assert "Traceback" not in said
     assert said.startswith(("eaglecheck: ", "Usage: eaglecheck ", "Error: "))
     assert str(place.parent) not in said or name.startswith("pair-")
-    assert len(said.splitlines()) > 1 or "name both" in said or name in SELF_EXPLAINING, said
+    assert len(said.splitlines()) > 1 or "name both" in said, said
     assert not list((place / "runs").glob("*"))
 
 
@@ -319,18 +286,13 @@ class Full:
         raise OSError(self.number, os.strerror(self.number))
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
-def test_output_that_cannot_be_written_is_no_divergence(number, monkeypatch):
+def leaves():
+    raise SystemExit(1)  # rich.console.Console.on_broken_pipe
+
+
+@pytest.mark.parametrize("command", [Full(errno.ENOSPC), Full(errno.EPIPE), leaves])
+def test_output_that_cannot_be_written_is_no_divergence(command, monkeypatch):
     monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
-    assert attempt(Full(number)) is Exit.UNKNOWN
-
-
-def test_rich_turns_a_reader_that_left_into_an_exit_which_is_no_divergence(monkeypatch):
-    monkeypatch.setattr("harness.cli.outcome._reader_gone", lambda: Exit.UNKNOWN)
-
-    def command():
-        raise SystemExit(1)  # rich.console.Console.on_broken_pipe
-
     assert attempt(command) is Exit.UNKNOWN
 
 
@@ -354,16 +316,14 @@ def test_help(command, snapshot):
 @pytest.mark.parametrize(
     ("typed", "wanted"),
     [
-        (
-            "--page-size 4 --attention-backend triton --overlap-schedule",
-            {"page_size": 4, "attention_backend": "triton", "overlap_schedule": True},
-        ),
-        (
-            "--page 4 --backend triton --no-overlap",
-            {"page_size": 4, "attention_backend": "triton", "overlap_schedule": False},
-        ),
+        ("--page-size 4 --attention-backend triton", {"page_size": 4, "attention_backend": "triton"}),
+        ("--page 4 --backend triton", {"page_size": 4, "attention_backend": "triton"}),
         ("--disable-cuda-graph --disable-overlap-schedule", {"cuda_graph": False, "overlap_schedule": False}),
-        ("--no-graphs --dtype float32", {"cuda_graph": False, "dtype": "float32"}),
+        (
+            "--no-graphs --no-overlap --dtype float32",
+            {"cuda_graph": False, "overlap_schedule": False, "dtype": "float32"},
+        ),
+        ("--overlap-schedule", {"overlap_schedule": True}),
     ],
 )
 def test_engine_options_have_sglangs_names_and_the_earlier_ones(typed, wanted, place, monkeypatch):

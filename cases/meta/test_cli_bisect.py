@@ -82,7 +82,6 @@ REFUSED = {
     "two-things-named": ((*PLAIN[1:], "--scenario-file", "list.json"), ("--case", "--scenario-file")),
     "case-unknown": (("--case", "pr2501", *ENDS), ("--case", "'pr2501'", "'pr25015'")),
     "case-no-reproducer": (("--case", "empty", *ENDS), ("--case empty", "manifest.json")),
-    "case-no-folder": (("--case", "runs/latest/reproducers/x", *ENDS), ("--case runs/latest/reproducers/x",)),
     "file-no-scenario": (("--scenario-file", "list.json", *ENDS), ("list.json", "SCENARIOS/")),
     "same-end": (("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.11"), ("--bad", "--good", "0.5.11")),
     "no-version": (("--case", "pr25015", "--bad", "main", "--good", "0.5.13"), ("--bad 'main'", "--repo")),
@@ -90,8 +89,6 @@ REFUSED = {
     "not-published": (("--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.99"), ("--good", "0.5.99", "0.5.16")),
     "repeat-none": ((*PLAIN[1:], "--repeat", "0"), ("--repeat 0", "1 to 60")),
     "repeat-many": ((*PLAIN[1:], "--repeat", "1000"), ("--repeat 1000", "1 to 60")),
-    "json-nowhere": ((*PLAIN[1:], "--json", "nowhere/x.json"), ("nowhere/x.json", "--json")),
-    "device": ((*PLAIN[1:], "--device", "tpu"), ("--device", "'tpu'", "cpu, cuda")),
     "backend": ((*PLAIN[1:], "--backend", "fa3"), ("--attention-backend", "'fa3'", "triton")),
 }
 
@@ -152,22 +149,11 @@ def test_a_failure_that_comes_and_goes_is_repeated_and_its_risk_stated(place, sn
     assert done.stdout[done.stdout.index("tried\n") :] == snapshot
 
 
-@pytest.mark.parametrize(
-    ("failing", "said"),
-    [
-        (set(RELEASES), "no change between 0.5.11 and 0.5.16: both show the failure"),
-        (set(), "no change between 0.5.11 and 0.5.16: both pass"),
-        (
-            {"0.5.16"},
-            "the ends are the wrong way round: 0.5.11 passes and 0.5.16 shows the failure",
-        ),
-    ],
-)
-def test_ends_without_a_change_between_them_are_a_usage_error_with_what_was_seen(place, failing, said):
-    know(CASE.scenario, failing)
+def test_ends_without_a_change_between_them_are_a_usage_error_with_what_was_seen(place):
+    know(CASE.scenario, set(RELEASES))
     done = call(*PLAIN)
     assert done.exit_code == 2
-    assert said in done.stderr
+    assert "no change between 0.5.11 and 0.5.16" in done.stderr
     assert "--repeat 5" in done.stderr
     assert "0.5.16 is" in done.stdout
 
@@ -179,14 +165,19 @@ def test_an_end_without_a_verdict_is_unknown(place):
     assert "0.5.16, the good end, cannot be judged: the engine ended" in done.stderr
 
 
+def searched(place, *typed, code=0):
+    """What `bisect` with these options writes."""
+    done = call("bisect", *typed, "--json", "found.json")
+    assert done.exit_code == code, done.output
+    return json.loads((place / "found.json").read_text())
+
+
 def test_a_reproducer_is_searched_for_its_own_signature_on_releases_as_published(place):
     run = results.store(place / "runs", ("pr25015", results.one_ahead))
     (reproducer,) = run.glob("reproducers/*")
     scenario = results.named("pr25015")
     know(scenario, {"0.5.11", "0.5.12", "0.5.12.post1"})
-    done = call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.16", "--json", "found.json")
-    assert done.exit_code == 0, done.output
-    found = json.loads((place / "found.json").read_text())
+    found = searched(place, "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.16")
     assert found["failure"] == {"signature": "POSITION:positions:DRAFT:one-ahead", "kinds": []}
     assert (found["scenario"], found["first_good"]) == (scenario.id, "0.5.13")
 
@@ -194,9 +185,7 @@ def test_a_reproducer_is_searched_for_its_own_signature_on_releases_as_published
 def test_a_scenario_file_is_searched_for_what_the_bad_end_shows_first(place):
     (place / "own.json").write_text(CASE.scenario.model_dump_json())
     know(CASE.scenario, {"0.5.11"})
-    done = call("bisect", "--scenario-file", "own.json", "--bad", "0.5.11", "--good", "0.5.13", "--json", "found.json")
-    assert done.exit_code == 0, done.output
-    found = json.loads((place / "found.json").read_text())
+    found = searched(place, "--scenario-file", "own.json", *ENDS)
     assert found["failure"]["signature"] == "POSITION:positions:DRAFT:one-ahead"
     assert (found["last_bad"], found["first_good"]) == ("0.5.11", "0.5.12")
 
@@ -214,8 +203,6 @@ def test_without_an_index_the_installed_releases_are_searched_and_that_is_said(p
 
 def test_every_key_that_is_written_is_described(place):
     know(CASE.scenario, {"0.5.11"})
-    assert call(*PLAIN, "--json", "found.json").exit_code == 0
-    found = json.loads((place / "found.json").read_text())
+    found = searched(place, *PLAIN[1:])
     keys = {*found, *found["failure"], *found["tried"][0], *found["rate"]}
-    described = set(re.findall(r"`(\w+)`", DOCS.read_text()))
-    assert keys <= described
+    assert keys <= set(re.findall(r"`(\w+)`", DOCS.read_text()))

@@ -28,6 +28,7 @@ from reports import live
 
 @pytest.fixture
 def work(tmp_path, monkeypatch):
+    """A working folder beside a home of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("EAGLECHECK_RUNS", raising=False)
@@ -35,29 +36,34 @@ def work(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def unknown(work):
+    """unknown(body=…): a run of one scenario that exits with 3; what it printed."""
+
+    def run(*more, **furnished):
+        pretended_engine.furnish(work / "home", **furnished)
+        done = call("run", "--scenario", "single", *more)
+        assert done.exit_code == 3, done.output
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
 def only_run(work):
     (folder,) = (path for path in (work / "runs").iterdir() if not path.is_symlink())
     return folder
 
 
-def test_an_engine_that_ends_while_booting_is_unknown_with_the_end_of_its_log(work):
-    pretended_engine.furnish(work / "home")
-    done = call("run", "--scenario", "single", "--json", "out.json")
-    assert done.exit_code == 3, done.output
+def test_an_engine_that_ends_while_booting_is_unknown_with_the_end_of_its_log(work, unknown):
+    done = unknown("--scenario", "idle-between", "--json", "out.json")
     assert "no verdict on single: the engine ended with code 1 while booting" in done.stdout
     assert "ModuleNotFoundError: No module named 'sglang'" in done.stdout
-    assert done.stdout.splitlines()[-1] == "verdict UNKNOWN: SGLang 0.5.23: 1 of 1 scenario could not be judged"
+    assert "2 of 2 scenarios could not be judged" in done.stdout.splitlines()[-1], "not tried again for the second"
     assert RunReader.open(only_run(work)).verdict.outcome is Outcome.UNKNOWN
     document = json.loads((work / "out.json").read_text())
     assert document["verdict"] == "UNKNOWN"
     assert "No module named 'sglang'" in document["reasons"][0]
-
-
-def test_what_could_not_start_once_is_not_taken_for_another_scenario_of_the_same_boot(work):
-    pretended_engine.furnish(work / "home")
-    done = call("run", "--scenario", "single", "--scenario", "idle-between")
-    assert done.exit_code == 3
-    assert "2 of 2 scenarios could not be judged" in done.stdout
 
 
 def test_a_matrix_of_engines_that_do_not_start_is_unknown(work):
@@ -79,32 +85,24 @@ def test_a_matrix_of_engines_that_do_not_start_is_unknown(work):
 )
 def test_an_interpreter_that_cannot_be_started_is_unknown(work, damage, why):
     pretended_engine.furnish(work / "home")
-    damage(closure.interpreter(closure.location()))
+    python = closure.interpreter(closure.location())
+    damage(python)
     done = call("run", "--scenario", "single")
     assert done.exit_code == 3, done.output
-    assert f"cannot start {closure.interpreter(closure.location())}: {why}" in done.stdout
+    assert f"cannot start {python}: {why}" in done.stdout
 
 
-def test_an_engine_that_never_answers_is_given_up_and_ended(work, monkeypatch):
-    pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
-    monkeypatch.setattr(process, "BOOT_SECONDS", 0.5)
-    before = psutil.Process().children(recursive=True)  # this worker may have a live engine, for other tests
-    done = call("run", "--scenario", "single")
-    assert done.exit_code == 3, done.output
-    assert "the engine did not boot within" in done.stdout
-    assert survivors(set(psutil.Process().children(recursive=True)) - set(before)) == []
-
-
-def test_a_long_boot_is_not_silent_where_there_is_no_terminal(work, monkeypatch):
-    pretended_engine.furnish(work / "home", body=pretended_engine.SLEEPS)
+def test_an_engine_that_never_answers_is_given_up_and_ended_and_the_wait_is_not_silent(work, unknown, monkeypatch):
     monkeypatch.setattr(process, "BOOT_SECONDS", 2.5)
     monkeypatch.setattr(live, "PULSE_SECONDS", 0.9)
-    said = call("run", "--scenario", "single").stdout.splitlines()
-    log = only_run(work).relative_to(work) / "engine.log"
-    pulses = [line for line in said if line.startswith("SGLang 0.5.23 booting (")]
-    assert said[0] == "SGLang 0.5.23 booting"
+    before = psutil.Process().children(recursive=True)  # this worker may have a live engine, for other tests
+    done = unknown(body=pretended_engine.SLEEPS)
+    assert "the engine did not boot within" in done.stdout
+    assert survivors(set(psutil.Process().children(recursive=True)) - set(before)) == []
+    log = str(only_run(work).relative_to(work) / "engine.log")
+    pulses = [line for line in done.stdout.splitlines() if line.startswith("SGLang 0.5.23 booting (")]
     assert 1 <= len(pulses) <= 2
-    assert all(line.endswith(f" s); its own output: {log}") for line in pulses)
+    assert [line for line in pulses if not line.endswith(log)] == []
 
 
 MATRIX = ("matrix", "--engines", "0.5.13", "--cases", "pr25015")
@@ -128,24 +126,17 @@ def test_a_place_that_cannot_be_written_to_is_a_usage_error_whichever_it_is(work
     assert f"{work / 'file' / 'below'}: Not a directory" in done.stderr
 
 
-def test_a_folder_for_sockets_whose_name_is_too_long_is_named(work, monkeypatch):
-    pretended_engine.furnish(work / "home")
+def test_a_folder_for_sockets_whose_name_is_too_long_is_named(work, unknown, monkeypatch):
     deep = work / ("long" * 25)
     deep.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(deep))
-    done = call("run", "--scenario", "single")
-    assert done.exit_code == 3, done.output
-    assert "cannot make a socket for the engine" in done.stdout
-    assert "export TMPDIR=/tmp" in done.stdout
+    assert "export TMPDIR=/tmp" in unknown().stdout
 
 
-def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_fault_of_ours(work):
-    pretended_engine.furnish(work / "home", body='rm -r "$PWD"; touch "$PWD"; exit 1')
-    done = call("run", "--scenario", "single")
-    assert done.exit_code == 3, done.output
+def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_fault_of_ours(unknown):
+    done = unknown(body='rm -r "$PWD"; touch "$PWD"; exit 1')
     assert "cannot write to runs/" in done.stderr
     assert "is incomplete, 0 of 1 scenario judged" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 STOPS = [pytest.param(number, id=number.name) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]

@@ -46,9 +46,13 @@ def stable(text):
 
 
 def test_a_stored_run_is_judged_again(work, snapshot):
-    done = call("recheck", str(stored(work, FAILING)))
+    run = work / stored(work, FAILING)
+    assert RunReader.open(run).verdict.outcome is Outcome.FAIL
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    done = call("recheck", str(run.relative_to(work)))
     assert (done.exit_code, done.stderr) == (1, ""), done.output
     assert stable(done.stdout) == snapshot
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_latest_is_a_run_like_any_other(work):
@@ -104,13 +108,6 @@ def test_one_scenario_or_reproducer_is_judged_alone(work, kind):
     assert f"eaglecheck replay {run}/reproducers/pr25015-" in done.stdout
 
 
-def test_nothing_in_the_folder_changes(work):
-    run = work / stored(work, FAILING)
-    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    call("recheck", str(run))
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
-
-
 def test_a_verdict_that_changed_since_says_so(work):
     run = stored(work)
     verdict = work / run / "verdict.json"
@@ -121,16 +118,10 @@ def test_a_verdict_that_changed_since_says_so(work):
     assert "it was FAIL when the run ended" in done.stdout
 
 
-def test_a_run_that_was_cut_off_is_never_a_pass(work):
-    done = call("recheck", str(stored(work, finish=False)))
-    assert done.exit_code == 3, done.output
-    assert "is incomplete" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("verdict UNKNOWN: ")
-
-
-def test_a_run_that_was_cut_off_after_a_failure_still_fails(work):
-    done = call("recheck", str(stored(work, FAILING, finish=False)))
-    assert done.exit_code == 1, done.output
+@pytest.mark.parametrize(("cases", "code"), [(PASSING, 3), (FAILING, 1)], ids=["passing", "failing"])
+def test_a_run_that_was_cut_off_is_never_a_pass_and_a_failure_stays_one(work, cases, code):
+    done = call("recheck", str(stored(work, cases, finish=False)))
+    assert done.exit_code == code, done.output
     assert "is incomplete" in done.stdout
 
 
@@ -155,32 +146,33 @@ def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
         run = work / stored(work)
         harm((run if of == "run" else scenario_of(run)) / "verdict.json")
         done = call("recheck", str(run.relative_to(work)))
-        text = done.stdout.replace(run.name, "RUN")
-        text = text.replace("it has no verdict.json, so it was cut off while running", "WHY")
-        text = text.replace("its verdict.json is damaged, so it is not known how it ended", "WHY")
-        said[name] = (done.exit_code, text, done.stderr)
+        lines = [line for line in done.stdout.replace(run.name, "RUN").splitlines() if "verdict.json" not in line]
+        said[name] = (done.exit_code, lines, done.stderr)
     assert said["gone"] == said["cut off"]
     assert said["gone"][0] == (3 if of == "run" else 0)
 
 
 def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
     run = work / stored(work, finish=False)
+    typed = ("recheck", str(run.relative_to(work)))
     writer = lock(run)
     try:
-        done = call("recheck", str(run.relative_to(work)))
+        done = call(*typed)
         assert done.exit_code == 3, done.output
         assert "is still running; 2 scenarios of it can be judged" in done.stdout
-        assert f"when it has ended:  eaglecheck recheck {run.relative_to(work)}" in done.stdout
+        assert "when it has ended:  eaglecheck " + " ".join(typed) in done.stdout
         assert "cut off" not in done.stdout
         for path in run.glob("*/verdict.json"):
             path.unlink()
-        done = call("recheck", str(run.relative_to(work)))
+        done = call(*typed)
         assert done.exit_code == 3, done.output
         assert "is still running; 0 scenarios of it can be judged" in done.stdout
     finally:
         writer.close()
-    done = call("recheck", str(run.relative_to(work)))
+    done = call(*typed)
     assert (done.exit_code, done.stdout) == (2, ""), "it ended without a judged scenario"
+    assert "holds no scenario" in done.stderr
+    assert "eaglecheck run" in done.stderr
 
 
 @pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
@@ -229,28 +221,15 @@ def test_a_run_that_is_not_there_names_the_nearest(work, monkeypatch):
     assert f"for example:  eaglecheck recheck {away}" in call("recheck", away.name).stderr
 
 
-def test_a_scenario_that_is_not_there_names_those_of_its_run(work):
-    run = stored(work)
-    done = call("recheck", str(run / "singel"))
-    assert done.exit_code == 2
-    assert f"scenarios of that run that are there, nearest first: {run}/single-" in done.stderr
-
-
-def test_a_reproducer_that_is_not_there_names_the_newest(work):
+def test_a_scenario_or_reproducer_that_is_not_there_names_those_that_are(work):
     run = stored(work, FAILING)
-    done = call("replay", "pr25015")
-    assert done.exit_code == 2
-    assert f"newest first: {run}/reproducers/pr25015-" in done.stderr
-
-
-def test_a_run_without_a_judged_scenario_has_nothing_to_judge(work):
-    run = work / stored(work, finish=False)
-    for path in run.glob("*/verdict.json"):
-        path.unlink()
-    done = call("recheck", str(run))
-    assert (done.exit_code, done.stdout) == (2, "")
-    assert "holds no scenario" in done.stderr
-    assert "eaglecheck run" in done.stderr
+    for command, typed, said in (
+        ("recheck", str(run / "singel"), f"{run}/single-"),
+        ("replay", "pr25015", f"{run}/reproducers/pr25015-"),
+    ):
+        done = call(command, typed)
+        assert done.exit_code == 2
+        assert f"first: {said}" in done.stderr
 
 
 def test_an_engine_that_never_came_up_stays_unknown_with_its_reason(work):
@@ -317,52 +296,45 @@ def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name):
 PIECES = ["manifest.json", "scenario.json", "engine.json", "engine.parquet", "tensors", "findings.jsonl"]
 
 
+@pytest.fixture
+def reproducer(work):
+    return next((work / stored(work, FAILING)).glob("reproducers/*"))
+
+
 @pytest.mark.parametrize("piece", PIECES)
-def test_a_reproducer_that_misses_a_piece_is_not_replayed(work, piece):
-    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
+def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     gone = reproducer / piece
-    if gone.is_dir():
-        shutil.rmtree(gone)
-    else:
-        gone.unlink()
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     done = call("replay", str(reproducer))
     assert (done.exit_code, done.stdout) == (2, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(work):
-    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
+def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
     _version(reproducer / "manifest.json", "store_version")
     done = call("replay", str(reproducer))
     assert done.exit_code == 2
     assert "update eaglecheck" in done.stderr
 
 
-def test_a_reproducer_whose_own_checkpoints_are_gone_names_them(work):
-    reproducer = next((work / stored(work, FAILING)).glob("reproducers/*"))
-    manifest = json.loads((reproducer / "manifest.json").read_text())
-    manifest["header"]["pair"] = ["gone/target", "gone/draft"]
-    (reproducer / "manifest.json").write_text(json.dumps(manifest))
-    results.reseal(reproducer)
+def _with_pair_of_its_own(folder, key):
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest[key]["pair"] = ["gone/target", "gone/draft"]
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    results.reseal(folder)
+
+
+def test_a_reproducer_whose_own_checkpoints_are_gone_names_them(reproducer):
+    _with_pair_of_its_own(reproducer, "header")
     done = call("replay", str(reproducer))
     assert done.exit_code == 2
     assert "--target gone/target: no such folder" in done.stderr
 
 
-def test_recheck_of_a_folder_of_runs_lists_them(work):
-    run = stored(work)
-    done = call("recheck", "runs")
-    assert done.exit_code == 2
-    assert f"runs in runs: {run.name}" in done.stderr
-
-
 def test_a_run_of_the_users_own_checkpoints_remembers_them_for_a_fresh_reference(work):
     run = work / stored(work)
-    manifest = json.loads((run / "manifest.json").read_text())
-    manifest["engine"]["pair"] = ["gone/target", "gone/draft"]
-    (run / "manifest.json").write_text(json.dumps(manifest))
-    results.reseal(run)
+    _with_pair_of_its_own(run, "engine")
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code == 2
     assert "gone/target: no such folder" in done.stderr
@@ -375,17 +347,15 @@ def test_json_on_standard_output_leaves_the_words_to_standard_error(work):
     assert "verdict FAIL" in done.stderr
 
 
-def test_the_stored_verdict_is_the_one_recheck_gives(work):
-    run = work / stored(work, FAILING)
-    assert RunReader.open(run).verdict.outcome is Outcome.FAIL
-
-
 def test_a_folder_of_other_folders_says_what_lies_there(work):
-    done = call("recheck", str(RECORDED / "gpu"))
-    assert done.exit_code == 2
-    assert "each of which can be named: pr25015-0.5.11-eager, " in done.stderr
+    run = stored(work)
     (work / "nights" / "one").mkdir(parents=True)
     (work / "nights" / "one" / "plan.json").write_text("{}")
-    done = call("recheck", "nights/one")
-    assert done.exit_code == 2
-    assert "it is a night's; judge it:  eaglecheck night --nights nights\n" in done.stderr
+    for folder, said in (
+        ("runs", f"runs in runs: {run.name}"),
+        (str(RECORDED / "gpu"), "pr25015-0.5.11-eager, "),
+        ("nights/one", "eaglecheck night --nights nights\n"),
+    ):
+        done = call("recheck", folder)
+        assert done.exit_code == 2
+        assert said in done.stderr

@@ -48,16 +48,10 @@ ANSWERS = {
 def test_answers_are_labelled_and_say_where_it_raises():
     handshake = {"release": "0.5.13", "component": ANSWERS}
     first, *lines = component.notes(handshake)
-    assert "no engine, no part of the verdict" in first
-    assert lines == [
-        "  two requests  built EagleDraftInput",
-        "  no request    raises: RuntimeError: empty (srt/x.py:build)",
-        "  plugin        no draft input",
-    ]
+    assert "no part of the verdict" in first
+    assert [line.split()[0] for line in lines] == ["two", "no", "plugin"]
+    assert "srt/x.py:build" in lines[1]
     document = component.document(handshake)["component"]
     assert document == {"level": "component", "release": "0.5.13", "answers": ANSWERS}
-
-
-def test_an_engine_of_one_side_was_asked_nothing():
-    assert component.notes({"release": "0.5.13"}) == []
-    assert component.document({"release": "0.5.13"}) == {}
+    alone = {"release": "0.5.13"}
+    assert (component.notes(alone), component.document(alone)) == ([], {}), "an engine of one side was asked nothing"

@@ -43,23 +43,15 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
 
 @pytest.mark.parametrize(
     ("version", "has_it"),
-    [
-        ("0.5.11", False),
-        ("0.5.12.post1", False),
-        ("0.5.13", True),
-        ("0.5.15.post1", True),
-        ("0.5.16", False),
-        ("0.5.23", False),
-    ],
+    [("0.5.11", 0), ("0.5.12.post1", 0), ("0.5.13", 1), ("0.5.15.post1", 1), ("0.5.16", 0), ("0.5.23", 0)],
 )
 def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version, has_it):
     release = compat.lookup(version, overlap=True)
-    assert bool(compat.multi_layer(release).plan_seams) is has_it
+    assert bool(compat.multi_layer(release).plan_seams) == has_it
     assert release.plan_seams == ()
-    assert bool(notes(ASSUMED, LAYERS, release=version)) is has_it
+    assert bool(notes(ASSUMED, LAYERS, release=version)) == has_it
     vain = without_effect(["F-011"], [(LAYERS, EngineConfig())], release=version)
-    assert bool(vain) is not has_it
-    assert all(line.endswith("SGLang 0.5.13 to 0.5.15.post1)") for line in vain)
+    assert ["0.5.13 to 0.5.15.post1" in line for line in vain] == [True] * (1 - has_it)
 
 
 def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():

@@ -85,15 +85,16 @@ def test_a_damaged_file_says_what_to_type(run):
     assert call("recheck", str(run)).exit_code == 1
 
 
-def test_a_damaged_tensor_says_what_to_type(run):
+def test_a_damaged_tensor_or_scenario_says_what_to_type(run):
     folder = next(run.glob("single-*"))
     turn_a_digit(folder / "tensors/engine.safetensors")
-    said = call("recheck", str(run)).stderr
-    assert "single" in said
-    assert "other bytes than those that were written" in said
-    (again,) = re.findall(r"eaglecheck run .*", said)
+    (again,) = re.findall(r"eaglecheck run .*", call("recheck", str(run)).stderr)
     assert again.startswith("eaglecheck run --engine ")
     assert again.endswith(f" --scenario-file {folder / 'scenario.json'}")
+    (folder / "scenario.json").write_bytes(b"")
+    said = call("recheck", str(run)).stderr
+    assert f"{folder / 'scenario.json'}, line 1" in said
+    assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said, "and not the damaged file"
 
 
 def test_a_reproducer_keeps_digests_too(run):
@@ -105,12 +106,14 @@ def test_a_reproducer_keeps_digests_too(run):
         assert "reference.safetensors" in done.stderr
 
 
-def test_digests_that_are_gone_since_the_run_ended_are_missed(run):
+def test_digests_that_are_gone_since_the_run_ended_are_missed_and_cut_off_ones_damaged(run):
     place = next(run.glob("single-*")) / SUMS
     place.unlink()
     done = call("recheck", str(run))
     assert done.exit_code == 2
     assert f"{place} is missing: it was there when the run ended" in done.stderr
+    (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
+    assert f"{run / SUMS} is damaged: it says nothing of" in call("recheck", str(run)).stderr
 
 
 def test_a_run_of_before_digests_were_kept_is_read_as_it_is(run):
@@ -151,10 +154,7 @@ def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"\x00\xff nothing", None], ids=["empty", "bytes", "a folder"])
 def test_digests_of_a_run_that_say_nothing_are_damaged(run, content):
     (run / SUMS).unlink()
-    if content is None:
-        (run / SUMS).mkdir()
-    else:
-        (run / SUMS).write_bytes(content)
+    (run / SUMS).mkdir() if content is None else (run / SUMS).write_bytes(content)
     done = call("recheck", str(run))
     assert (done.exit_code, f"{run / SUMS} is damaged: no line of it is a digest" in done.stderr) == (2, True), (
         done.stderr

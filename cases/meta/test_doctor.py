@@ -58,7 +58,9 @@ def test_an_empty_home_stops_no_run_since_the_first_one_installs(home):
     assert not home.exists(), "looking changes nothing"
 
 
-def test_an_interrupted_installation_is_not_taken_for_none(home):
+def test_an_interrupted_installation_is_not_taken_for_none_and_another_folder_is_only_a_warning(home):
+    (home / "engines" / "scratch").mkdir(parents=True)
+    assert only("SGLang scratch").status == "warn"
     (home / "engines" / "0.5.23").mkdir(parents=True)
     assert only("SGLang 0.5.23").detail == "an installation was interrupted"
     assert not doctor.first_run_installs(doctor.diagnose())
@@ -76,12 +78,6 @@ def test_a_home_that_can_hold_nothing_is_named(home, monkeypatch):
         assert not doctor.first_run_installs(doctor.diagnose())
 
 
-def test_an_installed_release_is_as_published(home):
-    envs.ensure("0.5.13", quiet)
-    assert (only("SGLang 0.5.13").status, only("engine dependencies").status) == ("ok", "ok")
-    assert answers(f"SGLang {envs.NEWEST}") == []
-
-
 def test_a_release_outside_our_tests_is_no_fault_and_unfinished_it_stops_no_run(home):
     home.mkdir(parents=True)
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.16"], "when": time.time()}))
@@ -94,21 +90,19 @@ def test_a_release_outside_our_tests_is_no_fault_and_unfinished_it_stops_no_run(
     assert (unfinished.status, unfinished.fix) == ("warn", INSTALL + "0.5.15")
 
 
-def edit(site):
-    (site / "sglang" / "__init__.py").write_text("# patched")
-
-
-def remove(site):
-    shutil.rmtree(site / "sglang")
-
-
 @pytest.mark.parametrize(
     ("damage", "says", "first"),
-    [(edit, "not as published: sglang/__init__.py", "rm -r "), (remove, "damaged", INSTALL)],
+    [
+        (lambda package: (package / "__init__.py").write_text("# patched"), "sglang/__init__.py", "rm -r "),
+        (shutil.rmtree, "damaged", INSTALL),
+    ],
+    ids=["edited", "removed"],
 )
-def test_a_damaged_release_stops_a_run_and_is_installed_again(home, damage, says, first):
+def test_an_installed_release_is_as_published_and_a_damaged_one_is_installed_again(home, damage, says, first):
     envs.ensure("0.5.13", quiet)
-    damage(home / "engines" / "0.5.13" / "site")
+    assert (only("SGLang 0.5.13").status, only("engine dependencies").status) == ("ok", "ok")
+    assert answers(f"SGLang {envs.NEWEST}") == []
+    damage(home / "engines" / "0.5.13" / "site" / "sglang")
     found = only("SGLang 0.5.13")
     assert found.status == "missing"
     assert says in found.detail
@@ -122,11 +116,6 @@ def test_a_release_of_another_list_of_dependencies_is_not_ready(home, monkeypatc
     assert "another list of dependencies" in only("SGLang 0.5.13").detail
     old = [answer for answer in answers("engine dependencies") if answer.status == "warn"]
     assert [answer.fix.split()[0] for answer in old] == ["rm"]
-
-
-def test_a_folder_that_is_no_release_is_only_a_warning(home):
-    (home / "engines" / "scratch").mkdir(parents=True)
-    assert only("SGLang scratch").status == "warn"
 
 
 def test_an_sglang_beside_us_needs_no_other(home, monkeypatch):

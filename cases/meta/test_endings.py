@@ -146,22 +146,16 @@ def cut():
     scenario = handmade.scenario()
     engine, _ = handmade.build(scenario)
     last = engine.rounds[-1].index
-    keep = [
-        row
-        for row in range(len(engine.rows))
-        if not (engine.rows.key(row).phase == "EXTEND" and engine.rows.ints["round"][row] == last)
-    ]
-    return scenario, replace(engine, rows=handmade.take_rows(engine.rows, keep), ends=())
+    extends = (engine.rows.strings["phase"] == "EXTEND") & (engine.rows.ints["round"] == last)
+    return scenario, replace(handmade.without_rows(engine, *extends.nonzero()[0]), ends=())
 
 
-def lost(trace, **data):
-    return replace(
-        trace,
-        events=(
-            *trace.events[:1],
-            Event(name="lost", scheduler_step=2, data={"what": "ended from outside: x", **data}),
-        ),
-    )
+def ended(trace, name, **data):
+    return replace(trace, events=(*trace.events[:1], Event(name=name, scheduler_step=2, data=data)))
+
+
+def lost(trace):
+    return ended(trace, "lost", what="ended from outside: x")
 
 
 def test_what_an_end_from_outside_cut_off_is_not_held_against_sglang(cut):
@@ -175,9 +169,7 @@ def test_what_an_end_from_outside_cut_off_is_not_held_against_sglang(cut):
 
 def test_what_was_wrong_before_an_end_from_outside_is_still_a_finding(cut):
     scenario, trace = cut
-    rows = trace.rows
-    row = next(row for row in range(len(rows)) if rows.key(row).phase == "DRAFT")
-    rows.ints["position"][row] += 1
+    trace.rows.ints["position"][handmade.find(trace, phase="DRAFT")] += 1
     verdict, divergences = judge(scenario, lost(trace), None)
     assert verdict.outcome is Outcome.FAIL
     assert verdict.root_kinds == ("POSITION",)
@@ -187,9 +179,7 @@ def test_what_was_wrong_before_an_end_from_outside_is_still_a_finding(cut):
 
 def test_a_trace_of_before_the_question_was_asked_is_not_held_against_sglang_either(cut):
     scenario, trace = cut
-    data = {"site": "killed", "error": "scheduler process 7 ended without a word"}
-    verdict, _ = judge(
-        scenario, replace(trace, events=(*trace.events[:1], Event(name="crash", scheduler_step=2, data=data))), None
-    )
+    error = "scheduler process 7 ended without a word"
+    verdict, _ = judge(scenario, ended(trace, "crash", site="killed", error=error), None)
     assert verdict.outcome is Outcome.UNKNOWN
-    assert verdict.reasons[0] == "scheduler process 7 ended without a word; how is not known"
+    assert verdict.reasons[0].startswith(error)

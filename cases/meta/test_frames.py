@@ -12,7 +12,8 @@ import pytest
 
 from cases.catalogue import CORPUS
 from cases.meta import handmade, page_runs, results
-from harness.archive.store import RunReader, read_case
+from harness.archive.records import ScenarioVerdict
+from harness.archive.store import RunReader, StoredScenario, read_case
 from harness.checks import judge
 from harness.cli.report_files import write_csv, write_parquet
 from harness.contract.types import Kind, Phase
@@ -39,24 +40,15 @@ def test_the_documentation_says_what_the_code_says(name):
     text = DOC.read_text()
     assert documentation(name) in text, "write reports.columns.documentation(name) into docs/frames.md"
     assert text.count(f"\n## {name}\n") == 1
-
-
-def test_every_column_has_a_known_dtype_and_a_meaning():
-    for columns in FRAMES.values():
-        names = [column.name for column in columns]
-        assert len(set(names)) == len(names)
-        assert all(column.dtype in ARROW and column.meaning for column in columns)
-
-
-def _held_as(column):
-    return "object" if column.dtype == "list" else column.dtype
+    columns = FRAMES[name]
+    assert len({column.name for column in columns}) == len(columns) > 0
+    assert [column.name for column in columns if column.dtype not in ARROW or not column.meaning] == []
 
 
 def test_frames_have_the_columns_and_dtypes_of_the_documentation(frames, run):
     for name, table in [*frames.items(), ("trends", read_trends([run]))]:
-        assert {column: str(dtype) for column, dtype in table.dtypes.items()} == {
-            column.name: _held_as(column) for column in FRAMES[name]
-        }, name
+        held = {one.name: "object" if one.dtype == "list" else one.dtype for one in FRAMES[name]}
+        assert {column: str(dtype) for column, dtype in table.dtypes.items()} == held, name
         assert len(table)
         assert list(empty(name).dtypes) == list(table.dtypes)
 
@@ -81,8 +73,8 @@ def test_rows_that_one_side_lacks_say_which():
     engine, reference = results.traces(scenario)
     gone = handmade.find(engine, phase=Phase.EXTEND, rid="r1")
     extra = handmade.find(engine, phase=Phase.VERIFY, rid="r2")
-    engine = _without(engine, gone)
-    reference = _without(reference, extra)
+    engine = handmade.without_rows(engine, gone)
+    reference = handmade.without_rows(reference, extra)
     verdict, found = judge(scenario, engine, reference)
     table = case_frames(_stored(scenario, engine, reference, found, verdict), run="x").positions
     lacking = table[table["sides"] != "both"]
@@ -94,16 +86,7 @@ def test_rows_that_one_side_lacks_say_which():
     assert lacking["reference_input_id"].isna().tolist() == [False, True]
 
 
-def _without(trace, row):
-    from dataclasses import replace
-
-    return replace(trace, rows=handmade.take_rows(trace.rows, [at for at in range(len(trace.rows)) if at != row]))
-
-
 def _stored(scenario, engine, reference, found, verdict):
-    from harness.archive.records import ScenarioVerdict
-    from harness.archive.store import StoredScenario
-
     return StoredScenario(
         folder=Path("x"),
         scenario=scenario,
@@ -129,8 +112,8 @@ def test_a_run_without_a_reference_has_its_engine_rows():
 def test_errors_and_limits_are_those_the_checks_judged_by(folder):
     """On real runs in float16: what lies above its limit is what the checks called NUMERIC, error and limit alike."""
     case = read_case(folder)
-    _, found = judge(case.scenario, case.engine, case.reference)
-    table = case_frames(_stored(case.scenario, case.engine, case.reference, found, _verdict(found)), run="x").positions
+    verdict, found = judge(case.scenario, case.engine, case.reference)
+    table = case_frames(_stored(case.scenario, case.engine, case.reference, found, verdict), run="x").positions
     judged = {}
     for one in found:
         what = one.hint.split("-")[0]
@@ -150,13 +133,7 @@ def test_errors_and_limits_are_those_the_checks_judged_by(folder):
         assert seen[place][0] == what
         assert seen[place][1:] == pytest.approx((error, limit))
     compared = table["hidden_out_error"].notna().sum() + table["hidden_in_error"].notna().sum()
-    assert compared == judge(case.scenario, case.engine, case.reference)[0].compared["hidden_rows"]
-
-
-def _verdict(found):
-    from harness.contract.types import Outcome, Verdict
-
-    return Verdict(outcome=Outcome.FAIL if found else Outcome.PASS)
+    assert compared == verdict.compared["hidden_rows"]
 
 
 def test_the_recorded_runs_hold_both_passing_and_failing_rows():
