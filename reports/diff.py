@@ -157,7 +157,7 @@ def compare(before: Report, after: Report) -> Comparison:
 
 
 def _program(scenario: Scenario) -> str:
-    """What was asked of the engine, whatever its knobs: one program, eagerly and in graphs, can be compared."""
+    """What was asked of the engine, whatever its settings: one program, eagerly and in graphs, can be compared."""
     parts = scenario.model_dump(mode="json", include={"name", "spec", "requests", "script", "checkpoint"})
     return json.dumps(parts, sort_keys=True)
 

@@ -96,7 +96,7 @@ def place(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     graphs = GraphProbe()
     graphs.install(chooser_module=worker, choosers=("select_top_k_tokens", "draft_topk1_postprocess"))
-    assert graphs.ledger.missing == []
+    assert graphs.hooks.missing == []
     runner = runners.ModelRunner()
     runner.load_model()
     return SimpleNamespace(graphs=graphs, cuda=cuda, runner=runner, worker=worker, runners=runners)

@@ -1,6 +1,6 @@
 """The gate from the command line: shards lost, killed or doubled, engines that do not start, a full disk, no GPU.
 
-No SGLang takes part; what a real engine shows is in cases/test_night_gate.py.
+No SGLang takes part; what a real engine shows is in cases/engine/test_night_gate.py.
 """
 
 from __future__ import annotations

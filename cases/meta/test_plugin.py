@@ -329,4 +329,4 @@ def test_a_family_collects_no_file_but_that_of_its_tests():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     found = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
     assert len(found) == len(FAMILIES["mtp"].scenarios)
-    assert {*found} == {"cases/test_family_scenarios.py"}
+    assert {*found} == {"cases/engine/test_family_scenarios.py"}

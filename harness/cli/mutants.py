@@ -42,7 +42,7 @@ def command(
     prepare.check_device(device)
     wanted = Wanted(cuda_graph=graphs)
     adapted([], wanted, device=device)
-    faults = _chosen(only)
+    mutants = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
@@ -58,7 +58,7 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            campaign = Campaign(engines, env.version, faults, line, wanted.changes())
+            campaign = Campaign(engines, env.version, mutants, line, wanted.changes())
             with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
                 board = campaign.run()
     finally:

@@ -218,8 +218,8 @@ def drive(
     run = _Run(engine=engine, scenario=scenario, on_turn=on_turn)
     header = dict(engine.handshakes[0])
     try:
-        knobs = scenario.engine
-        answers = engine.begin(chunk=knobs.chunked_prefill_size, running_limit=knobs.running_limit, record=record)
+        settings = scenario.engine
+        answers = engine.begin(chunk=settings.chunked_prefill_size, running_limit=settings.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
             run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
         for op in scenario.script:

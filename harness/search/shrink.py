@@ -172,7 +172,7 @@ def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
 
 
 def simpler_boots(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
-    """Candidates that need another engine: one knob at a time back to the simplest."""
+    """Candidates that need another engine: one setting at a time back to the simplest."""
     engine, spec = scenario.engine, scenario.spec
     if engine.page_size > 1:
         yield scenario.model_copy(update={"engine": engine.model_copy(update={"page_size": 1})}), "pages of one token"

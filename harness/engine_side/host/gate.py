@@ -141,7 +141,7 @@ class Gate:
                 return {"op": "began", **self._begin(command)}, {}
             if op == "flush":
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
-            if op == "fault":
+            if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "transfer":
                 RULES.apply(command["what"], command["rooms"])

@@ -8,7 +8,7 @@ from cases.catalogue import read_scenario
 from cases.sampling import DRAFTS, Tally, sampled_scenarios
 from harness.contract.types import Phase
 
-FOLDER = Path(__file__).parent / "scenarios"
+FOLDER = Path(__file__).parents[1] / "scenarios"
 AMONG_GREEDY = {name: read_scenario(FOLDER / f"sampled-{name}.json") for name in ("chain", "tree")}
 COUNT = 16
 SAMPLED = {draft: list(sampled_scenarios(draft, count=COUNT)) for draft in DRAFTS}

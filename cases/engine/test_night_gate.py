@@ -21,7 +21,7 @@ from harness.night import store
 from harness.night.cells import Cell
 from harness.night.judge import Status, judge
 from harness.night.run import Driver
-from harness.search.mutants import with_fault
+from harness.search.mutants import with_mutant
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
@@ -64,7 +64,7 @@ def fixed(release, *scenarios, name="eagle"):
 
 @pytest.mark.engine(boot=BOOT)
 def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, release, tmp_path):
-    sound, broken = fixed(release, SCENARIO), fixed(release, with_fault(SCENARIO, MUTANT), name="mutant")
+    sound, broken = fixed(release, SCENARIO), fixed(release, with_mutant(SCENARIO, MUTANT), name="mutant")
     folder, night = drive_night(Lent(engines), tmp_path, sound, broken)
     found = judge(night, past=[], known=[], today=nights.TODAY)
     assert found.outcome is Outcome.FAIL
@@ -83,7 +83,7 @@ def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, r
 @pytest.mark.engine(boot=BOOT)
 def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_engine, release, tmp_path):
     """Zipped without modes or links, unpacked elsewhere, the night itself gone: as an artifact store does it."""
-    broken = fixed(release, with_fault(SCENARIO, MUTANT), name="mutant")
+    broken = fixed(release, with_mutant(SCENARIO, MUTANT), name="mutant")
     folder, night = drive_night(Lent(commands_on_live_engine), tmp_path / "night", broken, repeats=0)
     (seen,) = night.cells[0].findings
     with zipfile.ZipFile(tmp_path / "artifact.zip", "w") as packed:
