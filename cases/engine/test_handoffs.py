@@ -28,7 +28,7 @@ def _driven_since(release):
 
 @pytest.mark.engine(boot=BASE)
 @pytest.mark.parametrize("name", SOUND)
-def test_hand_over_changes_nothing_and_every_situation_is_reached(drive_scenario, release, name):
+def test_hand_over_changes_nothing_and_every_coverage_point_is_reached(drive_scenario, release, name):
     outcome = drive_scenario(ALL[name], engine=release)
     assert outcome.passed, outcome.verdict.reasons
     assert all(outcome.verdict.coverage.get(wanted) for wanted in ALL[name].wants)

@@ -26,11 +26,11 @@ from harness.search.mutants import with_mutant
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
 MUTANT = MUTANTS["draft-position-late"]
-TURN = 5  # a is decoding and b has arrived
+STEP = 5  # a is decoding and b has arrived
 
 
 class Lent:
-    """The worker's engines, which a night must not end. signal: sent to the scheduler after turn TURN, if one is."""
+    """The worker's engines, which a night must not end. signal: sent to the scheduler after STEP, if any."""
 
     def __init__(self, engines, number=None):
         self.engines, self.number = engines, number
@@ -41,7 +41,7 @@ class Lent:
         running = self.engines.use(self.engines.launch(scenario, engine=engine))
 
         def on_turn(scheduler_step, _state):
-            if scheduler_step == TURN:
+            if scheduler_step == STEP:
                 os.kill(running.handshakes[0]["pid"], self.number)
 
         return self.engines(scenario, engine=engine, on_turn=on_turn)
@@ -103,7 +103,7 @@ def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_en
     ("number", "kind"), [(signal.SIGSEGV, Kind.CRASH), (signal.SIGSTOP, Kind.HANG)], ids=["crashed", "hung"]
 )
 def test_an_engine_that_crashes_or_hangs_makes_a_night_red(engines, release, tmp_path, monkeypatch, number, kind):
-    if number == signal.SIGSTOP:  # stands for a loop without end: what tells the two apart is taken out
+    if number == signal.SIGSTOP:  # stands for a loop without end: what distinguishes the two is disabled
         monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
         monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 2.0)
     _, night = drive_night(Lent(engines, number), tmp_path, fixed(release, SCENARIO), repeats=0)

@@ -12,7 +12,7 @@ def _census(planned, reported):
     return census
 
 
-def test_every_planned_test_reported_once_is_no_fault():
+def test_every_planned_test_reported_once_is_complete():
     assert _census(["ab", "ab"], "ba").faults() == []  # two workers collect the same
 
 
@@ -25,5 +25,5 @@ def test_doubled_test_is_named():
 
 
 def test_many_missing_tests_are_counted_and_not_all_named():
-    (fault,) = _census(["abcdefgh"], "a").faults()
-    assert fault == "incomplete: 7 tests planned and not reported, of 8: b, c, d, e, f and 2 more"
+    (error,) = _census(["abcdefgh"], "a").faults()
+    assert error == "incomplete: 7 tests planned and not reported, of 8: b, c, d, e, f and 2 more"

@@ -209,7 +209,7 @@ def state(name, *, dp_rank, rows, **data):
 
 
 def states(**idle):
-    """A busy rank with four rows beside an idle one, both told so."""
+    """A busy rank with four rows beside an idle one, both informed."""
     told = {"announced": [4, 0]}
     return (
         state("busy_state", dp_rank=0, rows=4, **told),
@@ -305,7 +305,7 @@ def cut_short(engine):
 
 
 def test_walk_may_be_cut_at_the_limit_though_the_answer_died_with_the_engine(made):
-    """A crash a turn later leaves no RequestEnd; that the request was done is seen from its tokens."""
+    """A crash a scheduler step later leaves no RequestEnd; that the request was done is seen from its tokens."""
     scenario, engine = made
     cut, rid, known = cut_short(engine)
     cut = replace(
@@ -388,7 +388,7 @@ OTHER = '  File "/x/torch/nn/functional.py", line 60, in linear\n    g()\n'
 @pytest.mark.parametrize(
     ("frames", "told"), [(SGLANG + OURS, True), (SGLANG, False), (OURS + SGLANG, False), (SGLANG + OTHER, False)]
 )
-def test_a_crash_that_our_stand_in_raised_says_so_and_keeps_its_signature(made, frames, told):
+def test_a_crash_that_our_replacement_kernel_raised_says_so_and_keeps_its_signature(made, frames, told):
     scenario, engine = made
     site = "srt/layers/attention/triton_backend.py:forward_decode"
     data = {

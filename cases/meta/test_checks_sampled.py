@@ -1,4 +1,4 @@
-"""Check `sampled`: a run under its own coins passes, and whatever else is committed, or decided unseen, does not."""
+"""Check `sampled`: a run under its own uniforms passes, and whatever else is committed, or decided unseen, does not."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS)
 def sampled(request, pair):
-    """(scenario, what an engine that follows the rule reports): one request, alone, with coins of its own."""
+    """(scenario, what an engine that follows the rule reports): one request, alone, with uniforms of its own."""
     asked = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
     scenario = Scenario(
         name="sampled",
@@ -53,13 +53,13 @@ def accepts(trace):
     return np.flatnonzero(trace.rows.strings["phase"] == "ACCEPT")
 
 
-def with_coins(trace, change):
-    """The trace with every event 'coins' given to `change`, which returns one or None."""
+def with_uniforms(trace, change):
+    """The trace with every event 'coins' (its uniforms) given to `change`, which returns one or None."""
     events = [change(event) if event.name == "coins" else event for event in trace.events]
     return replace(trace, events=tuple(event for event in events if event is not None))
 
 
-def test_a_run_under_its_own_coins_has_nothing_to_say(pair, sampled):
+def test_a_run_under_its_own_uniforms_passes(pair, sampled):
     scenario, trace = sampled
     verdict, divergences = judged(pair, scenario, trace)
     assert divergences == []
@@ -98,37 +98,37 @@ def test_a_token_that_follows_another_node_is_found(pair, sampled):
     assert [(found.kind, found.hint) for found in divergences] == [(Kind.PARENT, "sampled-other-node")]
 
 
-@pytest.mark.parametrize("coin", [0.0, 1 - 2**-24])
-def test_a_walk_that_other_coins_decided_is_found(pair, sampled, coin):
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24])
+def test_a_walk_that_other_uniforms_decided_is_found(pair, sampled, uniform):
     scenario, trace = sampled
 
     def other(event):
         own = {
-            rid: {"nodes": [coin] * len(one["nodes"]), "final": one["final"]}
+            rid: {"nodes": [uniform] * len(one["nodes"]), "final": one["final"]}
             for rid, one in event.data["coins"].items()
         }
         return replace(event, data={**event.data, "coins": own})
 
-    divergences = judged(pair, scenario, with_coins(trace, other))[1]
+    divergences = judged(pair, scenario, with_uniforms(trace, other))[1]
     assert "sampled-other-token" in {found.hint for found in divergences}
 
 
 def test_thresholds_that_nobody_set_are_found(pair, sampled):
     scenario, trace = sampled
-    generous = with_coins(trace, lambda event: replace(event, data={**event.data, "thresholds": [0.05, 1.0]}))
+    generous = with_uniforms(trace, lambda event: replace(event, data={**event.data, "thresholds": [0.05, 1.0]}))
     assert judged(pair, scenario, generous)[1]
 
 
-def test_a_walk_without_coins_is_unknown(pair, sampled):
+def test_a_walk_without_uniforms_is_unknown(pair, sampled):
     scenario, trace = sampled
-    verdict, divergences = judged(pair, scenario, with_coins(trace, lambda _event: None))
+    verdict, divergences = judged(pair, scenario, with_uniforms(trace, lambda _event: None))
     assert divergences == []
     assert verdict.outcome is Outcome.UNKNOWN
     assert "sampled acceptance of a not judged: the probe saw no coins of it" in verdict.reasons
 
 
-def test_a_coin_on_the_border_decides_either_way(pair, sampled):
-    """The last coin of a round is moved to the very end of the share that it lay in: then the neighbour is as good."""
+def test_a_uniform_on_the_border_decides_either_way(pair, sampled):
+    """The last uniform of a round is moved to the end of the share it lay in: then the neighbour is as good."""
     scenario, trace = sampled
     reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
     near = tuple(
@@ -158,7 +158,7 @@ def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pai
 
 
 @pytest.mark.parametrize("margin", [0.0, 1e-3])
-def test_a_token_less_is_a_tie_where_a_coin_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
+def test_a_token_less_is_a_tie_where_a_uniform_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
     scenario, trace = sampled
     reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
     long = next(i for i in accepts(trace) if trace.rows.ints["slot"][i] == 1)

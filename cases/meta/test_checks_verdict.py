@@ -31,19 +31,19 @@ def unknown_reasons(scenario, engine, reference):
 # coverage
 
 
-def test_wanted_situation_that_never_happened_is_unknown():
+def test_wanted_coverage_point_that_never_happened_is_unknown():
     scenario = handmade.scenario(wants=("non_final_chunk", "idle_rank"))
     reasons = unknown_reasons(scenario, *handmade.build(scenario))
     assert "asked for idle_rank, never happened" in reasons
     assert "non_final_chunk" not in reasons
 
 
-def test_unheard_of_situation_is_unknown():
+def test_unknown_coverage_point_is_unknown():
     scenario = handmade.scenario(wants=("full_moon",))
     assert "full_moon, which is no known coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
-def test_wanted_situation_that_happened_passes_and_is_counted():
+def test_wanted_coverage_point_that_happened_passes_and_is_counted():
     scenario = handmade.scenario(wants=("non_final_chunk",))
     verdict, _ = judge(scenario, *handmade.build(scenario))
     assert verdict.outcome is Outcome.PASS
@@ -104,7 +104,7 @@ def test_column_that_was_never_recorded_is_unknown(made):
 
 
 @pytest.mark.parametrize(("subject", "counter"), [("tree", "parents"), ("verify", "accepts")])
-def test_stand_in_is_not_exercised_and_not_counted(made, subject, counter):
+def test_a_replaced_kernel_is_not_exercised_and_not_counted(made, subject, counter):
     scenario, engine, reference = made
     replaced = [{"operation": "m.f", "by": "stand-in", "subject": subject, "reason": "no CPU build"}]
     verdict, _ = judge(scenario, replace(engine, header={**engine.header, "replaced": replaced}), reference)
@@ -121,7 +121,7 @@ def test_own_kernel_reached_by_a_flag_is_exercised(made):
     assert verdict.reasons == ()
 
 
-def test_stand_in_does_not_hide_a_failure(made):
+def test_a_replaced_kernel_does_not_hide_a_failure(made):
     scenario, engine, reference = made
     engine.rows.ints["parent"][handmade.find(engine, phase="VERIFY", slot=2)] = 99
     replaced = [{"operation": "m.f", "by": "stand-in", "subject": "tree"}]

@@ -139,7 +139,7 @@ def test_a_folder_for_sockets_whose_name_is_too_long_is_named(work, monkeypatch)
     assert "export TMPDIR=/tmp" in done.stdout
 
 
-def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_fault_of_ours(work):
+def test_a_run_folder_that_cannot_be_written_any_more_is_unknown_and_no_internal_error(work):
     pretended_engine.furnish(work / "home", body='rm -r "$PWD"; touch "$PWD"; exit 1')
     done = call("run", "--scenario", "single")
     assert done.exit_code == 3, done.output

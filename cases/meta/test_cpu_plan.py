@@ -57,9 +57,9 @@ def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version
     assert bool(compat.multi_layer(release).plan_patches) is has_it
     assert release.plan_patches == ()
     assert bool(notes(ASSUMED, LAYERS, release=version)) is has_it
-    vain = without_effect(["F-011"], [(LAYERS, EngineConfig())], release=version)
-    assert bool(vain) is not has_it
-    assert all(line.endswith("SGLang 0.5.13 to 0.5.15.post1)") for line in vain)
+    without = without_effect(["F-011"], [(LAYERS, EngineConfig())], release=version)
+    assert bool(without) is not has_it
+    assert all(line.endswith("SGLang 0.5.13 to 0.5.15.post1)") for line in without)
 
 
 def test_graphs_plan_for_themselves_and_a_chain_has_no_layers():

@@ -82,7 +82,7 @@ def test_an_installed_release_is_as_published(home):
     assert answers(f"SGLang {envs.NEWEST}") == []
 
 
-def test_a_release_outside_our_tests_is_no_fault_and_unfinished_it_stops_no_run(home):
+def test_a_release_outside_our_tests_is_no_problem_and_unfinished_it_stops_no_run(home):
     home.mkdir(parents=True)
     (home / "published.json").write_text(json.dumps({"versions": ["0.5.16"], "when": time.time()}))
     envs.ensure("0.5.16", quiet)

@@ -13,7 +13,7 @@ EVERY = pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda family: 
 
 
 @EVERY
-def test_promised_situations_are_asked_for(family):
+def test_promised_coverage_points_are_asked_for(family):
     asked = {name for scenario in family.scenarios for name in scenario.wants}
     assert set(family.coverage_points) <= asked <= set(POINTS)
 

@@ -31,7 +31,7 @@ def pair(tmp_path_factory):
 
 
 def engine(pair, *, guesses):
-    """What an engine with or without the deviation does: the reference's own run in chunks."""
+    """What an engine with or without the defect does: the reference's own run in chunks."""
     session = ReferenceSession(
         *load_pair(pair.target, pair.draft), SPEC, departures=departures(["F-010"] if guesses else [])
     )

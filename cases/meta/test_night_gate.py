@@ -370,7 +370,7 @@ expires = 2027-05-31
         ("schema = ", "is not TOML"),
     ],
 )
-def test_a_known_file_with_a_fault_is_refused_with_its_place(tmp_path, text, said):
+def test_a_known_file_with_an_error_is_refused_with_its_place(tmp_path, text, said):
     path = tmp_path / "known.toml"
     path.write_text(text)
     with pytest.raises(CaseError) as caught:

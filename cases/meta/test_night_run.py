@@ -105,10 +105,10 @@ def test_what_could_not_start_once_is_not_started_for_the_next_scenario(tmp_path
     assert found.reasons == ("no engine; it ends with:\n  why (in 3 scenarios)",)
 
 
-def test_a_fault_of_our_own_is_unknown_and_costs_one_scenario(tmp_path):
+def test_an_internal_error_is_unknown_and_costs_one_scenario(tmp_path):
     found = drive(ByHand(ValueError("oh"), results.sound), fixed("a", "b"), tmp_path)
     assert (found.verdict, found.unknown, found.scenarios) == (Outcome.UNKNOWN, 1, 2)
-    assert found.reasons == ("a fault of eaglecheck's own in a: ValueError: oh",)
+    assert found.reasons == ("internal error of eaglecheck in a: ValueError: oh",)
 
 
 def test_a_full_disk_ends_the_night(tmp_path):

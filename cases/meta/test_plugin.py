@@ -110,7 +110,7 @@ def test_one(drive_scenario):
 """
 
 
-def test_release_that_is_not_installed_is_skipped_with_the_command_that_mends_it(session):
+def test_release_that_is_not_installed_is_skipped_with_the_command_that_fixes_it(session):
     done = session(WANTS_ENGINE)
     assert done.returncode == 0, done.stdout
     assert "SGLang 0.5.11: not installed; install it:  eaglecheck engines install 0.5.11" in done.stdout
@@ -267,7 +267,7 @@ def test_same_id_planned_twice_may_be_reported_twice(session):
     assert (done.returncode, "incomplete" in done.stdout) == (0, False), done.stdout
 
 
-def test_report_that_nobody_planned_is_a_fault():
+def test_report_that_nobody_planned_is_an_error():
     census = Census()
     census.plan(["a", "b"])
     for name in ("a", "b", "b", "c"):

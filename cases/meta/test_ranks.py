@@ -58,7 +58,7 @@ def test_rank_killed_from_outside_fell_before_those_that_lost_it(pairs):
     assert ranks.first_to_fall([*found, later]) == 0
 
 
-def test_ranks_end_a_turn_together_or_are_silent(pairs, monkeypatch):
+def test_ranks_end_a_step_together_or_are_silent(pairs, monkeypatch):
     monkeypatch.setattr(ranks, "LAG_SECONDS", 0.05)
     wire.send(pairs[0][1], {"op": "stepped"})
     start = time.monotonic()

@@ -85,10 +85,10 @@ def test_coverage_points_that_are_named_exist():
 def test_every_scenario_of_every_family_is_listed_by_name_and_so_is_the_corpus():
     listed = section("Those that are there")
     names = {family: {one.name for one in each.scenarios} for family, each in FAMILIES.items()}
-    told = {
+    documented = {
         family: set(re.findall(r"`([^`]+)`", line.split("|")[3]))
         for line in listed.splitlines()
         for family in re.findall(r"^\| `([^`]+)` \|", line)
     }
-    assert told == names
+    assert documented == names
     assert all(f"`{name}`" in listed for name in catalogue.names())

@@ -19,7 +19,7 @@ def made(*script, **engine):
     )
 
 
-def test_each_side_may_get_a_request_at_a_turn_of_its_own():
+def test_each_side_may_get_a_request_at_a_step_of_its_own():
     scenario = made(
         Op(kind="submit", rids=("a",), name="decode"), Op(kind="step"), Op(kind="submit", rids=("a",), name="prefill")
     )
@@ -57,7 +57,7 @@ def test_old_releases_refuse_a_cache_on_a_decode_side_that_speculates():
     assert impossible(SpecConfig(), engine, version="0.5.23") == ""
 
 
-def test_releases_that_ask_no_plugin_are_told_apart():
+def test_releases_that_ask_no_plugin_are_distinguished():
     engine, spec = EngineConfig(disaggregation=True), SpecConfig(plugin="none")
     assert "asks no plugin's algorithm" in impossible(spec, engine, version="0.5.12.post1")
     assert impossible(spec, engine, version="0.5.13") == ""

@@ -211,7 +211,7 @@ def test_where_no_mutant_ran_there_is_no_matrix_and_no_word_of_checks_that_nobod
         ("0.5.16", "were not tried"),
     ],
 )
-def test_why_layers_are_not_asked_is_what_the_book_says_of_that_release(release, reason):
+def test_the_reason_why_layers_are_not_asked_is_the_table_s_for_that_release(release, reason):
     made, _ = layered(release)
     assert reason in made.scores[0].why
 

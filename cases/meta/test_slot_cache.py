@@ -56,7 +56,7 @@ def test_an_engine_without_it_is_then_a_finding_too(pair):
     assert Kind.NUMERIC in judged(pair, sound, "F-003")[1]
 
 
-def test_another_fault_beside_it_is_still_found(pair, own_slots):
+def test_another_defect_beside_it_is_still_found(pair, own_slots):
     rows = own_slots.rows
     at = int(np.flatnonzero((rows.strings["phase"] == "DRAFT") & (rows.ints["step"] == 1))[0])
     rows.ints["position"][at] += 1

@@ -1,4 +1,4 @@
-"""`eaglecheck mutants`: does every check notice what it is there for?"""
+"""`eaglecheck mutants`: puts mutants into an engine and shows which checks notice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Put faults into the running engine and show which checks notice.
+    """Put mutants into the running engine and show which checks notice.
 
     Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
     engine does not pass without a mutant.

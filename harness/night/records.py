@@ -145,7 +145,7 @@ class Night(_Strict):
 
 
 def signatures(cells: Iterable[CellResult]) -> dict[tuple[str, str], list[tuple[CellResult, Seen]]]:
-    """(signature, engine) -> where it was seen, in order of first sight."""
+    """(signature, engine) -> where it was seen, in the order first seen."""
     found: dict[tuple[str, str], list[tuple[CellResult, Seen]]] = {}
     for cell in cells:
         for seen in cell.findings:

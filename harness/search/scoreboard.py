@@ -62,7 +62,7 @@ class Fate(StrEnum):
     KILLED = "KILLED"
     SURVIVED = "SURVIVED"
     NOT_RUN = "NOT RUN"
-    BROKEN = "BROKEN"  # its own code failed: our fault
+    BROKEN = "BROKEN"  # its own code failed: an internal error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

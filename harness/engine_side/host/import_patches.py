@@ -1,4 +1,4 @@
-"""What is put into SGLang's modules as they are imported: CPU stand-ins, our transfers, a plugin's algorithm.
+"""What is put into SGLang's modules as they are imported: CPU replacement kernels, our transfers, a plugin's algorithm.
 
 Engine side: nothing of SGLang or torch is imported before what is prepared here stands.
 """
