@@ -13,7 +13,7 @@ import pytest
 from cases.families import FAMILIES, SOME
 from cases.processes import survivors
 from harness.cli.programs import choose_scenarios
-from harness.night.cells import Box, plan
+from harness.night.cells import Limits, plan
 from harness.suite.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
@@ -299,7 +299,9 @@ def test_a_family_is_the_same_for_pytest_run_and_nights(session, family):
     done = session(OF_FAMILIES, "test_inner.py", "--family", family, "-s")
     ids = re.findall(r"ID (\w+)", done.stdout)
     assert ids == [one.id for one in choose_scenarios([], [], family)]
-    cells = plan(engines=["0.5.23"], cases=[], families=[FAMILIES[family]], box=Box(scenarios=0, seconds=0, seed=0))
+    cells = plan(
+        engines=["0.5.23"], cases=[], families=[FAMILIES[family]], limits=Limits(scenarios=0, seconds=0, seed=0)
+    )
     assert sorted(ids) == sorted(one.id for cell in cells for one in cell.scenarios)
     assert f"{len(ids)} passed, 1 deselected" in done.stdout
 

@@ -80,7 +80,7 @@ class Driver:
                 tally.left_out = len(scenarios) - number
                 break
             self._scenario(tally, scenario)
-            booted = booted if number else time.monotonic()  # the box is for scenarios: a start takes what it takes
+            booted = booted if number else time.monotonic()  # the limit is for scenarios, not for the start
         return tally.result(folder=self.folder, seconds=time.monotonic() - start)
 
     def _scenarios(self, cell: Cell) -> list[Scenario]:
