@@ -124,7 +124,7 @@ def checkpoint_pairs(
 ) -> dict[str, tuple[Path, Path]]:
     """(target, draft) folders for every checkpoint the scenarios name, made on the spot unless given.
 
-    On a device whose kernels are not built for a pair, its stand-in (see checkpoints.MADE_INSTEAD).
+    On a device whose kernels are not built for a pair, the pair made for it instead (see cases.checkpoints).
     """
     own = own_pair(target, draft)
     named = sorted({scenario.checkpoint for scenario in scenarios})

@@ -107,7 +107,7 @@ class Engine:
     def begin(
         self, *, chunk: int | None, running_limit: int | None = None, record: bool = True
     ) -> list[dict[str, Any]]:
-        """Flush caches, set the scenario's settings and arm (or disarm) the recorders; one answer a rank.
+        """Flush caches, apply the scenario's settings and arm (or disarm) the recorders; one answer a rank.
 
         running_limit: of the side that decodes. Raises EngineNotClean if SGLang will not flush: something of the last
         scenario is still alive.
