@@ -1,9 +1,9 @@
-"""What the probe and judging cost: the same scenarios on engines with and without a probe, turn by turn.
+"""What the probe and judging cost: the same scenarios on engines with and without a probe, step by step.
 
     .venv/bin/python -m benchmarks.cost [--engine 0.5.23] [--repeats 3] [--each 1] [--device cuda [--graphs]]
         [--size medium]
 
-Engines of both levels are up at once, driven through the same gate, and take turns scenario by scenario, so that the
+Engines of both levels are up at once, driven in the same lockstep, and alternate scenario by scenario, so that the
 machine's mood hits both. Two engines that were started alike may differ by more than the probe costs, for as long as
 they live: --each says how many of a level there are. Then what the reference, judging and storing add.
 """
@@ -40,8 +40,8 @@ SIZES = {
     "medium": {"hidden": 1024, "intermediate": 2816, "layers": 8, "heads": 8},
     "large": {"hidden": 2048, "intermediate": 5632, "layers": 16, "heads": 16},
 }
-#: (engine, scenario, turn) -> seconds of each repeat.
-Turns = dict[tuple[int, int, int], list[float]]
+#: (engine, scenario, scheduler step) -> seconds of each repeat.
+StepSeconds = dict[tuple[int, int, int], list[float]]
 
 
 def scenarios_of(size: str, *, device: str, graphs: bool) -> list[Scenario]:
@@ -56,7 +56,7 @@ def scenarios_of(size: str, *, device: str, graphs: bool) -> list[Scenario]:
 
 
 def timed(engine: Engine, scenario: Scenario, *, record: bool) -> tuple[Trace, list[float]]:
-    """A scenario's trace, and when it began, when each of its turns ended, and when all was done."""
+    """A scenario's trace, and when it began, when each of its scheduler steps ended, and when all was done."""
     marks = [time.perf_counter()]
     trace = drive(
         engine, scenario, record=record, on_step=lambda _scheduler_step, _state: marks.append(time.perf_counter())
@@ -66,9 +66,9 @@ def timed(engine: Engine, scenario: Scenario, *, record: bool) -> tuple[Trace, l
 
 def measured(
     engines: dict[str, list[Engine]], scenarios: Sequence[Scenario], *, repeats: int
-) -> tuple[dict[str, Turns], dict[str, list[Trace]]]:
-    """Seconds by level and turn, and the traces of the last repeat; the first round on an engine only fills caches."""
-    turns: dict[str, Turns] = {level: {} for level in engines}
+) -> tuple[dict[str, StepSeconds], dict[str, list[Trace]]]:
+    """Seconds by level and scheduler step, and the last traces; the first round on an engine only fills caches."""
+    steps: dict[str, StepSeconds] = {level: {} for level in engines}
     traces: dict[str, list[Trace]] = {}
     each = len(engines["traced"])
     for repeat in range((repeats + 1) * each):
@@ -78,10 +78,10 @@ def measured(
             for level in order:
                 trace, marks = timed(engines[level][number], scenario, record=LEVELS[level])
                 traces[level].append(trace)
-                for turn, (before, after) in enumerate(pairwise(marks)) if repeat >= each else ():
-                    turns[level].setdefault((number, place, turn), []).append(after - before)
+                for step, (before, after) in enumerate(pairwise(marks)) if repeat >= each else ():
+                    steps[level].setdefault((number, place, step), []).append(after - before)
         print(f"round {repeat + 1} of {(repeats + 1) * each} done", flush=True)
-    return turns, traces
+    return steps, traces
 
 
 def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace]) -> dict[str, float]:
@@ -102,9 +102,9 @@ def judging(scenarios: Sequence[Scenario], traces: Sequence[Trace]) -> dict[str,
     return spent
 
 
-def usual(turns: Turns) -> float:
-    """What the scenarios usually take on one engine: medians of turns, summed."""
-    return sum(map(statistics.median, turns.values())) / len({engine for engine, _, _ in turns})
+def usual(steps: StepSeconds) -> float:
+    """What the scenarios usually take on one engine: medians of scheduler steps, summed."""
+    return sum(map(statistics.median, steps.values())) / len({engine for engine, _, _ in steps})
 
 
 def main() -> int:
@@ -125,8 +125,8 @@ def main() -> int:
             ]
             for level, probe in LEVELS.items()
         }
-        turns, traces = measured(engines, scenarios, repeats=options.repeats)
-    parts = {"untraced engine": usual(turns["untraced"]), "traced engine": usual(turns["traced"])}
+        steps, traces = measured(engines, scenarios, repeats=options.repeats)
+    parts = {"untraced engine": usual(steps["untraced"]), "traced engine": usual(steps["traced"])}
     parts |= judging(scenarios, traces["traced"])
     return report(parts, title=f"SGLang {options.engine} on {options.device}, {options.size} pair")
 

@@ -11,5 +11,5 @@
 | a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `checkpoints.KINDS` |
 | | that make its pair, and a family that names the pair |
 
-`test_*` drive an engine; `meta/` tests the harness itself without one. Nothing here knows how a verdict is reached.
+`engine/` tests with a real engine, `meta/` tests the harness without one. Nothing here knows how a verdict is reached.
 """

@@ -103,12 +103,12 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     LatentRecipe: mla_weights.pair,
     TableRecipe: table_weights.pair,
 }
-#: What stands for a pair on a device whose kernels are not built for its head width; same vocabulary, same positions.
-STAND_INS: dict[tuple[str, str], str] = {
+#: The pair to use instead on a device whose kernels are not built for its head width; same vocabulary, same positions.
+MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
     ("table-tiny", "cuda"): "table-head64",
 }
-#: Pairs that nothing stands for there, and why an engine must not be started with them: it would die of its kernels.
+#: Pairs without such a pair, and why an engine must not be started with them: it would die of its kernels.
 UNFIT: dict[tuple[str, str], str] = {
     ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
 }
@@ -125,7 +125,7 @@ DRAFT_LAYERS = {
 
 def on_device(name: str, device: str) -> str:
     """The pair that an engine on `device` loads for a scenario that names `name`."""
-    return STAND_INS.get((name, device), name)
+    return MADE_INSTEAD.get((name, device), name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

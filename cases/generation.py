@@ -29,7 +29,7 @@ def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet
 
 
 def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
-    """The first `count` scenarios of a seed, the templates taking turns in an order that the seed decides."""
+    """The first `count` scenarios of a seed, the templates alternating in an order that the seed decides."""
     order = possible(boot)
     Random(f"{boot.name} {seed}").shuffle(order)
     return [

@@ -1,4 +1,4 @@
-"""Whether a target/draft pair can show the mistakes this project hunts: how often it agrees, and what moves it.
+"""Whether a target/draft pair can show the mistakes this project looks for: how often it agrees, and what moves it.
 
 A pair that always agrees hides a wrong chunk tail; one that never agrees exercises no verify; one that ignores
 positions hides a shift. This module must not judge: it only counts, on free-running speculation with t = 1.

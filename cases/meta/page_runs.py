@@ -42,7 +42,7 @@ def idle(name: str = "idle-rank") -> tuple[Scenario, Trace, Trace]:
     rounds = [*engine.rounds, *(record for record in beside if record.scheduler_step != 2)]
     later = [
         replace(record, scheduler_step=record.scheduler_step + (record.scheduler_step > 5)) for record in rounds
-    ]  # turn 6 has no batch
+    ]  # scheduler step 6 has no batch
     return scenario, replace(engine, rounds=tuple(later)), reference
 
 
@@ -149,7 +149,7 @@ def long(root: Path, *, rows: int = 100_000) -> Path:
 
 
 def _again_and_again(trace: Trace, times: int) -> Trace:
-    """The trace `times` times behind itself, each copy at later rounds, turns and positions, so that no key repeats."""
+    """The trace `times` times behind itself, each copy at later rounds, steps and positions, so that no key repeats."""
     length, rounds, far = len(trace.rows), len(trace.rounds), 1000
     rows, copies = handmade.take_rows(trace.rows, list(range(length)) * times), np.repeat(np.arange(times), length)
     for name, step in (("round", rounds), ("scheduler_step", rounds), ("committed", far)):

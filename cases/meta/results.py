@@ -32,7 +32,7 @@ HEADER: dict[str, Any] = {
     "hooks_missing": [],
     "replaced": [],
 }
-STAND_INS = [
+REPLACED = [
     {"operation": f"sglang.srt.speculative.eagle_utils.{name}", "subject": subject, "by": "stand-in"}
     for name, subject in (
         ("sgl_build_tree_kernel_efficient", "tree"),

@@ -103,7 +103,7 @@ def test_a_scenario_that_does_not_care_gets_a_dtype_the_device_has():
     assert dtype_on("cpu", "float32") == "float32"
 
 
-def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_stand_ins(launched):
+def test_a_gpu_engine_gets_graphs_of_few_sizes_and_no_replacement_kernels(launched):
     boot = launched(cuda_graph=True)
     assert boot["arguments"]["dtype"] == "float16"
     assert boot["arguments"]["disable_cuda_graph"] is False

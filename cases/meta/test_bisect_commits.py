@@ -216,7 +216,7 @@ def test_an_engine_that_dies_is_no_verdict(home, history, tmp_path):
     assert [one["name"] for one in found["between"]] == history.commits[1:-1]
 
 
-def test_a_fault_of_our_own_stops_the_search_and_is_no_verdict(home, history, tmp_path, monkeypatch):
+def test_an_internal_error_stops_the_search_and_is_no_verdict(home, history, tmp_path, monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("broken on purpose")
 

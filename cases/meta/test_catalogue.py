@@ -1,4 +1,4 @@
-"""The corpus as data: every entry can be read and run, says what its windows foretell, and is refused when it lies."""
+"""The corpus as data: every entry can be read and run, its windows say what is expected, and errors are refused."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES = catalogue.names()
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_case_can_be_read_run_and_told_apart(name):
+def test_every_case_can_be_read_run_and_distinguished(name):
     case = catalogue.load(name)
     assert case.id == case.scenario.name == name
     assert set(case.kinds) <= set(Kind)
@@ -33,14 +33,14 @@ def test_every_case_can_be_read_run_and_told_apart(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_windows_are_ordered_and_say_pass_fail_or_unknown(name):
     case = catalogue.load(name)
-    told = [case.expected(release=release, revert=None) for release in SUPPORTED]
+    expected_by_release = [case.expected(release=release, revert=None) for release in SUPPORTED]
     if case.bad_from is not None:
         before = [release for release in SUPPORTED if Version(release) < Version(case.bad_from)]
         assert before or case.finding, "leave bad_from out where the oldest release has the bug"
-        assert told[: len(before)] == ["unknown"] * len(before)
-        told = told[len(before) :]
+        assert expected_by_release[: len(before)] == ["unknown"] * len(before)
+        expected_by_release = expected_by_release[len(before) :]
     order = ["FAIL", "unknown", "PASS"]
-    assert told == sorted(told, key=order.index)
+    assert expected_by_release == sorted(expected_by_release, key=order.index)
     assert case.expected(release=case.bad_up_to, revert=None) == "FAIL"
     if case.good_from is not None:
         assert case.expected(release=case.good_from, revert=None) == "PASS"
@@ -52,7 +52,7 @@ def test_a_reverted_fix_fails_its_own_case_and_no_other():
     assert case.expected(release="0.5.23", revert=26329) == "PASS"
 
 
-def test_where_a_case_was_not_seen_its_window_foretells_no_failure():
+def test_where_a_case_was_not_seen_its_window_expects_no_failure():
     """On a GPU another arithmetic accepts other tokens, so that a failure of the CPU's may not be there."""
     case = catalogue.load("stop-past-length")
     assert [case.expected(release="0.5.13", revert=None, device=one) for one in ("cpu", "cuda")] == ["FAIL", "unknown"]
@@ -60,7 +60,7 @@ def test_where_a_case_was_not_seen_its_window_foretells_no_failure():
     assert catalogue.load("pr25015").expected(release="0.5.11", revert=None, device="cuda") == "FAIL"
 
 
-def test_between_the_ends_of_its_window_a_case_foretells_nothing():
+def test_between_the_ends_of_its_window_a_case_expects_nothing():
     case = catalogue.load("pr25015").model_copy(update={"bad_up_to": "0.5.11", "good_from": "0.5.13"})
     assert case.expected(release="0.5.12.post1", revert=None) == "unknown"
 

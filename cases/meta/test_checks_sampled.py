@@ -1,4 +1,4 @@
-"""Check `sampled`: a run under its own coins passes, and whatever else is committed, or decided unseen, does not."""
+"""Check `sampled`: a run under its own uniforms passes, and whatever else is committed, or decided unseen, does not."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def pair(tmp_path_factory):
 
 @pytest.fixture(scope="module", params=SPECS.values(), ids=SPECS)
 def sampled(request, pair):
-    """(scenario, what an engine that follows the rule reports): one request, alone, with coins of its own."""
+    """(scenario, what an engine that follows the rule reports): one request, alone, with uniforms of its own."""
     asked = RequestSpec(rid="a", input_ids=(5, 17, 130, 42), max_new_tokens=30, temperature=1.1)
     scenario = Scenario(
         name="sampled",
@@ -86,7 +86,7 @@ def with_coins(trace, change):
     return replace(trace, events=tuple(event for event in events if event is not None))
 
 
-def test_a_run_under_its_own_coins_has_nothing_to_say(pair, sampled):
+def test_a_run_under_its_own_uniforms_passes(pair, sampled):
     scenario, trace = sampled
     verdict, divergences = judged(pair, scenario, trace)
     assert divergences == []
@@ -114,13 +114,13 @@ def test_a_token_that_follows_another_node_is_found(pair, sampled):
     assert [(found.kind, found.hint) for found in divergences] == [(Kind.PARENT, "sampled-other-node")]
 
 
-@pytest.mark.parametrize("coin", [0.0, 1 - 2**-24])
-def test_a_walk_that_other_coins_decided_is_found(pair, sampled, coin):
+@pytest.mark.parametrize("uniform", [0.0, 1 - 2**-24])
+def test_a_walk_that_other_uniforms_decided_is_found(pair, sampled, uniform):
     scenario, trace = sampled
 
     def other(event):
         own = {
-            rid: {"nodes": [coin] * len(one["nodes"]), "final": one["final"]}
+            rid: {"nodes": [uniform] * len(one["nodes"]), "final": one["final"]}
             for rid, one in event.data["coins"].items()
         }
         return replace(event, data={**event.data, "coins": own})
@@ -135,7 +135,7 @@ def test_thresholds_that_nobody_set_are_found(pair, sampled):
     assert judged(pair, scenario, generous)[1]
 
 
-def test_a_walk_without_coins_is_unknown(pair, sampled):
+def test_a_walk_without_uniforms_is_unknown(pair, sampled):
     scenario, trace = sampled
     verdict, divergences = judged(pair, scenario, with_coins(trace, lambda _event: None))
     assert divergences == []
@@ -164,7 +164,7 @@ def test_where_ours_stands_in_for_the_kernel_nothing_counts_and_that_is_said(pai
 
 
 @pytest.mark.parametrize("margin", [0.0, 1e-3])
-def test_a_token_less_is_a_tie_where_a_coin_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
+def test_a_token_less_is_a_tie_where_a_uniform_was_at_the_edge_and_a_lost_row_elsewhere(pair, sampled, margin):
     scenario, trace = sampled
     reference = Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
     slots, starts = trace.rows.ints["slot"], trace.rows.ints["committed"]

@@ -39,12 +39,12 @@ def test_wanted_point_that_never_happened_or_is_not_known_is_unknown():
     assert "non_final_chunk" not in reasons
 
 
-def test_unheard_of_situation_is_unknown():
+def test_unknown_coverage_point_is_unknown():
     scenario = handmade.scenario(wants=("full_moon",))
     assert "full_moon, an unknown coverage point" in unknown_reasons(scenario, *handmade.build(scenario))
 
 
-def test_wanted_situation_that_happened_passes_and_is_counted():
+def test_wanted_coverage_point_that_happened_passes_and_is_counted():
     scenario = handmade.scenario(wants=("non_final_chunk",))
     verdict, _ = judge(scenario, *handmade.build(scenario))
     assert verdict.outcome is Outcome.PASS

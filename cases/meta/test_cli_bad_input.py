@@ -96,7 +96,7 @@ def _scenarios(work):
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
         ("backend", ["engine", "attention_backend"], "fa3"),
         ("graphs", ["engine", "cuda_graph"], True),
-        ("unknown-fault", ["script"], [{"kind": "mutant", "name": "no-such-fault"}, *whole["script"]]),
+        ("unknown-mutant", ["script"], [{"kind": "mutant", "name": "no-such-mutant"}, *whole["script"]]),
         ("case", ["case_schema"], 1),
     ):
         scenario = json.loads(json.dumps(whole))
@@ -184,7 +184,7 @@ REFUSED = {
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage point": (scenario_file("unknown-coverage point"), "'idle_tik'; did you mean 'idle_tick'"),
     "file-unknown-checkpoint": (scenario_file("unknown-checkpoint"), "'eagle-tin'; did you mean 'eagle-tiny'"),
-    "file-unknown-fault": (scenario_file("unknown-fault"), "unknown fault 'no-such-fault'"),
+    "file-unknown-mutant": (scenario_file("unknown-mutant"), "unknown mutant 'no-such-mutant'"),
     "file-backend": (scenario_file("backend"), "engine.attention_backend 'fa3'"),
     "file-graphs": (scenario_file("graphs"), "engine.cuda_graph"),
     "file-case": (scenario_file("case"), "case.json is a whole corpus case"),
@@ -265,7 +265,7 @@ def test_a_home_that_cannot_hold_checkpoints_is_named(place, monkeypatch):
     assert "export EAGLECHECK_HOME=" in done.stderr
 
 
-def test_a_fault_of_our_own_keeps_its_traceback_and_exits_4(place, monkeypatch):
+def test_an_internal_error_keeps_its_traceback_and_exits_4(place, monkeypatch):
     def broken(*_, **__):
         raise ZeroDivisionError("we forgot something")
 
@@ -273,7 +273,7 @@ def test_a_fault_of_our_own_keeps_its_traceback_and_exits_4(place, monkeypatch):
     done = call("run")
     assert done.exit_code == 4
     assert "ZeroDivisionError: we forgot something" in done.stderr
-    assert "a fault in eaglecheck itself" in done.stderr.splitlines()[-1]
+    assert "internal error in eaglecheck" in done.stderr.splitlines()[-1]
 
 
 class Full:

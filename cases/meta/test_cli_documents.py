@@ -17,10 +17,10 @@ from harness.contract.outputs import write_json
 from harness.contract.types import Kind
 
 DOCS = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
-STAND_INS = [{**entry, "reason": "no build for a CPU"} for entry in results.STAND_INS]
+REPLACED = [{**entry, "reason": "no build for a CPU"} for entry in results.REPLACED]
 
 RUNS = {
-    "pass": lambda: results.run_of(results.judged("single"), replaced=STAND_INS),
+    "pass": lambda: results.run_of(results.judged("single"), replaced=REPLACED),
     "fail": lambda: results.run_of(results.judged("pr25015", results.one_ahead), revert=25015),
     "unknown": lambda: results.run_of(results.without_engine("single", "the engine did not boot")),
     **{

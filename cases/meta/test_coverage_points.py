@@ -215,7 +215,7 @@ HIT = trace(prefill(0, ("r0", 0, 12, True)), prefill(5, ("r1", 4, 7, True)))
         (10, None),
     ],
 )
-def test_prefix_hits_are_told_apart_by_where_the_shared_tokens_end(shared, name):
+def test_prefix_hits_are_distinguished_by_where_the_shared_tokens_end(shared, name):
     seen = count(branching(shared), HIT)[0]
     assert {found for found in SHOWN_BELOW if seen[found]} == ({name} if name else set())
 

@@ -30,7 +30,7 @@ def after(scheduler_step, running=(), waiting=(), moving=(), rank=0):
     return Event(name="turn", scheduler_step=scheduler_step, dp_rank=rank, data=data)
 
 
-def told(scheduler_step, what, rid):
+def control(scheduler_step, what, rid):
     return Event(name="transfer", scheduler_step=scheduler_step, data={"what": what, "rid": rid})
 
 
@@ -80,20 +80,20 @@ TRACES = {
         trace(events=(after(0, running=("r0",)), aborted(1, "r0"), after(1))),
     ),
     "failed_transfer": (
-        trace(events=(told(0, "fail", "r0"),)),
-        trace(handed(0, "r0"), events=(told(1, "fail", "r0"),)),
+        trace(events=(control(0, "fail", "r0"),)),
+        trace(handed(0, "r0"), events=(control(1, "fail", "r0"),)),
     ),
     "failed_beside_good": (
-        trace(handed(1, "r1"), events=(told(0, "fail", "r0"), BOTH_AWAY)),
-        trace(events=(told(0, "fail", "r0"), BOTH_AWAY)),
+        trace(handed(1, "r1"), events=(control(0, "fail", "r0"), BOTH_AWAY)),
+        trace(events=(control(0, "fail", "r0"), BOTH_AWAY)),
     ),
     "dropped_transfer": (
-        trace(ran(0, R0), events=(told(0, "drop", "r0"),)),
-        trace(events=(told(0, "drop", "r0"),)),
+        trace(ran(0, R0), events=(control(0, "drop", "r0"),)),
+        trace(events=(control(0, "drop", "r0"),)),
     ),
     "delayed_transfer": (
-        trace(ran(0, R0), handed(3, "r0"), events=(told(0, "hold", "r0"),)),
-        trace(ran(0, R0), handed(0, "r0"), events=(told(0, "hold", "r0"),)),
+        trace(ran(0, R0), handed(3, "r0"), events=(control(0, "hold", "r0"),)),
+        trace(ran(0, R0), handed(0, "r0"), events=(control(0, "hold", "r0"),)),
     ),
     "reordered_transfers": (
         trace(ran(0, R0, R1), handed(1, "r1"), handed(2, "r0")),

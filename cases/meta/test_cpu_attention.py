@@ -1,4 +1,4 @@
-"""The CPU stand-in for attention on rows small enough to work out by hand."""
+"""The CPU replacement kernel for attention on rows small enough to work out by hand."""
 
 import math
 

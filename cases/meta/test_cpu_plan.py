@@ -31,7 +31,7 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
     before.mark_forward_metadata_ready()
     assert before.ready
     ops = CpuOps(ImportHooks())
-    ops._seam_unplanned(module, "mark_forward_metadata_ready")
+    ops._patch_unplanned(module, "mark_forward_metadata_ready")
     batch = module.ForwardBatch()
     batch.mark_forward_metadata_ready(replan_equivalent=True)
     assert not batch.ready
@@ -47,8 +47,8 @@ def test_a_marked_batch_is_planned_for_all_the_same_and_the_header_names_what_do
 )
 def test_only_releases_that_plan_too_little_have_it_and_only_with_layers(version, has_it):
     release = compat.lookup(version, overlap=True)
-    assert bool(compat.multi_layer(release).plan_seams) == has_it
-    assert release.plan_seams == ()
+    assert bool(compat.multi_layer(release).plan_patches) == has_it
+    assert release.plan_patches == ()
     assert bool(notes(ASSUMED, LAYERS, release=version)) == has_it
     vain = without_effect(["F-011"], [(LAYERS, EngineConfig())], release=version)
     assert ["0.5.13 to 0.5.15.post1" in line for line in vain] == [True] * (1 - has_it)

@@ -1,4 +1,4 @@
-"""Whose fault it is when a batch dies; no SGLang here, only code that lies where SGLang's would."""
+"""Whose code made a batch fail; no SGLang here, only code that lies where SGLang's would."""
 
 from types import ModuleType
 
@@ -10,7 +10,7 @@ from harness.engine_side.transfer_backend.files import NotServed
 
 
 def in_sglang(text):
-    """Runs code that lies in SGLang, as far as a traceback can tell, and fails."""
+    """Runs code that lies in SGLang, by its traceback, and fails."""
     module = ModuleType("pretended")
     exec(compile(f"def fall():\n    raise RuntimeError({text!r})\n", "/x/sglang/srt/a.py", "exec"), module.__dict__)
     module.fall()
@@ -50,7 +50,7 @@ def test_what_fails_in_what_only_looks_on_is_ours_and_all_else_is_sglangs(act, o
     assert watcher(caught.value) == ours
 
 
-def test_a_device_error_that_our_copy_is_told_of_is_not_taken_for_ours(monkeypatch):
+def test_a_device_error_that_our_copy_receives_is_not_taken_for_ours(monkeypatch):
     monkeypatch.setattr(Recorder, "_current", lambda self: on_device())
     with pytest.raises(RuntimeError) as caught:
         in_probe()

@@ -1,4 +1,4 @@
-"""One bit turned over anywhere in what a run keeps is told, by every command that reads it, and the file is named."""
+"""One bit flipped anywhere in what a run keeps is reported by every command that reads it, with the file's name."""
 
 import json
 import re
@@ -60,7 +60,7 @@ EVERY = [*OF_A_RUN, *(f"pr25015/{name}" for name in OF_A_SCENARIO)]
     [("recheck", name) for name in EVERY]
     + [(command, name) for command in ("report", "diff") for name in ("manifest.json", "pr25015/engine.parquet")],
 )
-def test_a_turned_bit_is_told_by_every_command_and_the_file_is_named(run, name, command, tmp_path):
+def test_a_flipped_bit_is_reported_by_every_command_with_its_file(run, name, command, tmp_path):
     _, _, file = name.rpartition("pr25015/")
     place = (next(run.glob("pr25015-*")) if "pr25015/" in name else run) / file
     turn_a_digit(place)
@@ -127,11 +127,11 @@ def test_digests_are_what_sha256sum_reads_and_are_of_all_there_is(run):
     for sums in [run / SUMS, *run.glob(f"*/{SUMS}"), *run.glob(f"reproducers/*/{SUMS}")]:
         done = subprocess.run(["sha256sum", "--strict", "-c", SUMS], cwd=sums.parent, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
-        told = {line.split(": ")[0] for line in done.stdout.splitlines()}
+        named_in_output = {line.split(": ")[0] for line in done.stdout.splitlines()}
         here = {path.relative_to(sums.parent).as_posix() for path in sums.parent.rglob("*") if path.is_file()}
         if sums.parent == run:
             here = {name for name in here if "/" not in name or (name.endswith(SUMS) and "reproducers" not in name)}
-        assert here - told == {SUMS}
+        assert here - named_in_output == {SUMS}
 
 
 def test_no_bit_of_a_parquet_file_alone_changes_what_is_read(tmp_path):
@@ -176,7 +176,7 @@ def test_a_damaged_scenario_is_not_what_to_run_again(run):
 
 
 def test_an_edited_file_is_taken_once_its_digests_are_gone(run):
-    """Whoever edits a reproducer on purpose is told how."""
+    """The message says how to edit a reproducer on purpose."""
     place = run / "manifest.json"
     place.write_text(json.dumps({**json.loads(place.read_text()), "host": "elsewhere"}))
     assert call("recheck", str(run)).exit_code == 2

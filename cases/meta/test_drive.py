@@ -11,15 +11,15 @@ from harness.engines.errors import EngineCrashed
 TURNS = 5
 
 
-def of_round(turn, index):
+def of_round(step, index):
     """Two messages that make no rows: an event and a batch."""
-    said = {"ev": "again", "round": index, "step": 0, "rows": turn}
+    said = {"ev": "again", "round": index, "step": 0, "rows": step}
     batch = {"ev": "round", "index": index, "mode": "IDLE", "rids": [], "attempts": [], "starts": [], "lens": []}
-    return [({**message, "turn": turn}, {}) for message in (said, {**batch, "final": [], "forwards": {}})]
+    return [({**message, "scheduler_step": step}, {}) for message in (said, {**batch, "final": [], "forwards": {}})]
 
 
 class Slow:
-    """An engine that brings a turn's rounds one turn late, and has answered after `patience` messages were read."""
+    """An engine that brings a round one scheduler step late, and has answered after `patience` messages were read."""
 
     handshakes = ({"dp_rank": 0},)
 
@@ -76,12 +76,12 @@ def traced(engine):
 @pytest.mark.parametrize("falls", [False, True], ids=["to the end", "until it falls"])
 def test_a_trace_says_the_same_however_quickly_the_engine_answers(falls):
     patient, quick, halfway = (Slow(patience, falls=falls) for patience in (10**9, 1, 3))
-    told = traced(patient)
-    assert traced(quick) == told
-    assert traced(halfway) == told
-    events, rounds, ends = told
+    reported = traced(patient)
+    assert traced(quick) == reported
+    assert traced(halfway) == reported
+    events, rounds, ends = reported
     assert [name for name, _, _ in events if name == "crash"] == ["crash"] * falls
-    scheduler_steps = [scheduler_step for _, scheduler_step in rounds]
+    scheduler_steps = [step for _, step in rounds]
     assert scheduler_steps == sorted(scheduler_steps)
     assert len(rounds) == (2 * (TURNS - 2) + 1 if falls else 2 * (TURNS - 1) + 1)
     assert bool(ends) is not falls

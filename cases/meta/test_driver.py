@@ -143,7 +143,7 @@ def test_an_event_is_made_once_and_recorded_again(made):
 
 
 class OnDevice:
-    """Stands for a contiguous tensor of a device; address: told to whoever copies."""
+    """Stands for a contiguous tensor of a device; address: for whoever copies."""
 
     is_cuda, dtype, shape, nbytes, _version = True, torch.int64, torch.Size([2]), 16, 0
 

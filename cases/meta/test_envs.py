@@ -269,7 +269,7 @@ def test_the_exit_code_of_the_module_follows_the_table(versions, code):
     assert envs.main(versions) == code
 
 
-def test_a_failed_installation_is_our_own_fault_to_the_caller(pip, capsys):
+def test_a_failed_installation_exits_4(pip, capsys):
     pip.fail = lambda command: closure.Finished(code=1)
     assert envs.main(["0.5.13"]) == 4
     assert "could not make a virtual environment" in capsys.readouterr().err

@@ -44,10 +44,10 @@ def test_the_installer_of_a_killed_parent_still_holds_the_lock(home):
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    told = []
-    with closure.installing("x", told.append):
+    progress = []
+    with closure.installing("x", progress.append):
         pass
-    assert told == ["waiting: another process is installing x"]
+    assert progress == ["waiting: another process is installing x"]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_home_follows_the_usual_variables(monkeypatch, variables, place):
     assert closure.home() == Path(place)
 
 
-def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home):
+def test_run_keeps_the_last_lines_and_reports_large_downloads_only(home):
     lines = [
         "  Downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
         "  Downloading https://index.example/packages/ab/triton-3.7.1-cp311.whl (197.7 MB)",
@@ -76,10 +76,10 @@ def test_run_keeps_the_last_lines_and_tells_large_downloads_only(home):
         *(f"line {number}" for number in range(40)),
     ]
     program = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
-    told = []
+    progress = []
     with closure.installing("x", quiet) as lock:
-        done = closure.run([sys.executable, "-c", program], lock=lock, progress=told.append)
-    assert told == [
+        done = closure.run([sys.executable, "-c", program], lock=lock, progress=progress.append)
+    assert progress == [
         "downloading torch-2.13.0-cp311-cp311-manylinux_2_28_x86_64.whl (1.2 GB)",
         "downloading triton-3.7.1-cp311.whl (197.7 MB)",
     ]

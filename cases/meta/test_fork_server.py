@@ -31,10 +31,10 @@ def prepare(boot):
 assert sys.argv[1] == "fork-server"
 path, (imported_by, _) = serve(socket.socket(fileno=int(sys.argv[2])), prepare)
 print("written by a fork", flush=True)
-told = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
-told |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
+answer = {{"pid": os.getpid(), "session": os.getsid(0), "folder": os.getcwd(), "temporary": tempfile.gettempdir()}}
+answer |= {{"imported_by": imported_by, "chance": __import__("random").random(), "environment": dict(os.environ)}}
 with open(path + ".part", "w") as file:
-    json.dump(told, file)
+    json.dump(answer, file)
 os.rename(path + ".part", path)
 os._exit(7)
 """
@@ -61,9 +61,9 @@ def fork(server, folder, name, **environment):
     (place / "tmp").mkdir(parents=True)
     given = {"TMPDIR": str(place / "tmp"), "PATH": os.environ["PATH"], **environment}
     server.ready()
-    forked = server.start(server.launch, place / "log", str(place / "told"), given)
+    forked = server.start(server.launch, place / "log", str(place / "answer"), given)
     assert forked.wait(timeout=20) == 7
-    return json.loads((place / "told").read_text()), forked
+    return json.loads((place / "answer").read_text()), forked
 
 
 def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroundings(server, tmp_path):
@@ -71,12 +71,12 @@ def test_forked_hosts_share_what_was_imported_and_nothing_of_each_others_surroun
     two, _ = fork(server, tmp_path, "two", ALSO="two", OURS="both")
     assert one["imported_by"] == two["imported_by"] not in (one["pid"], two["pid"], os.getpid())
     assert one["chance"] != two["chance"]
-    for name, told in (("one", one), ("two", two)):
-        assert told["session"] == told["pid"]
-        assert told["folder"] == str(tmp_path / name)
-        assert told["temporary"] == told["environment"]["TMPDIR"] == str(tmp_path / name / "tmp")
-        assert told["environment"]["IMPORTED"] == "yes"
-        assert told["environment"]["OURS"] == "both"
+    for name, answer in (("one", one), ("two", two)):
+        assert answer["session"] == answer["pid"]
+        assert answer["folder"] == str(tmp_path / name)
+        assert answer["temporary"] == answer["environment"]["TMPDIR"] == str(tmp_path / name / "tmp")
+        assert answer["environment"]["IMPORTED"] == "yes"
+        assert answer["environment"]["OURS"] == "both"
         assert (tmp_path / name / "log").read_text() == "written by a fork\n"
     assert ("MINE" in one["environment"], "MINE" in two["environment"], "ALSO" in two["environment"]) == (1, 0, 1)
 
@@ -85,7 +85,7 @@ def test_how_a_forked_host_ended_can_be_read_by_others_until_it_is_waited_for(se
     place = tmp_path / "one"
     place.mkdir()
     server.ready()
-    forked = server.start(server.launch, place / "log", str(place / "told"), dict(os.environ))
+    forked = server.start(server.launch, place / "log", str(place / "answer"), dict(os.environ))
     watched = psutil.Process(forked.pid)
     assert survivors([watched]) == []
     assert forked.poll() == forked.poll() == 7
@@ -117,7 +117,7 @@ def test_a_fork_server_that_was_killed_is_an_error_and_not_a_wait(server, tmp_pa
     server.ready()
     server._process.kill()
     with pytest.raises(EngineError, match="the process that engines are forked from is gone"):
-        server.start(server.launch, tmp_path / "log", str(tmp_path / "told"), {})
+        server.start(server.launch, tmp_path / "log", str(tmp_path / "answer"), {})
 
 
 def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(launch, tmp_path):
@@ -135,10 +135,10 @@ def test_one_fork_server_serves_its_kind_and_another_kind_gets_one_of_its_own(la
     kept.close()
 
 
-@pytest.mark.parametrize("told", [{"forked": False}, {"lease": {"share": 4}}, {"handoff": {"side": "decode"}}])
-def test_what_differs_before_the_imports_is_not_forked(launch, told):
+@pytest.mark.parametrize("answer", [{"forked": False}, {"lease": {"share": 4}}, {"handoff": {"side": "decode"}}])
+def test_what_differs_before_the_imports_is_not_forked(launch, answer):
     assert can_fork(launch)
-    assert not can_fork(replace(launch, boot={**launch.boot, **told}))
+    assert not can_fork(replace(launch, boot={**launch.boot, **answer}))
     assert not can_fork(replace(launch, ranks=2))
 
 

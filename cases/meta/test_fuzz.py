@@ -95,11 +95,11 @@ def test_each_root_finding_gets_the_smallest_scenario_that_shows_it(monkeypatch)
     result = results.run_of(results.judged("one", results.one_ahead), results.judged("two"))
     assert result.verdict.outcome is Outcome.FAIL
     plan = SimpleNamespace(env=SimpleNamespace(version="0.5.23"), device="cpu", lease=None, assumed=(), revert=None)
-    told = []
+    seen = []
     found = list(
-        making.reproducers(plan, result, budget=Budget(seconds=20), started=told.append, progress=lambda _step: None)
+        making.reproducers(plan, result, budget=Budget(seconds=20), started=seen.append, progress=lambda _step: None)
     )
-    assert [one.found.signature for one in found] == [one.signature for one in told]
+    assert [one.found.signature for one in found] == [one.signature for one in seen]
     assert "POSITION:positions:DRAFT:one-ahead" in {one.found.signature for one in found}
     for one in found:
         assert len(one.shrunk.scenario.requests) == 1 < len(one.found.smallest.requests)

@@ -61,7 +61,7 @@ def test_scenario_is_decided_by_boot_configuration_seed_and_number_alone(boot):
 
 
 @EVERY_BOOT
-def test_every_possible_template_takes_its_turn_and_is_wanted_where_it_is_certain(boot):
+def test_every_possible_template_is_drawn_and_is_wanted_where_it_is_certain(boot):
     possible_here = possible(boot)
     wanted = Counter(name for one in some(boot.name, count=2 * len(possible_here)) for name in one.wants)
     assert wanted == {name: 2 for name in possible_here if TEMPLATES[name].certain}
@@ -170,28 +170,28 @@ TURNS = st.integers(0, 6)
 )
 def test_every_timeline_is_a_valid_script(arrivals, ops):
     timeline = Timeline()
-    for number, turn in enumerate(arrivals):
-        timeline.arrive(turn, request(f"r{number}"))
-    for turn, kind in ops:
-        timeline.at(turn, kind)
+    for number, scheduler_step in enumerate(arrivals):
+        timeline.arrive(scheduler_step, request(f"r{number}"))
+    for scheduler_step, kind in ops:
+        timeline.at(scheduler_step, kind)
     made = Scenario(name="x", requests=timeline.requests, script=timeline.script())
-    turns, now = [], 0
+    taken, now = [], 0
     for op in made.script:
         now += op.count if op.kind == "step" else 0
-        turns += [now] if op.kind in ("pause", "resume", "retract") else []
-    assert len(set(turns)) == len(turns), "a turn takes one pause or resume, and a retraction is one of each"
+        taken += [now] if op.kind in ("pause", "resume", "retract") else []
+    assert len(set(taken)) == len(taken), "a step takes one pause or resume, and a retraction is one of each"
 
 
-@pytest.mark.parametrize(("turn", "expected"), [(0, 1), (2, 2), (5, 4), (9, 4)])
-def test_inserted_op_comes_before_its_turn(turn, expected):
+@pytest.mark.parametrize(("scheduler_step", "expected"), [(0, 1), (2, 2), (5, 4), (9, 4)])
+def test_inserted_op_comes_before_its_step(scheduler_step, expected):
     script = (
         Op(kind="submit", rids=("a",)),
         Op(kind="step", count=3),
         Op(kind="submit", rids=("b",)),
         Op(kind="drain"),
     )
-    made = inserted(script, turn, Op(kind="retract"))
+    made = inserted(script, scheduler_step, Op(kind="retract"))
     assert made[expected].kind == "retract"
-    assert sum(op.count for op in made[:expected] if op.kind == "step") == turn
-    assert sum(op.count for op in made if op.kind == "step") == max(3, turn)
+    assert sum(op.count for op in made[:expected] if op.kind == "step") == scheduler_step
+    assert sum(op.count for op in made if op.kind == "step") == max(3, scheduler_step)
     assert made[-1].kind == "drain"

@@ -1,4 +1,4 @@
-"""The probe inside CUDA graphs, on a pretended torch.cuda: what is captured, when it is told, what padding is."""
+"""The probe inside CUDA graphs, on a pretended torch.cuda: what is captured, when it is reported, what padding is."""
 
 import sys
 import types
@@ -96,7 +96,7 @@ def place(monkeypatch):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     graphs = GraphProbe()
     graphs.install(chooser_module=worker, choosers=("select_top_k_tokens", "draft_topk1_postprocess"))
-    assert graphs.ledger.missing == []
+    assert graphs.hooks.missing == []
     runner = runners.ModelRunner()
     runner.load_model()
     return SimpleNamespace(graphs=graphs, cuda=cuda, runner=runner, worker=worker, runners=runners)
@@ -151,7 +151,7 @@ def probed(place):
     return probe
 
 
-def told(recorder):
+def reported(recorder):
     """What the control side makes of the round in progress, and of those before it; the round is over then."""
     recorder.close_round()
     unpacker = Unpacker()
@@ -168,20 +168,20 @@ def values(record):
     return [(call, read(record.buffer.numpy(), [(0, call.fields)])) for call in record.calls]
 
 
-def test_a_graph_tells_what_the_same_round_tells_eagerly(place):
+def test_a_graph_reports_what_the_same_round_reports_eagerly(place):
     eager = probed(place)
     place.runners.ModelRunner.forward = eager._forward(place.runners.ModelRunner.forward)
     place.worker.select_top_k_tokens = eager._select(place.worker.select_top_k_tokens)
     draft(place, batch_of([3, 4], [7, 9], size=2))
-    expected = told(eager.recorder)
+    expected = reported(eager.recorder)
     assert [message["ev"] for message, _ in expected] == [*["forward", "chosen"] * (STEPS - 1), "round"]
     assert [held["positions"] for message, held in expected if message["ev"] == "forward"] == [[7, 9], [8, 10]]
 
     graph = captured(place, batch_of([3, 4], [7, 9], size=4))  # a capture belongs to no round
-    assert told(eager.recorder) == []
+    assert reported(eager.recorder) == []
     inside = probed(place)
     graph.replay()
-    found = told(inside.recorder)
+    found = reported(inside.recorder)
     assert inside_round(found) == inside_round(expected)
     assert found[-1][0]["graphs"] == {"DRAFT": 4}
     assert found[-1][0]["forwards"] == expected[-1][0]["forwards"] == {"DRAFT": STEPS - 1}
@@ -220,7 +220,7 @@ def test_a_replay_shows_what_is_in_the_buffer_then(place):
     first.buffer.copy_(second.buffer)  # what a real replay with other inputs does
     probe = probed(place)
     graph.replay()
-    positions = [held["positions"] for message, held in told(probe.recorder) if message["ev"] == "forward"]
+    positions = [held["positions"] for message, held in reported(probe.recorder) if message["ev"] == "forward"]
     assert positions == [[17, 19], [18, 20]]
     assert other is not graph
 

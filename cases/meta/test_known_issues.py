@@ -181,7 +181,7 @@ PAGE = (FOLDER / "F-028.md").read_text()
         ("severity: [", "severity: ]", "F-028.md: "),
     ],
 )
-def test_a_page_with_a_fault_is_refused_with_its_place(tmp_path, old, new, said):
+def test_a_page_with_an_error_is_refused_with_its_place(tmp_path, old, new, said):
     assert old in PAGE
     (tmp_path / "F-028.md").write_text(PAGE.replace(old, new, 1))
     with pytest.raises(BadDocument) as refused:
@@ -220,10 +220,10 @@ def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effec
     assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
     assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
     assert notes({}, spec, engine, **about) == notes(header, SpecConfig(), ONE, **about) == []
-    (vain,) = without_effect(
+    (without,) = without_effect(
         [name], [(SpecConfig(), ONE), (SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), ONE)], **about
     )
-    assert vain.startswith(f"--assume {name} has no effect")
+    assert without.startswith(f"--assume {name} has no effect")
 
 
 @pytest.mark.parametrize("name", [name for name, one in assumable().items() if one.assume == "replacement kernel"])
@@ -231,8 +231,8 @@ def test_a_replacement_kernel_that_only_a_cpu_has_has_no_effect_on_a_gpu(name):
     """There SGLang runs as it is: a verdict that says `assumed` would promise what nobody does."""
     spec, engine, _ = REACHED[name]
     assert notes({"assumed": [name]}, spec, engine, release="0.5.13", device="cuda") == []
-    (vain,) = without_effect([name], [(spec, engine)], release="0.5.13", device="cuda")
-    assert ", a CPU, " in vain
+    (without,) = without_effect([name], [(spec, engine)], release="0.5.13", device="cuda")
+    assert ", a CPU, " in without
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ FAILING = (("pr25015", results.one_ahead),)
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """A run whose digests are gone, as whoever changed it on purpose is told to remove them."""
+    """A run whose digests are gone, as the message for a deliberate change says."""
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
     folder = results.store(tmp_path / "runs", *FAILING)
     for sums in folder.rglob(digests.SUMS):
@@ -140,7 +140,7 @@ def test_of_what_a_trace_says_beside_its_rows(run, name):
     assert str(path) in done.stderr
 
 
-def test_copied_tails_are_told_one_a_request():
+def test_copied_tails_are_reported_one_a_request():
     said = {"round": 1, "rids": ["a", "b"], "attempts": [0, 0], "committed": [4, 4], "holes": [1, 1], "wrong": [0, 0]}
     assert unfit("tails", said) == ""
     assert "different lengths" in unfit("tails", {**said, "holes": [1]})

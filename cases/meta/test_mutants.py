@@ -13,11 +13,11 @@ from harness.both_sides import mutants
 from harness.both_sides.mutants import MUTANTS, NEEDS, SITES, TEXTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind, Phase
-from harness.engine_side.hooks import Ledger
+from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
 from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
 from harness.engine_side.mutants.sites import Sites
-from harness.search.mutants import by_engine, with_fault
+from harness.search.mutants import by_engine, with_mutant
 from harness.search.scoreboard import EXCUSED, UNDRIVABLE
 
 DRIVABLE = [mutant for mutant in MUTANTS.values() if mutant.needs not in UNDRIVABLE]
@@ -70,7 +70,7 @@ def test_mutants_are_grouped_so_that_nine_boots_serve_all():
 
 def test_mutated_scenario_differs_from_the_sound_one_in_one_op_and_its_name():
     sound, mutant = EXERCISES["chunk"][0], MUTANTS["tail-chunk-border"]
-    mutated = with_fault(sound, mutant, first=3)
+    mutated = with_mutant(sound, mutant, first=3)
     assert mutated.script[1:] == sound.script
     assert (mutated.script[0].kind, mutated.script[0].name, mutated.script[0].count) == ("mutant", mutant.id, 3)
     assert mutated.boot_key() == sound.boot_key()
@@ -89,17 +89,17 @@ def tagged(name):
 
 
 def test_later_wrappers_lie_outside_unless_asked_to_lie_inside():
-    place, ledger = module(), Ledger()
-    ledger.wrap(place, "run", tagged("probe"))
-    ledger.wrap(place, "run", tagged("outside"))
-    ledger.wrap(place, "run", tagged("inside"), innermost=True)
+    place, hooks = module(), HookRegistry()
+    hooks.wrap(place, "run", tagged("probe"))
+    hooks.wrap(place, "run", tagged("outside"))
+    hooks.wrap(place, "run", tagged("inside"), innermost=True)
     assert place.run() == ["bare", "inside", "probe", "outside"]
 
 
 def test_what_is_not_there_is_noted_and_nothing_is_wrapped():
-    place, ledger = module(), Ledger()
-    assert not ledger.wrap(place, "Worker.draft", tagged("x"), innermost=True)
-    assert ledger.missing == ["pretended:Worker.draft"]
+    place, hooks = module(), HookRegistry()
+    assert not hooks.wrap(place, "Worker.draft", tagged("x"), innermost=True)
+    assert hooks.missing == ["pretended:Worker.draft"]
     assert place.run() == ["bare"]
 
 

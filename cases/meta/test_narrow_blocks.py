@@ -169,7 +169,7 @@ def part(index, mode, start, length):
     return Part(record=record, rid="a", attempt=0, start=start, length=length, final=True)
 
 
-def test_a_pool_holds_the_last_rows_of_the_turn_before_and_what_a_short_chunk_had_not_is_unknown():
+def test_a_pool_holds_the_last_rows_of_the_step_before_and_what_a_short_chunk_had_not_is_unknown():
     hidden = torch.arange(20.0).reshape(20, 1)
     nodes = 100 + torch.arange(4.0).reshape(4, 1)
     parts = [part(0, "PREFILL", 0, 8), part(1, "PREFILL", 8, 1), part(2, "DECODE", 9, 2), part(3, "DECODE", 11, 1)]

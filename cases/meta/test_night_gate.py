@@ -1,6 +1,6 @@
 """The gate from the command line: shards lost, killed or doubled, engines that do not start, a full disk, no GPU.
 
-No SGLang takes part; what a real engine shows is in cases/test_night_gate.py.
+No SGLang takes part; what a real engine shows is in cases/engine/test_night_gate.py.
 """
 
 from __future__ import annotations
@@ -349,7 +349,7 @@ def test_our_own_entries_can_still_be_shown_by_a_cell_that_a_night_has():
         engines=envs.SUPPORTED,
         cases=[],
         families=list(FAMILIES.values()),
-        box=night_cells.Box(scenarios=1, seconds=1.0, seed=1),
+        limits=night_cells.Limits(scenarios=1, seconds=1.0, seed=1),
     )
     for entry in known.read():
         for engine in entry.engines:
@@ -385,10 +385,10 @@ def test_every_cell_is_in_exactly_one_shard():
 
 
 def test_a_release_gets_only_the_cells_it_is_new_enough_for():
-    box = night_cells.Box(scenarios=12, seconds=60.0, seed=1)
+    limits = night_cells.Limits(scenarios=12, seconds=60.0, seed=1)
 
     def names(engine):
-        made = night_cells.plan(engines=[engine], cases=[], families=list(FAMILIES.values()), box=box)
+        made = night_cells.plan(engines=[engine], cases=[], families=list(FAMILIES.values()), limits=limits)
         return {f"{cell.kind}/{cell.name}" for cell in made}
 
     assert "fixed/mtp" in names("0.5.17")
@@ -410,11 +410,11 @@ def test_a_night_that_never_finished_is_named_and_counts_for_nothing(work):
 
 def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
     """On a CPU ranks need none; a case or boot of two ranks has no cell where one GPU is."""
-    box = night_cells.Box(scenarios=4, seconds=1.0, seed=1)
+    limits = night_cells.Limits(scenarios=4, seconds=1.0, seed=1)
 
     def keys(cards):
         cases, families = [load("pr25109"), load("pr25015")], [FAMILIES["dp"], FAMILIES["eagle"]]
-        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, box=box, cards=cards)
+        made = night_cells.plan(engines=["0.5.13"], cases=cases, families=families, limits=limits, cards=cards)
         return {cell.key for cell in made}
 
     assert keys(None) == keys(2)
@@ -425,8 +425,8 @@ def test_what_needs_more_gpus_than_there_are_is_not_planned_and_not_missed():
 
 
 def test_a_case_brings_what_its_window_says():
-    box = night_cells.Box(scenarios=0, seconds=1.0, seed=1)
-    made = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], box=box)
+    limits = night_cells.Limits(scenarios=0, seconds=1.0, seed=1)
+    made = night_cells.plan(engines=["0.5.11", "0.5.13"], cases=[load("pr25015")], families=[], limits=limits)
     assert [(cell.expected, cell.expected_kinds) for cell in made] == [("FAIL", ("POSITION",)), ("PASS", ())]
 
 

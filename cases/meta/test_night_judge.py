@@ -81,7 +81,7 @@ def test_a_finding_of_a_fixed_cell_that_came_and_went_is_flaky_over_nights():
     assert group.since == past[1].plan.id
 
 
-def test_a_finding_that_stays_is_new_every_night_until_it_is_written_up():
+def test_a_finding_that_stays_is_new_every_night_until_it_is_known():
     past = [over(night(cell("eagle", *found), day=day)) for day, found in enumerate([(), (seen(),), (seen(),)], 20)]
     (group,) = judged(night(cell("eagle", seen())), *past).of(Status.NEW)
     assert group.since == past[1].plan.id

@@ -17,7 +17,7 @@ SCENARIOS = tuple(results.named(name) for name in ("single", "together", "joined
 
 @pytest.fixture
 def engines(monkeypatch):
-    """Every engine that was started; one that starts while another lives is told."""
+    """Every engine that was started; one that starts while another lives is reported."""
     started = []
 
     class Pretended:

@@ -213,7 +213,7 @@ def test_a_batch_that_never_ended_shows_the_rows_that_were_seen(chromium, tmp_pa
         assert tab.page.locator("#round table.rows").count() == 4
 
 
-def test_states_are_told_by_shape_and_letter_not_by_colour_alone(opened):
+def test_states_differ_by_shape_and_letter_and_not_by_colour_alone(opened):
     tab = opened.page
     tab.select_option("#scenario", label="pr25015 (FAIL)")
     wrong = tab.locator("#map .cell.wrong").first

@@ -60,7 +60,7 @@ def submit(both, rid, **asked):
     return both.submit(rid=rid, prompt=[1], sampling={}, **asked)
 
 
-def test_a_scheduler_step_is_a_turn_of_the_prefill_side_and_then_one_of_the_decode_side(pair):
+def test_a_step_runs_the_prefill_side_and_then_the_decode_side(pair):
     both, said = pair
     both.step(expect=["a", "decode/abort:b", "prefill/c"])
     assert said == [("prefill", ["a", "c"]), ("decode", ["a", "abort:b"])]
@@ -136,14 +136,14 @@ def test_a_rank_is_one_of_the_decode_side(pair):
     assert [side.routes["a"] for side in both.sides] == [0, 1]
 
 
-def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_heard_of():
+def test_batches_of_both_sides_are_numbered_as_they_ran_however_late_they_are_reported():
     assembler = Assembler()
     batch = {"ev": "round", "rids": ["a"], "attempts": [0], "starts": [0], "lens": [1], "final": [True], "forwards": {}}
-    heard = [(1, "decode", "DECODE", 1), (0, "prefill", "PREFILL", 0), (0, "decode", "PREBUILT", 0)]
-    for scheduler_step, side, mode, index in [*heard, (1, "prefill", "PREFILL", 1)]:
+    batches = [(1, "decode", "DECODE", 1), (0, "prefill", "PREFILL", 0), (0, "decode", "PREBUILT", 0)]
+    for scheduler_step, side, mode, index in [*batches, (1, "prefill", "PREFILL", 1)]:
         assembler.feed({**batch, "mode": mode, "index": index}, {}, scheduler_step=scheduler_step, dp_rank=0, side=side)
-    told = {"ev": "handed", "round": 0, "rids": ["a"], "prefixes": [0]}
-    assembler.feed(told, {}, scheduler_step=0, dp_rank=0, side="decode")
+    message = {"ev": "handed", "round": 0, "rids": ["a"], "prefixes": [0]}
+    assembler.feed(message, {}, scheduler_step=0, dp_rank=0, side="decode")
     trace = assembler.build(scenario_id="", header={})
     assert [(one.index, one.scheduler_step, one.side, one.mode) for one in trace.rounds] == [
         (0, 0, "prefill", "PREFILL"),

@@ -62,7 +62,7 @@ def run(whole, tmp_path, monkeypatch):
     return shutil.copytree(whole, tmp_path / whole.name)
 
 
-def told(done, path):
+def refused(done, path):
     """One refusal, which names the file or, of digests that do not speak, the file they are of."""
     said = done.stderr.replace("\n", "")
     assert done.exit_code == 2, done.output
@@ -77,11 +77,11 @@ def test_of_a_run(run, name, kind, tmp_path):
     case = next(run.glob("pr25015-*"))
     path = (case if "pr25015/" in name else run) / file
     ODD[kind](path)
-    told(call("recheck", str(run)), path)
+    refused(call("recheck", str(run)), path)
     if name not in OF_A_RUN:
-        told(call("recheck", str(case)), path)
-    told(call("report", str(run), "--html", str(tmp_path / "page.html")), path)
-    told(call("diff", str(run), str(run)), path)
+        refused(call("recheck", str(case)), path)
+    refused(call("report", str(run), "--html", str(tmp_path / "page.html")), path)
+    refused(call("diff", str(run), str(run)), path)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -96,8 +96,8 @@ def test_of_a_runs_events(run, kind):
 def test_of_a_reproducer(run, name, kind):
     reproducer = next((run / "reproducers").glob("pr25015-*"))
     ODD[kind](reproducer / name)
-    told(call("replay", str(reproducer)), reproducer / name)
-    told(call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
+    refused(call("replay", str(reproducer)), reproducer / name)
+    refused(call("bisect", "--case", str(reproducer), "--bad", "0.5.11", "--good", "0.5.13"), reproducer / name)
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -107,8 +107,8 @@ def test_of_a_night(tmp_path, name, kind):
     store.finish(store.begin(tmp_path / "nights", night.plan), night)
     path = tmp_path / "nights" / night.plan.id / name
     ODD[kind](path)
-    told(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path)
-    told(call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path)
+    refused(call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept")), path)
+    refused(call("matrix", "--nights", str(tmp_path / "nights"), "--engines", "0.5.23", "--cases", "pr25015"), path)
 
 
 @pytest.mark.parametrize("kind", ["a named pipe", "a device", "a link to a folder"])
@@ -120,7 +120,7 @@ def test_of_a_nights_reproducer(tmp_path, kind):
     path.parent.mkdir(parents=True)
     path.symlink_to("..") if kind == "a link to a folder" else ODD[kind](path)
     done = call("night", str(tmp_path / "nights"), "--nights", str(tmp_path / "kept"))
-    told(done, path)
+    refused(done, path)
     assert kind in done.stderr
 
 

@@ -13,7 +13,7 @@ import pytest
 from cases.families import FAMILIES, SOME
 from cases.processes import survivors
 from harness.cli.programs import choose_scenarios
-from harness.night.cells import Box, plan
+from harness.night.cells import Limits, plan
 from harness.suite.census import INCOMPLETE, Census
 
 HOST = Path(__file__).with_name("pretended_host.py")
@@ -110,7 +110,7 @@ def test_one(drive_scenario):
 """
 
 
-def test_release_that_is_not_installed_is_skipped_with_the_command_that_mends_it(session):
+def test_release_that_is_not_installed_is_skipped_with_the_command_that_fixes_it(session):
     done = session(WANTS_ENGINE)
     assert done.returncode == 0, done.stdout
     assert "SGLang 0.5.11: not installed; install it:  eaglecheck engines install 0.5.11" in done.stdout
@@ -267,7 +267,7 @@ def test_same_id_planned_twice_may_be_reported_twice(session):
     assert (done.returncode, "incomplete" in done.stdout) == (0, False), done.stdout
 
 
-def test_report_that_nobody_planned_is_a_fault():
+def test_report_that_nobody_planned_is_an_error():
     census = Census()
     census.plan(["a", "b"])
     for name in ("a", "b", "b", "c"):
@@ -299,7 +299,9 @@ def test_a_family_is_the_same_for_pytest_run_and_nights(session, family):
     done = session(OF_FAMILIES, "test_inner.py", "--family", family, "-s")
     ids = re.findall(r"ID (\w+)", done.stdout)
     assert ids == [one.id for one in choose_scenarios([], [], family)]
-    cells = plan(engines=["0.5.23"], cases=[], families=[FAMILIES[family]], box=Box(scenarios=0, seconds=0, seed=0))
+    cells = plan(
+        engines=["0.5.23"], cases=[], families=[FAMILIES[family]], limits=Limits(scenarios=0, seconds=0, seed=0)
+    )
     assert sorted(ids) == sorted(one.id for cell in cells for one in cell.scenarios)
     assert f"{len(ids)} passed, 1 deselected" in done.stdout
 
@@ -329,4 +331,4 @@ def test_a_family_collects_no_file_but_that_of_its_tests():
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     found = [line.partition("::")[0] for line in done.stdout.splitlines() if "::" in line]
     assert len(found) == len(FAMILIES["mtp"].scenarios)
-    assert {*found} == {"cases/test_family_scenarios.py"}
+    assert {*found} == {"cases/engine/test_family_scenarios.py"}

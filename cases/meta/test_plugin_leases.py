@@ -84,7 +84,7 @@ def test_on_a_cpu_the_cards_do_not_count(session, machine):  # noqa: F811
     assert line in done.stdout
 
 
-def test_header_tells_cards_and_leases(run):
+def test_header_names_cards_and_leases(run):
     done = run(PLAIN, "--gpu-share=20")
     assert f"GPU 0 (NVIDIA H100 80GB HBM3, {H100}): 79.2 GiB of 79.2 GiB left; 3 leases of 20 GiB" in done.stdout
 

@@ -50,5 +50,5 @@ def test_a_reference_that_does_not_chain_is_contradicted_in_every_layer_but_the_
         for i in range(len(case.engine.rows))
         if phases[i] in ("DRAFT_PREFILL", "EXTEND") and ints["step"][i]
     ]
-    told = {(found.key.phase, found.round, found.key.step) for found in wrong}
-    assert told == set(deep)
+    reported = {(found.key.phase, found.round, found.key.step) for found in wrong}
+    assert reported == set(deep)

@@ -1,4 +1,4 @@
-"""A round's bytes: told once they have arrived, in order, and not waited for while only a few are underway."""
+"""A round's bytes: sent once they have arrived, in order, and not waited for while only a few are underway."""
 
 import json
 import marshal
@@ -44,9 +44,9 @@ def slow(monkeypatch):
     return Slow(monkeypatch)
 
 
-def decode(recorder, *, start, turn):
+def decode(recorder, *, start, scheduler_step):
     """One decode round of one request, committed length on the device."""
-    recorder.turn = turn
+    recorder.scheduler_step = scheduler_step
     recorder.open_round(mode="DECODE", rids=["a"], starts=copied({"starts": torch.tensor([start])}))
     recorder.close_round()
 
@@ -56,23 +56,23 @@ def starts_in(taken):
     return [message["starts"] for packed, held in taken for message, _ in unpacker.unpack(named(packed), held)]
 
 
-def test_a_round_is_told_when_it_has_arrived_and_says_its_turn(slow):
+def test_a_round_is_reported_when_it_has_arrived_and_names_its_step(slow):
     recorder = Recorder()
-    decode(recorder, start=7, turn=3)
+    decode(recorder, start=7, scheduler_step=3)
     assert recorder.take() == []
     slow.arrived = 1
     taken = recorder.take()
-    assert [named(message)["turn"] for message, _ in taken] == [3]
+    assert [named(message)["scheduler_step"] for message, _ in taken] == [3]
     assert starts_in(taken) == [[7]]
     assert slow.waits == 0
 
 
 def test_only_when_too_many_are_underway_the_oldest_is_waited_for(slow):
     recorder = Recorder()
-    for turn in range(MOST_UNDERWAY):
-        decode(recorder, start=turn, turn=turn)
+    for scheduler_step in range(MOST_UNDERWAY):
+        decode(recorder, start=scheduler_step, scheduler_step=scheduler_step)
     assert recorder.take() == []
-    decode(recorder, start=MOST_UNDERWAY, turn=MOST_UNDERWAY)
+    decode(recorder, start=MOST_UNDERWAY, scheduler_step=MOST_UNDERWAY)
     assert starts_in(recorder.take()) == [[0]]
     assert slow.waits == 1
 
@@ -99,7 +99,7 @@ def test_a_mutant_that_asks_gets_numbers_from_the_device():
 
 def test_a_frame_holds_messages_beside_the_bytes_they_speak_of(slow):
     recorder = Recorder()
-    decode(recorder, start=5, turn=1)
+    decode(recorder, start=5, scheduler_step=1)
     arrays = _together(recorder.take(all_of_them=True))
     (message,) = map(named, marshal.loads(arrays["messages"]))
     found = read(arrays["0.bytes"], [(base, message["layouts"][number]) for base, number in message["pieces"]])
@@ -126,20 +126,20 @@ def test_every_dtype_comes_back_with_its_values(dtype, back):
 
 def test_what_a_failed_round_said_without_tensors_is_kept_until_the_next_scenario():
     recorder = Recorder()
-    recorder.turn = 3
+    recorder.scheduler_step = 3
     recorder.open_round(mode="DECODE", rids=["a"], starts=[4])
     recorder.put({"ev": "state", "round": 0, "width": 64})
     recorder.note("tree", copied({"next": torch.tensor([1])}), width=1)
     recorder.drop_round()
     recorder.close_round()
-    assert recorder.last_said == [{"ev": "state", "round": 0, "width": 64, "turn": 3}]
+    assert recorder.last_said == [{"ev": "state", "round": 0, "width": 64, "scheduler_step": 3}]
     assert recorder.take(all_of_them=True) == []
     recorder.begin()
     assert recorder.last_said == []
 
 
 @pytest.mark.parametrize("again", [0, 1, 2])
-def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_round(slow, again):
+def test_rows_that_an_extend_runs_once_more_are_distinguished_from_those_of_the_round(slow, again):
     """Two requests in blocks of n + again rows; one row a request, such as a pruned logit, stays as it is."""
     recorder, n = Recorder(), 3
     starts = copied({"starts": torch.tensor([7, 9])})
@@ -154,13 +154,13 @@ def test_rows_that_an_extend_runs_once_more_are_told_apart_from_those_of_the_rou
     recorder.close_round()
     slow.arrived = 1
     ((packed, held),) = recorder.take()
-    told = list(Unpacker().unpack(named(packed), held))
-    ((forward, arrays),) = [(message, own) for message, own in told if message["ev"] == "forward"]
+    reported = list(Unpacker().unpack(named(packed), held))
+    ((forward, arrays),) = [(message, own) for message, own in reported if message["ev"] == "forward"]
     assert arrays["positions"].tolist() == [7, 8, 9]
     assert arrays["input_ids"].tolist() == [107, 108, 109]
     assert arrays["top_ids"].tolist() == [[5], [6]]
     assert (forward["lens"], arrays["logit_rows"].tolist()) == ([2, 1], [1, 2])
-    ran_again = [message for message, _ in told if message["ev"] == "again"]
+    ran_again = [message for message, _ in reported if message["ev"] == "again"]
     assert ran_again == ([{"ev": "again", "round": 0, "step": 2, "rows": again}] if again else [])
 
 
@@ -178,7 +178,7 @@ def prebuilt(note):
     return assembler.build(scenario_id="x", header={})
 
 
-def test_a_batch_that_nobody_made_a_draft_input_of_is_told():
+def test_a_batch_that_nobody_made_a_draft_input_of_is_reported():
     trace = prebuilt(lambda recorder: recorder.note("unbuilt"))
     assert [(event.name, event.data) for event in trace.events] == [("unbuilt", {"round": 0, "rids": ["a"]})]
     assert [record.rids for record in trace.rounds] == [("a",)]

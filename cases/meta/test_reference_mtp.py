@@ -299,15 +299,17 @@ def test_chained_layers_read_what_the_layer_before_said(session):
 def test_where_a_prompt_is_cut_changes_nothing_that_the_prompt_decides(session):
     """Layers read the prompt across a cut; only the last rows of the prompt itself may read proposals."""
     request = RequestSpec(rid="a", input_ids=PROMPT, max_new_tokens=8)
-    told = []
+    columns = []
     for chunk in (None, 10, 6):  # each leaves a last chunk of at least K tokens
         trace = session.speculate(request, chunk=chunk)
         ints = trace.rows.ints
         keep = [
             i for i, phase in enumerate(trace.rows.strings["phase"]) if phase in (Phase.DRAFT_PREFILL, Phase.EXTEND)
         ]
-        told.append(sorted(zip(*(ints[name][keep].tolist() for name in ("step", "position", "input_id")), strict=True)))
-    assert told[0] == told[1] == told[2]
+        columns.append(
+            sorted(zip(*(ints[name][keep].tolist() for name in ("step", "position", "input_id")), strict=True))
+        )
+    assert columns[0] == columns[1] == columns[2]
 
 
 def test_replaying_free_speculation_gives_the_same_rows(session):
@@ -315,7 +317,7 @@ def test_replaying_free_speculation_gives_the_same_rows(session):
     free = session.speculate(request, chunk=5)
     again = session.replay(scenario_of(request, chunk=5), free)
     assert not again.events
-    assert told(again) == told(free)
+    assert named_rows(again) == named_rows(free)
 
 
 def test_a_hand_over_brings_the_chain_that_the_prompt_ended_with(session):
@@ -328,19 +330,19 @@ def test_a_hand_over_brings_the_chain_that_the_prompt_ended_with(session):
     free.rows.ints["round"][late] += 200
     replayed = session.replay(scenario_of(request, None), replace(free, rounds=(prompt, handed, *rest)))
     assert replayed.events == ()
-    rows = [row for row in told(replayed) if row[0] == "PREBUILT"]
-    assert [row for row in told(replayed) if row[0] != "PREBUILT"] == told(free)
+    rows = [row for row in named_rows(replayed) if row[0] == "PREBUILT"]
+    assert [row for row in named_rows(replayed) if row[0] != "PREBUILT"] == named_rows(free)
     assert {(step, slot): token for _, _, step, slot, token, *_ in rows} == {
         (layer, slot): token
         for layer in range(K)
         for slot, token in enumerate((*PROMPT[1:], free.ends[0].output_ids[0]))
     }
     last = {row[2]: row[-1] for row in rows if row[3] == len(PROMPT) - 1}
-    sent = {row[2]: row[-1] for row in told(free) if row[0] == "DRAFT_PREFILL" and row[3] == len(PROMPT) - 1}
+    sent = {row[2]: row[-1] for row in named_rows(free) if row[0] == "DRAFT_PREFILL" and row[3] == len(PROMPT) - 1}
     assert last == sent
 
 
-def told(trace):
+def named_rows(trace):
     names = ("committed", "step", "slot", "input_id", "position", "parent")
     columns = [trace.rows.ints[name].tolist() for name in names]
     chosen = [ids.tolist() for ids in trace.rows.lists["chosen_ids"]]

@@ -1,6 +1,6 @@
-"""Sampled verification against the law it must have: every outcome's probability, summed over all coins there are.
+"""Sampled verification against its distribution: every outcome's probability, summed over all uniforms.
 
-A walk is a step function of its coins, so cutting the unit interval where it can change gives exact probabilities,
+A walk is a step function of its uniforms, so cutting the unit interval where it can change gives exact probabilities,
 from the rule alone: nothing is drawn here.
 """
 
@@ -20,15 +20,15 @@ TREES = {
     "wide": ((9, 3, 0, 2), (-1, 0, 0, 0)),
     "root alone": ((9,), (-1,)),
 }
-LAWS = {
+DISTRIBUTIONS = {
     "plain": [[0.1, 0.4, 0.3, 0.2], [0.25, 0.25, 0.35, 0.15], [0.5, 0.1, 0.05, 0.35]],
     "zeros": [[0.0, 0.5, 0.5, 0.0], [0.0, 0.0, 1.0, 0.0], [1.0, 0.0, 0.0, 0.0]],
 }
 
 
-def after(law, history):
-    """The target's law after each committed token: here by how many there are and by the last one."""
-    return law[(len(history) + sum(history)) % len(law)]
+def after(distribution, history):
+    """The target's distribution after each committed token: here by how many there are and by the last one."""
+    return distribution[(len(history) + sum(history)) % len(distribution)]
 
 
 def histories(tokens, parents, node):
@@ -51,9 +51,9 @@ def sums(shares):
     return found
 
 
-def outcomes(tokens, parents, law, most):
-    """walk.tokens -> probability, over every combination of coin intervals."""
-    rows = np.array([after(law, histories(tokens, parents, node)) for node in range(len(tokens))])
+def outcomes(tokens, parents, distribution, most):
+    """walk.tokens -> probability, over every combination of intervals of the uniforms."""
+    rows = np.array([after(distribution, histories(tokens, parents, node)) for node in range(len(tokens))])
     children = {node: [s for s in range(1, len(tokens)) if parents[s] == node] for node in range(len(tokens))}
     inner = [node for node in children if children[node]]
     per_node = [middles(sums([rows[node][tokens[s]] for s in children[node]])) for node in inner]
@@ -66,20 +66,20 @@ def outcomes(tokens, parents, law, most):
     found = {}
     for chosen in product(*per_node):
         for final, width in middles(cuts):
-            coins = [0.5] * len(tokens)
+            uniforms = [0.5] * len(tokens)
             weight = width
-            for node, (coin, share) in zip(inner, chosen, strict=True):
-                coins[node], weight = coin, weight * share
-            walk = sampled_walk(tokens, parents, rows, Uniforms(nodes=tuple(coins), final=final), most=most)
+            for node, (uniform, share) in zip(inner, chosen, strict=True):
+                uniforms[node], weight = uniform, weight * share
+            walk = sampled_walk(tokens, parents, rows, Uniforms(nodes=tuple(uniforms), final=final), most=most)
             found[walk.tokens] = found.get(walk.tokens, 0.0) + weight
     return found
 
 
-@pytest.mark.parametrize("law", LAWS.values(), ids=LAWS)
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
 @pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
-def test_whatever_is_drafted_the_committed_tokens_have_the_targets_own_law(tree, law):
+def test_whatever_is_drafted_the_committed_tokens_have_the_targets_own_distribution(tree, distribution):
     tokens, parents = tree
-    found = outcomes(tokens, parents, law, most=2)
+    found = outcomes(tokens, parents, distribution, most=2)
     assert sum(found.values()) == pytest.approx(1.0, abs=1e-12)
     longest = max(len(run) for run in found)
     for length in range(1, longest + 1):
@@ -92,44 +92,44 @@ def test_whatever_is_drafted_the_committed_tokens_have_the_targets_own_law(tree,
             shares = [0.0] * 4
             for run, p in going_on.items():
                 shares[run[length - 1]] += p / total
-            assert shares == pytest.approx(after(law, list(prefix)), abs=1e-9), prefix
+            assert shares == pytest.approx(after(distribution, list(prefix)), abs=1e-9), prefix
 
 
-def test_a_certain_law_is_the_greedy_walk_whatever_the_coins():
+def test_a_certain_distribution_is_the_greedy_walk_whatever_the_uniforms():
     tokens, parents = TREES["branches"]
-    law = np.eye(4)[[1, 2, 3, 0, 0, 1]]
-    greedy = greedy_walk(tokens, parents, law.argmax(-1).tolist())
-    for coin in (0.0, 0.3, 1 - 2**-24):
-        walk = sampled_walk(tokens, parents, law, Uniforms(nodes=(coin,) * 6, final=coin), most=2)
+    distribution = np.eye(4)[[1, 2, 3, 0, 0, 1]]
+    greedy = greedy_walk(tokens, parents, distribution.argmax(-1).tolist())
+    for uniform in (0.0, 0.3, 1 - 2**-24):
+        walk = sampled_walk(tokens, parents, distribution, Uniforms(nodes=(uniform,) * 6, final=uniform), most=2)
         assert (walk.nodes, walk.tokens) == (greedy.nodes, greedy.tokens)
 
 
 def test_no_round_accepts_more_than_k_drafted_tokens():
     tokens, parents = TREES["chain"]
-    law = np.eye(4)[[1, 2, 0]]
-    coins = Uniforms(nodes=(0.5,) * 3, final=0.5)
-    assert sampled_walk(tokens, parents, law, coins, most=2).tokens == (1, 2, 0)
-    assert sampled_walk(tokens, parents, law, coins, most=1).tokens == (1, 2)
+    distribution = np.eye(4)[[1, 2, 0]]
+    uniforms = Uniforms(nodes=(0.5,) * 3, final=0.5)
+    assert sampled_walk(tokens, parents, distribution, uniforms, most=2).tokens == (1, 2, 0)
+    assert sampled_walk(tokens, parents, distribution, uniforms, most=1).tokens == (1, 2)
 
 
 def test_thresholds_below_one_accept_more():
-    tokens, parents, law = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
+    tokens, parents, distribution = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
     late = {"nodes": (0.7, 0.9, 0.9), "final": 0.0}
-    assert sampled_walk(tokens, parents, law, Uniforms(**late), most=2).tokens == (0,)
-    assert sampled_walk(tokens, parents, law, Uniforms(**late, threshold_single=0.35), most=2).tokens == (1, 0)
-    assert sampled_walk(tokens, parents, law, Uniforms(**late, threshold_acc=0.5), most=2).tokens == (1, 0)
+    assert sampled_walk(tokens, parents, distribution, Uniforms(**late), most=2).tokens == (0,)
+    assert sampled_walk(tokens, parents, distribution, Uniforms(**late, threshold_single=0.35), most=2).tokens == (1, 0)
+    assert sampled_walk(tokens, parents, distribution, Uniforms(**late, threshold_acc=0.5), most=2).tokens == (1, 0)
 
 
 def test_the_margin_is_the_distance_to_the_nearest_decision():
-    tokens, parents, law = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
-    walk = sampled_walk(tokens, parents, law, Uniforms(nodes=(0.25, 0.5, 0.5), final=0.5), most=2)
+    tokens, parents, distribution = *TREES["chain"], np.array([[0.1, 0.4, 0.3, 0.2]] * 3)
+    walk = sampled_walk(tokens, parents, distribution, Uniforms(nodes=(0.25, 0.5, 0.5), final=0.5), most=2)
     assert walk.tokens == (1, 1)
-    # the root's coin is 0.15 below 0.4; node 1's 0.2 above 0.3; left are 0.1, 0.4, 0.2: 0.35 of 0.7 is 0.15 below 0.5
+    # the root's is 0.15 below 0.4; node 1's 0.2 above 0.3; left are 0.1, 0.4, 0.2: 0.35 of 0.7 is 0.15 below 0.5
     assert walk.margin == pytest.approx(min(0.15, 0.2, 0.15 / 0.7))
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_the_stand_in_in_the_engine_walks_like_the_reference(seed):
+def test_the_replacement_kernel_in_the_engine_walks_like_the_reference(seed):
     random = np.random.default_rng(seed)
     n, most, vocab = int(random.integers(1, 9)), int(random.integers(1, 5)), 12
     parents = [-1, *(int(random.integers(0, i)) for i in range(1, n))]
@@ -138,9 +138,9 @@ def test_the_stand_in_in_the_engine_walks_like_the_reference(seed):
         own = [s for s in range(1, n) if parents[s] == node]
         for s, token in zip(own, random.permutation(vocab), strict=False):
             tokens[s] = int(token)
-    law = random.dirichlet(np.full(vocab, 0.4), size=n)
-    law[random.random((n, vocab)) < 0.2] = 0.0
-    law = (law / law.sum(1, keepdims=True)).astype(np.float32)
+    distribution = random.dirichlet(np.full(vocab, 0.4), size=n)
+    distribution[random.random((n, vocab)) < 0.2] = 0.0
+    distribution = (distribution / distribution.sum(1, keepdims=True)).astype(np.float32)
     nodes, final = random.random(n).astype(np.float32), random.random(1).astype(np.float32)
     first, following = [-1] * n, [-1] * n
     for s in range(n - 1, 0, -1):
@@ -156,18 +156,18 @@ def test_the_stand_in_in_the_engine_walks_like_the_reference(seed):
         torch.tensor([following]),
         torch.tensor(nodes)[None],
         torch.tensor(final),
-        torch.tensor(law)[None],
+        torch.tensor(distribution)[None],
         torch.zeros(1, n, vocab),
     )
-    coins = Uniforms(nodes=tuple(nodes.tolist()), final=float(final[0]))
-    walk = sampled_walk(tokens, parents, law.astype(np.float64), coins, most=most)
+    uniforms = Uniforms(nodes=tuple(nodes.tolist()), final=float(final[0]))
+    walk = sampled_walk(tokens, parents, distribution.astype(np.float64), uniforms, most=most)
     assert walk.margin > 1e-6, "another seed: this one lies on a border"
     accepted = index[0, : int(count[0]) + 1].tolist()
     assert tuple(accepted) == walk.nodes
     assert tuple(predicts[accepted].tolist()) == walk.tokens
 
 
-def test_renormed_laws_keep_the_likeliest_tokens_only():
+def test_renormalised_distributions_keep_the_likeliest_tokens_only():
     probs = torch.tensor([[0.1, 0.4, 0.3, 0.2], [0.1, 0.4, 0.3, 0.2]])
     assert renorm_top_k(probs, torch.tensor([1, 1 << 30])).tolist() == [[0, 1, 0, 0], pytest.approx(probs[1].tolist())]
     kept = renorm_top_p(probs, torch.tensor([0.5, 1.0]))
@@ -175,36 +175,37 @@ def test_renormed_laws_keep_the_likeliest_tokens_only():
     assert kept[1].tolist() == pytest.approx(probs[1].tolist())
 
 
-#: (target's law, draft's law) whose decisions change at sixths of a coin only, so that twelve coins stand for all.
+#: (target's, draft's distribution) whose decisions change at sixths only, so that twelve uniforms stand for all.
 RATIOS = [
     ((0.5, 0.25, 0.25), (0.25, 0.5, 0.25)),
     ((0.4, 0.4, 0.2), (0.2, 0.2, 0.6)),
     ((0.0, 0.5, 0.5), (0.75, 0.25, 0)),
 ]
-COINS = [(2 * i + 1) / 24 for i in range(12)]
+UNIFORMS = [(2 * i + 1) / 24 for i in range(12)]
 
 
-@pytest.mark.parametrize(("law", "drafted"), RATIOS)
-def test_rejection_sampling_gives_the_targets_law_whatever_the_draft(law, drafted):
-    """Summed over what the draft may draw and every coin; the second token's law is another."""
+@pytest.mark.parametrize(("distribution", "drafted"), RATIOS)
+def test_rejection_sampling_gives_the_targets_distribution_whatever_the_draft(distribution, drafted):
+    """Summed over what the draft may draw and every uniform; the second token has another distribution."""
     then = (0.125, 0.25, 0.625)
     first, second, seen = np.zeros(3), np.zeros(3), 0.0
     for token, likely in enumerate(drafted):
-        for coin, last in product(COINS, COINS):
-            coins = Uniforms(nodes=(coin, 0.5), final=last, rejection=True)
-            walk = rejection_walk((9, token), np.array((law, then)), np.array((drafted,)), coins)
-            share = likely / len(COINS) ** 2
+        for uniform, last in product(UNIFORMS, UNIFORMS):
+            uniforms = Uniforms(nodes=(uniform, 0.5), final=last, rejection=True)
+            walk = rejection_walk((9, token), np.array((distribution, then)), np.array((drafted,)), uniforms)
+            share = likely / len(UNIFORMS) ** 2
             first[walk.tokens[0]] += share
             if len(walk.tokens) == 2:
                 second[walk.tokens[1]] += share
                 seen += share
             assert walk.nodes == tuple(range(len(walk.tokens)))
-    assert np.allclose(first, law)
+    assert np.allclose(first, distribution)
     assert seen > 0
-    assert np.allclose(second / seen, np.histogram(COINS, bins=[0, 0.125, 0.375, 1])[0] / len(COINS), atol=1e-9)
+    assert np.allclose(second / seen, np.histogram(UNIFORMS, bins=[0, 0.125, 0.375, 1])[0] / len(UNIFORMS), atol=1e-9)
 
 
-def test_a_coin_on_the_edge_of_a_ratio_has_no_margin():
-    coins = Uniforms(nodes=(0.5, 0.5), final=0.25, rejection=True)
-    walk = rejection_walk((9, 1), np.array(((0.5, 0.25, 0.25), (1.0, 0.0, 0.0))), np.array(((0.25, 0.5, 0.25),)), coins)
+def test_a_uniform_on_the_edge_of_a_ratio_has_no_margin():
+    uniforms = Uniforms(nodes=(0.5, 0.5), final=0.25, rejection=True)
+    rows = np.array(((0.5, 0.25, 0.25), (1.0, 0.0, 0.0)))
+    walk = rejection_walk((9, 1), rows, np.array(((0.25, 0.5, 0.25),)), uniforms)
     assert (walk.tokens, walk.margin) == ((0,), 0.0)

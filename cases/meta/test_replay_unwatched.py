@@ -44,7 +44,7 @@ def test_log_of_a_bare_engine_is_read():
         ("TOKEN:x:DRAFT:y", "", "ERROR"),
     ],
 )
-def test_without_a_trace_only_ends_can_be_told(signature, ended, word):
+def test_without_a_trace_only_ends_can_be_judged(signature, ended, word):
     assert _answer(signature, "here", ended, "the texts are those stored").word == word
 
 

@@ -59,8 +59,8 @@ def rounds(random, walk, *, k=3, new=4):
         rows = np.zeros((k + 1, SYMBOLS * len(TABLE)))
         for i in range(k + 1):
             rows[i, token_of(c + 1 + i, 0) :][:SYMBOLS] = distribution(c + 1 + i, 1.0)
-        coins = Uniforms(nodes=tuple(random.random(k + 1)), final=float(random.random()))
-        committed = walk((tokens[-1], *best), tuple(range(-1, k)), rows, coins)
+        uniforms = Uniforms(nodes=tuple(random.random(k + 1)), final=float(random.random()))
+        committed = walk((tokens[-1], *best), tuple(range(-1, k)), rows, uniforms)
         yield c, committed
         tokens += committed
 
@@ -79,34 +79,34 @@ def played(walk, *, requests=400, seed=5):
     return tally
 
 
-def right(tokens, parents, rows, coins):
-    return sampled_walk(tokens, parents, rows, coins, most=3).tokens
+def right(tokens, parents, rows, uniforms):
+    return sampled_walk(tokens, parents, rows, uniforms, most=3).tokens
 
 
-def eager(tokens, parents, rows, coins):
+def eager(tokens, parents, rows, uniforms):
     """Accepts a tenth more than the distribution allows."""
-    coins = Uniforms(nodes=coins.nodes, final=coins.final, threshold_acc=0.8)
-    return sampled_walk(tokens, parents, rows, coins, most=3).tokens
+    uniforms = Uniforms(nodes=uniforms.nodes, final=uniforms.final, threshold_acc=0.8)
+    return sampled_walk(tokens, parents, rows, uniforms, most=3).tokens
 
 
-def forgetful(tokens, parents, rows, coins):
+def forgetful(tokens, parents, rows, uniforms):
     """Draws a refused token again."""
-    walk = sampled_walk(tokens, parents, rows, coins, most=3)
-    again = draw(rows[walk.nodes[-1]], coins.final)[0]
+    walk = sampled_walk(tokens, parents, rows, uniforms, most=3)
+    again = draw(rows[walk.nodes[-1]], uniforms.final)[0]
     return (*walk.tokens[:-1], again)
 
 
-def one_coin(tokens, parents, rows, coins):
-    """The last draw repeats the coin that refused."""
-    walk = sampled_walk(tokens, parents, rows, coins, most=3)
-    same = Uniforms(nodes=coins.nodes, final=coins.nodes[walk.nodes[-1]])
+def one_uniform(tokens, parents, rows, uniforms):
+    """The last draw repeats the uniform that refused."""
+    walk = sampled_walk(tokens, parents, rows, uniforms, most=3)
+    same = Uniforms(nodes=uniforms.nodes, final=uniforms.nodes[walk.nodes[-1]])
     return sampled_walk(tokens, parents, rows, same, most=3).tokens
 
 
-def neighbour(tokens, parents, rows, coins):
+def neighbour(tokens, parents, rows, uniforms):
     """Every node has the distribution of the one before it, said in its own block's tokens."""
     shifted = np.stack([np.roll(rows[max(0, i - 1)], SYMBOLS if i else 0) for i in range(len(rows))])
-    return sampled_walk(tokens, parents, shifted, coins, most=3).tokens
+    return sampled_walk(tokens, parents, shifted, uniforms, most=3).tokens
 
 
 def test_a_right_sampler_is_left_alone():
@@ -117,7 +117,7 @@ def test_a_right_sampler_is_left_alone():
     assert tally.misfits() == []
 
 
-@pytest.mark.parametrize("wrong", [eager, forgetful, one_coin, neighbour])
+@pytest.mark.parametrize("wrong", [eager, forgetful, one_uniform, neighbour])
 def test_a_wrong_sampler_is_found(wrong):
     assert played(wrong).misfits(), [fit.p for fit in played(wrong).fits()][:3]
 

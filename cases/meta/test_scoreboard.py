@@ -65,10 +65,9 @@ def test_only_an_expected_kind_kills(given, fate, why):
 
 
 def board(*fates, killed_by=BUSY, **more):
-    faults = list(MUTANTS.values())
     scores = [
-        Score(fault=faults[number], fate=fate, killed_by=killed_by if fate is Fate.KILLED else (), examples=1, why="so")
-        for number, fate in enumerate(fates)
+        Score(mutant=one, fate=fate, killed_by=killed_by if fate is Fate.KILLED else (), examples=1, why="so")
+        for one, fate in zip(MUTANTS.values(), fates, strict=False)
     ]
     return Scoreboard(engine="0.5.23", scores=tuple(scores), **more)
 
@@ -167,14 +166,14 @@ def test_tree_is_asked_only_of_releases_whose_tree_worker_is_sound(release, fate
 
 
 def test_mutant_that_the_engine_refuses_is_not_run():
-    engines = drives({LATE.id: EngineError("the engine refused 'fault': nothing to wrap")})
+    engines = drives({LATE.id: EngineError("the engine refused 'mutant': nothing to wrap")})
     (score,) = Campaign(engines, "0.5.23", [LATE]).run().scores
-    assert (score.fate, score.why) == (Fate.NOT_RUN, "the engine refused 'fault': nothing to wrap")
+    assert (score.fate, score.why) == (Fate.NOT_RUN, "the engine refused 'mutant': nothing to wrap")
 
 
 def layered(release):
     """What is printed where one mutant of MTP layers is asked for."""
-    one = next(fault for fault in MUTANTS.values() if fault.needs == "layers")
+    one = next(mutant for mutant in MUTANTS.values() if mutant.needs == "layers")
     made = Campaign(drives({}), release, [one]).run()
     stream = io.StringIO()
     render_scoreboard(Console(file=stream, width=200), made)
@@ -198,7 +197,7 @@ def test_where_no_mutant_ran_there_is_no_matrix_and_no_word_of_checks_that_nobod
         ("0.5.16", "were not tried"),
     ],
 )
-def test_why_layers_are_not_asked_is_what_the_book_says_of_that_release(release, reason):
+def test_the_reason_why_layers_are_not_asked_is_the_table_s_for_that_release(release, reason):
     made, _ = layered(release)
     assert reason in made.scores[0].why
 

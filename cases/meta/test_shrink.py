@@ -43,7 +43,7 @@ def test_smallest_program_with_the_same_signature_is_found():
     assert small.wants == ()
 
 
-def test_another_failure_is_not_followed_but_told():
+def test_another_failure_is_not_followed_but_reported():
     shrunk = shrink(failing(), long_prompt, SIGNATURE)
     assert shrunk.other == {OTHER}
     small = shrink(failing(), long_prompt, OTHER).scenario
@@ -91,7 +91,7 @@ def test_no_scenario_is_tried_twice():
     assert len(set(tried)) == len(tried)
 
 
-def test_progress_tells_every_try_and_what_was_left_out():
+def test_progress_reports_every_try_and_what_was_left_out():
     steps = []
     shrink(failing(), long_prompt, SIGNATURE, progress=steps.append)
     assert [step.tries for step in steps] == list(range(1, len(steps) + 1))

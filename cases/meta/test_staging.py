@@ -24,7 +24,7 @@ def staging():
     )
 
 
-def told(recorder, *, held=False):
+def sent(recorder, *, held=False):
     """A decode round with a proposal, as the control side reads it; held: copied when the round is over."""
     copied = recorder.held if held else recorder.copied
     starts = torch.tensor([7, 9])
@@ -41,16 +41,20 @@ def told(recorder, *, held=False):
     return [(message, {name: array.tolist() for name, array in held.items()}) for message, held in messages]
 
 
-def test_a_round_says_the_same_whether_it_lands_or_is_shipped():
-    shipped, staged, held = told(Recorder()), told(Recorder(staging())), told(Recorder(staging()), held=True)
+def test_a_round_is_the_same_whether_staged_or_copied_at_once():
+    shipped, staged, held = (
+        sent(Recorder()),
+        sent(Recorder(staging())),
+        sent(Recorder(staging()), held=True),
+    )
     assert staged == shipped
     assert held == shipped
-    assert told(Recorder(), held=True) == shipped
+    assert sent(Recorder(), held=True) == shipped
     assert staged[-1][0]["starts"] == [7, 9]
     assert staged[0][1]["ids"] == [[1, 3], [2, 4]]
 
 
-def test_what_is_told_of_a_round_underway_is_not_told_again_by_the_next():
+def test_what_a_round_underway_has_sent_is_not_sent_again_by_the_next():
     """A device that is behind: rounds are sent when later ones, with tensors of other shapes, were recorded."""
     recorder, unpacker = Recorder(staging()), Unpacker()
     for requests in (1, 1, 2, 3):
@@ -87,7 +91,7 @@ def test_what_is_held_and_written_to_ends_the_run():
         recorder.close_round()
 
 
-def test_whoever_asks_before_the_round_is_over_is_told_and_it_is_copied_once():
+def test_a_reader_before_the_round_is_over_gets_the_values_and_they_are_copied_once():
     recorder = Recorder(staging())
     current = recorder.open_round(mode="DECODE", rids=["a"], starts=recorder.held({"starts": torch.tensor([7])}))
     assert current.starts == [7]

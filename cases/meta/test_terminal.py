@@ -156,27 +156,27 @@ def test_matrix_lines_fit_the_terminal(width):
 
 
 def test_live_lines_where_there_is_no_terminal(snapshot):
-    def tell(console):
+    def render(console):
         run = failing()
         with LiveLine(console) as line:
             for second in range(3):
                 line(Preparing(text=f"SGLang 0.5.23 booting ({second} s)"))
-            line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=23.4))
+            line(Booted(header={**results.HEADER, "replaced": results.REPLACED, "revert": 25015}, seconds=23.4))
             for number, one in enumerate(run.results, 1):
                 line(Started(scenario=one.scenario, index=number, total=12))
                 line(Stepped(scheduler_step=0, state={"running": ["a"], "waiting": []}))
                 line(Judged(result=one))
             line(Preparing(text="SGLang 0.5.23 booting (0 s)"))
-            line(Booted(header={**results.HEADER, "replaced": results.STAND_INS, "revert": 25015}, seconds=17.6))
+            line(Booted(header={**results.HEADER, "replaced": results.REPLACED, "revert": 25015}, seconds=17.6))
             line(Judged(result=unknown().results[1]))
 
-    assert printed(tell) == snapshot
+    assert printed(render) == snapshot
 
 
 def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_silent_for_longer():
     now = [0.0]
 
-    def tell(console):
+    def render(console):
         one = passing().results[0]
         with LiveLine(console, clock=lambda: now[0]) as line:
             for second in range(40):
@@ -188,7 +188,7 @@ def test_without_a_terminal_nothing_is_said_twice_within_a_pulse_and_nothing_is_
                 now[0] += 1
                 line(Stepped(scheduler_step=scheduler_step, state={"running": ["a"], "waiting": []}))
 
-    booting, *pulses, booted, facts, first, second = printed(tell).splitlines()
+    booting, *pulses, booted, facts, first, second = printed(render).splitlines()
     assert booting == "SGLang 0.5.23 booting"
     assert [line.partition(";")[0] for line in pulses] == [f"{booting} (15 s)", f"{booting} (30 s)"]
     assert all(line.endswith(f"{results.RUN}/engine.log") for line in pulses)
@@ -202,30 +202,30 @@ def test_waiting_for_a_lease_says_at_once_who_has_it():
         "SGLang 0.5.23 waiting for a GPU lease (0 s, at most 300 s): GPU 0 (H100): leased to engine process 7 (4 GiB)"
     )
 
-    def tell(console):
+    def render(console):
         with LiveLine(console) as line:
             line(Preparing(text=text))
             line(Preparing(text=text.replace("(0 s", "(1 s")))
 
     said = "SGLang 0.5.23 waiting for a GPU lease: GPU 0 (H100): leased to engine process 7 (4 GiB)\n"
-    assert printed(tell) == said
+    assert printed(render) == said
 
 
 @pytest.mark.parametrize(("used", "over"), [(None, False), (3000, False), (5300, True)])
-def test_the_share_of_a_gpu_is_told_and_whether_it_is_kept(used, over):
+def test_the_share_of_a_gpu_is_printed_and_whether_it_is_kept(used, over):
     lease = {"card": "NVIDIA H100", "uuid": "GPU-4f1f", "slot": 0, "share_mib": 4096, "used_mib": used}
 
-    def tell(console):
+    def render(console):
         with LiveLine(console) as line:
             line(Booted(header={**results.HEADER, "lease": lease}, seconds=9.0))
 
-    text = printed(tell)
+    text = printed(render)
     assert "leases 4 GiB of NVIDIA H100 (GPU-4f1f)" in text
     assert ("more than its share; name a larger one:  --gpu-share 6" in text) is over
 
 
 def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
-    def tell(console):
+    def render(console):
         one = passing().results[0]
         with LiveLine(console) as line:
             line(Started(scenario=one.scenario, index=1, total=2))
@@ -234,7 +234,7 @@ def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
             line._status._live.refresh()  # a status draws ten times a second; a test does not wait for that
             line(Judged(result=one))
 
-    text = printed(tell, terminal=True)
+    text = printed(render, terminal=True)
     assert "scenario 1/2 single: scheduler step 41, 2 running, 1 waiting" in text
     assert [line.split() for line in left_on_screen(text)] == [["scenario", "1/2", "single", "PASS"]]
 
@@ -303,7 +303,7 @@ def test_a_recheck_names_no_cost_since_it_boots_nothing():
 
 @pytest.mark.parametrize("width", [20, 80, 300])
 def test_pairs_fit_any_width_and_lose_none(width):
-    pairs = [(f"situation_{number}", number) for number in range(7)]
+    pairs = [(f"point_{number}", number) for number in range(7)]
     text = printed(say_pairs, pairs, width=width)
     assert max(map(len, text.splitlines())) <= max(width, 2 + len("situation_0 0"))
     assert all(f"{name} {count}" in text for name, count in pairs)

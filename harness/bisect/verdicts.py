@@ -27,7 +27,7 @@ from harness.engines.closure import home
 VERSION = 1
 #: Our files that a verdict depends on: everything but the commands, this package and the tests.
 _ROOMS = ("harness", "reference", "cases")
-_LEFT_OUT = ("harness/cli", "harness/bisect", "cases/meta", "cases/test_", "cases/corpus", "cases/recorded")
+_LEFT_OUT = ("harness/cli", "harness/bisect", "cases/meta", "cases/engine", "cases/corpus", "cases/recorded")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-#: (module, what, argument); `what` names a `_seam_*` method of cpu_ops.CpuOps, or one of its KERNELS.
-Seam = tuple[str, str, str]
+#: (module, what, argument); `what` names a `_patch_*` method of cpu_ops.CpuOps, or one of its KERNELS.
+Patch = tuple[str, str, str]
 
 _SPEC = "sglang.srt.speculative"
 _KERNELS = "sglang.kernels.ops"
@@ -33,8 +33,8 @@ class Release:
     round and of the one that drafts (one class in the v1 worker). sample: (module, name) that returns
     (predict, accept_lens, accept_index), or None where the worker's `verify` result is read instead. greedy: the
     module whose `verify_tree_greedy_func` walks the tree for it. alarm: where SGLang checks its own pool when idle.
-    dp_seams: what DP attention needs on a CPU beside `seams`. idle_seams: what lets an idle rank past its crash, F-007.
-    mtp_seams: what the multi-layer worker needs on a CPU; mtp_plan_seams: what lets it plan each eager forward, F-011.
+    dp_patches: what DP attention needs on a CPU as well. idle_patches: what lets an idle rank past its crash, F-007.
+    mtp_patches: what the multi-layer worker needs on a CPU. mtp_plan_patches: what plans each eager forward, F-011.
     """
 
     first: str
@@ -47,15 +47,15 @@ class Release:
     sample: tuple[str, str] | None
     greedy: str
     alarm: str
-    seams: tuple[Seam, ...]
-    dp_seams: tuple[Seam, ...]
-    idle_seams: tuple[Seam, ...]
+    patches: tuple[Patch, ...]
+    dp_patches: tuple[Patch, ...]
+    idle_patches: tuple[Patch, ...]
     truncates_at_finish: bool
     overlap: bool | None = None  # the scheduling this row is for; None: either
-    mtp_seams: tuple[Seam, ...] = ()
-    mtp_plan_seams: tuple[Seam, ...] = ()
+    mtp_patches: tuple[Patch, ...] = ()
+    mtp_plan_patches: tuple[Patch, ...] = ()
     # of `multi_layer` alone:
-    plan_seams: tuple[Seam, ...] = ()
+    plan_patches: tuple[Patch, ...] = ()
     layered: bool = False  # proposals come from one draft forward a layer instead of draft steps
 
     @property
@@ -66,7 +66,7 @@ class Release:
 _LLAMA = ("sglang.srt.models.llama", "cuda_noop", "synchronize,empty_cache")
 
 
-def _attention(decode_module: str, extend_module: str) -> tuple[Seam, ...]:
+def _attention(decode_module: str, extend_module: str) -> tuple[Patch, ...]:
     return (
         (decode_module, "attention", "decode_attention_fwd"),
         (extend_module, "attention", "extend_attention_fwd"),
@@ -82,7 +82,7 @@ _RECEIVER_GATE = (
     "SchedulerRequestReceiver.recv_requests",
 )
 
-_SEAMS_0_5_11 = (
+_PATCHES_0_5_11 = (
     _LLAMA,
     *_ATTENTION_OLD,
     *_OWN_TREE,
@@ -118,9 +118,9 @@ _V1 = Release(
     sample=None,
     greedy=f"{_SPEC}.eagle_info",
     alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
-    seams=_SEAMS_0_5_11,
-    dp_seams=_DP_OLD,
-    idle_seams=_IDLE,
+    patches=_PATCHES_0_5_11,
+    dp_patches=_DP_OLD,
+    idle_patches=_IDLE,
     truncates_at_finish=True,
     overlap=False,
 )
@@ -136,12 +136,12 @@ _V2 = Release(
     sample=(f"{_SPEC}.eagle_info_v2", "EagleVerifyInputV2Mixin.sample"),
     greedy=f"{_SPEC}.eagle_info_v2",
     alarm="sglang.srt.managers.scheduler_runtime_checker_mixin",
-    seams=_SEAMS_0_5_11,
-    dp_seams=_DP_OLD,
-    idle_seams=_IDLE,
+    patches=_PATCHES_0_5_11,
+    dp_patches=_DP_OLD,
+    idle_patches=_IDLE,
     truncates_at_finish=False,
     overlap=True,
-    mtp_seams=_MTP_CUDA,
+    mtp_patches=_MTP_CUDA,
 )
 _V2_ONLY = replace(
     _V2,
@@ -157,10 +157,10 @@ _NO_XPU = (f"{_SPEC}.eagle_utils", "flag", "_is_xpu=none")
 
 def _v2_only(
     first: str,
-    attention: tuple[Seam, ...],
-    *seams: Seam,
+    attention: tuple[Patch, ...],
+    *patches: Patch,
     sampled_in: str = "",
-    dp_seams: tuple[Seam, ...] = _DP_OLD,
+    dp_patches: tuple[Patch, ...] = _DP_OLD,
     old_mtp: bool = False,
 ) -> Release:
     """A row of releases that have the v2 worker alone. sampled_in: the module of `eagle_sample`, from 0.5.14 on.
@@ -170,10 +170,10 @@ def _v2_only(
     row = replace(
         _V2_ONLY,
         first=first,
-        seams=(_LLAMA, *attention, *seams),
-        dp_seams=dp_seams,
-        mtp_seams=_MTP_CUDA if old_mtp else (),
-        mtp_plan_seams=_MTP_PLAN if old_mtp else (),
+        patches=(_LLAMA, *attention, *patches),
+        dp_patches=dp_patches,
+        mtp_patches=_MTP_CUDA if old_mtp else (),
+        mtp_plan_patches=_MTP_PLAN if old_mtp else (),
     )
     if not sampled_in:
         return row
@@ -190,7 +190,7 @@ RELEASES: tuple[Release, ...] = (
         _LOCS_NEW,
         (f"{_KERNELS}.sampling.murmur_hash", "murmur", ""),
         sampled_in="eagle_worker_common",
-        dp_seams=_DP_0_5_23,
+        dp_patches=_DP_0_5_23,
     ),
     _v2_only(
         "0.5.16",
@@ -231,8 +231,8 @@ def multi_layer(release: Release) -> Release:
         worker_module=_MTP_WORKER,
         worker="MultiLayerEagleWorkerV2",
         draft="MultiLayerEagleDraftWorker",
-        seams=(*release.seams, *release.mtp_seams),
-        plan_seams=release.mtp_plan_seams,
+        patches=(*release.patches, *release.mtp_patches),
+        plan_patches=release.mtp_plan_patches,
         layered=True,
     )
 

@@ -116,7 +116,7 @@ Field = Sequence[Any]
 
 #: What a rank says of a round besides its bytes, in the order in which it travels: names once here, values each time.
 ROUND = (
-    "turn",
+    "scheduler_step",
     "index",
     "mode",
     "rids",

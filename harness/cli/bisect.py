@@ -60,7 +60,7 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json, inputs=[scenario_file])
     if repeat is not None and not 1 <= repeat <= MOST_TRIES:
-        raise UsageError(f"--repeat {repeat}: not a number of runs\n  allowed: 1 to {MOST_TRIES}")
+        raise UsageError(f"--repeat {repeat} is out of range\n  allowed: 1 to {MOST_TRIES}")
     setting = bisect_runs.choose(
         case=case,
         scenario_file=scenario_file,

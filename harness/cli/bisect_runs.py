@@ -142,7 +142,7 @@ def _reproducer(folder: Path) -> Setting:
 def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: LiveLine) -> Run:
     """Run the scenario once on an engine of its own; what keeps it from a verdict is the run's reason.
 
-    line: one for the whole search, so that it names stand-ins when they change, and not for every version.
+    line: one for the whole search, so that it names replacement kernels when they change, and not for every version.
     """
     target, draft = setting.pair or (None, None)
     try:

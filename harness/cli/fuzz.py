@@ -108,7 +108,10 @@ def _boots(family: str, names: Sequence[str], *, release: str) -> list[Boot]:
             raise UsageError(f"--boot: {unknown('boot configuration', name, known)}")
     chosen = [known[name] for name in names] or [one for one in known.values() if one.works_on(release)]
     if not chosen:
-        raise UsageError(f"no boot configuration of family {family} works on SGLang {release}\n  name one:  --boot")
+        raise UsageError(
+            f"no boot configuration of family {family} works on SGLang {release}\n"
+            f"  choose a newer release:  --engine VERSION, or force one:  --boot NAME  ({', '.join(known)})"
+        )
     return chosen
 
 

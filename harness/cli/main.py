@@ -1,6 +1,6 @@
 """The `eaglecheck` command, a module a verb. What the parser refuses is said in typer's own words.
 
-Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 our own fault.
+Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 internal error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`eaglecheck mutants`: does every check notice what it is there for?"""
+"""`eaglecheck mutants`: puts mutants into an engine and shows which checks notice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def command(
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
-    """Put faults into the running engine and show which checks notice.
+    """Put mutants into the running engine and show which checks notice.
 
     Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
     engine does not pass without a mutant.
@@ -42,7 +42,7 @@ def command(
     prepare.check_device(device)
     wanted = Wanted(cuda_graph=graphs)
     adapted([], wanted, device=device)
-    faults = _chosen(only)
+    mutants = _chosen(only)
     lease = prepare.gpu_lease(device, gpu_share)
     root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(engine, lambda text: say(console, text))
@@ -58,7 +58,7 @@ def command(
     )
     try:
         with MutantLine(console) as line:
-            campaign = Campaign(engines, env.version, faults, line, wanted.changes())
+            campaign = Campaign(engines, env.version, mutants, line, wanted.changes())
             with kept(json, lambda stop: document(campaign.cut_off(str(stop) or "interrupted")), left=_left):
                 board = campaign.run()
     finally:

@@ -30,7 +30,7 @@ from harness.driving.live import LiveEngines
 from harness.driving.runner import git_state, own_version
 from harness.engines import envs
 from harness.night import document, store
-from harness.night.cells import Box, Cell, plan
+from harness.night.cells import Cell, Limits, plan
 from harness.night.judge import Judgement, judge
 from harness.night.records import CellResult, Judged, Night, NightPlan
 from harness.night.run import Driver
@@ -47,7 +47,7 @@ SEEDS = 10**8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What was typed. shard None: the whole night. seconds, scenarios: each family's box on one release."""
+    """What was typed. shard None: the whole night. seconds, scenarios: each family's limits on one release."""
 
     nights: Path
     engines: str | None = None
@@ -220,15 +220,15 @@ def today() -> date:
 def _cells(asked: Asked) -> list[Cell]:
     if asked.cases is None and asked.families is None:
         raise UsageError(
-            "--nights: neither --cases nor --families says what to run\n"
+            "--nights needs --cases or --families\n"
             f"  allowed: --cases {ALL} or some of {', '.join(catalogue.names())}; "
             f"--families {ALL} or some of {', '.join(FAMILIES)}"
         )
     if asked.wanted.page_size is not None:
-        raise UsageError("--page-size: scenarios of a night come with their own\n  allowed: --families paged")
+        raise UsageError("--page-size cannot be combined with --nights\n  allowed: --families paged")
     if asked.scenarios < 0 or not 0 < asked.seconds < math.inf:
         raise UsageError(
-            f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: the box of a family\n"
+            f"--scenarios {asked.scenarios} --seconds {asked.seconds:g}: out of range\n"
             "  allowed: 0 scenarios (fixed ones only) or more, and more than 0 seconds"
         )
     named = [None] if asked.engines is None else prepare.split_list(asked.engines, option="engines")
@@ -237,7 +237,7 @@ def _cells(asked: Asked) -> list[Cell]:
         engines=versions,
         cases=[catalogue.load(name) for name in asked.chosen_cases],
         families=[FAMILIES[name] for name in asked.chosen_families],
-        box=Box(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
+        limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
         device=asked.device,
         wanted=asked.wanted,
         cards=_gpus(asked),

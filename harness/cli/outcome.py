@@ -1,6 +1,6 @@
 """How a command ends: exit codes, errors as one message on standard error, and what an interrupt leaves behind.
 
-It must not hide an error: one that is not a `UserError` is our own fault and exits 4 with its traceback.
+It must not hide an error: one that is not a `UserError` is an internal error and exits 4 with its traceback.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def attempt(command: Callable[[], Exit]) -> Exit:
         code = getattr(error, "exit_code", None)  # of a UserError; the reference's own errors have one too
         if code is None:
             traceback.print_exc()
-            return say("this is a fault in eaglecheck itself; please report it with the lines above", Exit.FAULT)
+            return say("internal error in eaglecheck; please report it with the lines above", Exit.FAULT)
         return say("\n  ".join([str(error), *_instead(error), *_notes(error)]), Exit(code))
 
 
@@ -102,7 +102,7 @@ def _no_room(error: OSError) -> Exit:
 
 
 def _reader_gone() -> Exit:
-    """Whoever read our output left (`| head`): nobody is there to be told, and the flush at exit must not fail."""
+    """Whoever read our output left (`| head`): nothing can be reported, and the flush at exit must not fail."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return Exit.UNKNOWN
 

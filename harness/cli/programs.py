@@ -59,26 +59,26 @@ def _elsewhere(name: str, family: str | None) -> str:
 def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None) -> None:
     """UsageError for the first scenario that no engine of this version could run."""
     for scenario in scenarios:
-        if fault := next(_faults(scenario, device, own), None):
-            raise UsageError(f"scenario {scenario.name!r}: {fault}")
+        if problem := next(_problems(scenario, device, own), None):
+            raise UsageError(f"scenario {scenario.name!r}: {problem}")
 
 
-def _faults(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:
+def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:
     yield from _of_engine(scenario, device)
     for name in scenario.wants:
         if name not in POINTS:
-            yield f"wants: {unknown('coverage_point', name, POINTS)}"
+            yield f"wants: {unknown('coverage point', name, POINTS)}"
     if own is None and scenario.checkpoint not in RECIPES:
         yield unknown("checkpoint", scenario.checkpoint, sorted(RECIPES))
         return
     for op in scenario.script:
         if op.kind == "mutant" and op.name not in MUTANTS:
-            yield unknown("fault", str(op.name), MUTANTS)
+            yield unknown("mutant", str(op.name), MUTANTS)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     for request in scenario.requests:
-        yield from (f"request {request.rid!r}: {fault}" for fault in _of_request(scenario, request, vocab))
+        yield from (f"request {request.rid!r}: {problem}" for problem in _of_request(scenario, request, vocab))
     for request in scenario.requests:
-        yield from (f"request {request.rid!r}: {fault}" for fault in _of_length(scenario, request))
+        yield from (f"request {request.rid!r}: {problem}" for problem in _of_length(scenario, request))
 
 
 def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
@@ -108,7 +108,7 @@ def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
         )
     if engine.tp_size != engine.dp_size:
         yield (
-            f"engine.tp_size is {engine.tp_size},"
+            f"engine.tp_size is {engine.tp_size}, "
             f"which this version does not run\n  allowed: {engine.dp_size}, as engine.dp_size"
         )
     if device == "cpu" and engine.cuda_graph:
@@ -128,7 +128,7 @@ def _of_request(scenario: Scenario, request: RequestSpec, vocab: int) -> Iterato
 
 
 def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
-    """Positions run up to k beyond the last token; a round holds twice its nodes in KV slots (SGLang's own reserve)."""
+    """Positions run up to num_steps past the last token; SGLang reserves twice a round's nodes in KV slots."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
     spare = max(CONTEXT_SPARE, spec.num_steps)

@@ -185,7 +185,7 @@ class _Run:
         """A round is of the step it ran in, however late it arrives; events keep their order, however late read."""
         side, dp_rank, tp_rank = place
         for packed, held in messages():
-            scheduler_step = self.scheduler_steps.get((side, packed.get("turn", -1)), self.scheduler_step)
+            scheduler_step = self.scheduler_steps.get((side, packed.get("scheduler_step", -1)), self.scheduler_step)
             for message, arrays in self.unpackers[place].unpack(packed, held):
                 self.assembler.feed(
                     message, arrays, scheduler_step=scheduler_step, dp_rank=dp_rank, tp_rank=tp_rank, side=side

@@ -1,4 +1,4 @@
-"""Run a callback right after a module was imported, and wrap attributes while keeping a ledger of what was wrapped.
+"""Run a callback right after a module was imported, and wrap attributes, with a registry of what was wrapped.
 
 Engine side: standard library only. It must not know which modules or functions are interesting.
 """
@@ -65,7 +65,7 @@ class ImportHooks(importlib.abc.MetaPathFinder):
 
 
 @dataclass(slots=True)
-class Ledger:
+class HookRegistry:
     """What was wrapped, by `module:Owner.attribute`; the handshake prints it."""
 
     found: list[str] = field(default_factory=list)
@@ -76,7 +76,7 @@ class Ledger:
     def wrap(self, module: types.ModuleType, dotted: str, make: Make, *, innermost: bool = False) -> bool:
         """Replace `module.dotted` by `make(original)`; False (and noted as missing) if there is no such attribute.
 
-        A method inherited from a base class is wrapped on the named class only. innermost: under what this ledger
+        A method inherited from a base class is wrapped on the named class only. innermost: under what this registry
         wrapped there earlier, so that those wrappers see what `make` does to the result.
         """
         *owners, name = dotted.split(".")

@@ -134,7 +134,7 @@ class Engine:
 
     def fault(self, name: str, *, first: int = 1) -> None:
         """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
-        self._ask_ranks({"op": "fault", "name": name, "first": first})
+        self._ask_ranks({"op": "mutant", "name": name, "first": first})
 
     def transfer(self, what: str, rids: Iterable[str]) -> None:
         """What is to become of the hand-overs of these requests (see harness.engine_side.transfer_backend.files)."""

@@ -35,7 +35,10 @@ def check_machine(manifest: Manifest, progress: Progress) -> None:
         )
     library, version = platform.libc_ver()
     if library != "glibc" or _numbers(version) < _numbers(manifest.glibc):
-        raise BundleError(f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}")
+        raise BundleError(
+            f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}",
+            next_step="unpack it on a newer Linux distribution, or in a container of one",
+        )
     missing = [problem for name in manifest.expects if (problem := _lacking(name))]
     if missing:
         raise BundleError(

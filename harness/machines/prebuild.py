@@ -90,4 +90,7 @@ def _run(command: Sequence[str]) -> None:
         raise EnvError(f"{command[0]} did not run: {error}", next_step="look:  eaglecheck doctor") from error
     if done.returncode:
         tail = "\n    ".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        raise EnvError(f"{Path(command[0]).name} could not compile flashinfer's kernels; its last lines:\n    {tail}")
+        raise EnvError(
+            f"{Path(command[0]).name} could not compile flashinfer's kernels; its last lines:\n    {tail}",
+            next_step="name another CUDA 13 toolkit:  export CUDA_HOME=/usr/local/cuda",
+        )

@@ -82,7 +82,10 @@ def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: s
         )
     missing = [name for name in PINNED if name not in wanted]
     if missing:
-        raise EnvError(f"SGLang {version} does not say which {', '.join(missing)} it wants")
+        raise EnvError(
+            f"SGLang {version} does not say which {', '.join(missing)} it wants",
+            next_step="choose a release that pins them:  eaglecheck engines list",
+        )
 
 
 def pinned(requirement: Requirement) -> str:

@@ -57,7 +57,10 @@ def fetch(wanted: dict[str, str], *, python: str, folder: Path, lock: int, progr
     found = {name: _find(folder, name, version) for name, version in wanted.items()}
     gone = [f"{name}=={wanted[name]}" for name, path in found.items() if path is None]
     if gone:
-        raise EnvError(f"pip reported success but left no wheel of {', '.join(gone)} in {folder}")
+        raise EnvError(
+            f"pip reported success but left no wheel of {', '.join(gone)} in {folder}",
+            next_step="look at pip's own settings:  python -m pip config debug",
+        )
     return {name: path for name, path in found.items() if path is not None}
 
 

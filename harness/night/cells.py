@@ -60,7 +60,7 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Box:
+class Limits:
     """What one family's generated scenarios may cost on one release, shared by its boot configurations."""
 
     scenarios: int
@@ -73,7 +73,7 @@ def plan(
     engines: Sequence[str],
     cases: Sequence[Case],
     families: Sequence[Family],
-    box: Box,
+    limits: Limits,
     device: str = "cpu",
     wanted: Wanted | None = None,
     cards: int | None = None,
@@ -95,7 +95,7 @@ def plan(
             *(
                 cell
                 for family in families
-                for cell in _family(family, engine, box, device=device, wanted=wanted, most=most)
+                for cell in _family(family, engine, limits, device=device, wanted=wanted, most=most)
             ),
         )
     ]
@@ -114,7 +114,7 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
     )
 
 
-def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
+def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
     boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp_size <= most]
     since = {boot.boot_key(): boot.since for boot in family.boots}
     oldest = min((boot.since for boot in family.boots), key=Version)
@@ -134,12 +134,12 @@ def _family(family: Family, engine: str, box: Box, *, device: str, wanted: Wante
             assumes=assumes,
             refused=len(family.scenarios) - len(fixed),
         )
-    if box.scenarios:
+    if limits.scenarios:
         for boot in boots:
             draw = Draw(
                 boot=boot,
-                count=-(-box.scenarios // len(boots)),
-                seconds=box.seconds / len(boots),
-                seed=box.seed,
+                count=-(-limits.scenarios // len(boots)),
+                seconds=limits.seconds / len(boots),
+                seed=limits.seed,
             )
             yield Cell(engine=engine, kind="generated", name=f"{family.name}/{boot.name}", draw=draw, assumes=assumes)

@@ -45,7 +45,7 @@ class CellResult(_Strict):
     """One cell that ran.
 
     expected: PASS, or what a corpus case's release window says. expected_kinds: what its case shows here.
-    unknown: scenarios without a verdict; left_out: those the time box had no room for. accepted: accept length
+    unknown: scenarios without a verdict; left_out: those that the time limit left no time for. accepted: accept length
     (bonus included) -> verifies. choices: tokens and proposals that were compared; ties: those within the margin.
     """
 
@@ -81,7 +81,7 @@ class CellResult(_Strict):
 class NightPlan(_Strict):
     """What a night, or one shard of it, sets out to do. planned: cell keys of the whole night, in order.
 
-    seconds, scenarios: the box of each family's generated scenarios. shard: (number, of how many). shards: ids of those
+    seconds, scenarios: limits of each family's generated scenarios. shard: (number, of how many). shards: ids of those
     that a whole night was put together from; empty where it ran in one.
     """
 
@@ -145,7 +145,7 @@ class Night(_Strict):
 
 
 def signatures(cells: Iterable[CellResult]) -> dict[tuple[str, str], list[tuple[CellResult, Seen]]]:
-    """(signature, engine) -> where it was seen, in order of first sight."""
+    """(signature, engine) -> where it was seen, in the order first seen."""
     found: dict[tuple[str, str], list[tuple[CellResult, Seen]]] = {}
     for cell in cells:
         for seen in cell.findings:

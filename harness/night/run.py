@@ -1,6 +1,6 @@
 """Drives the cells of a night on live engines and writes down what each showed.
 
-It must not judge a night: it only counts. An engine that does not start, or a fault of our own, makes its scenarios
+It must not judge a night: it only counts. An engine that does not start, or an internal error, makes its scenarios
 UNKNOWN; a full disk ends the night.
 """
 
@@ -80,7 +80,7 @@ class Driver:
                 tally.left_out = len(scenarios) - number
                 break
             self._scenario(tally, scenario)
-            booted = booted if number else time.monotonic()  # the box is for scenarios: a start takes what it takes
+            booted = booted if number else time.monotonic()  # the limit is for scenarios, not for the start
         return tally.result(folder=self.folder, seconds=time.monotonic() - start)
 
     def _scenarios(self, cell: Cell) -> list[Scenario]:
@@ -104,10 +104,10 @@ class Driver:
             tally.unknown(str(error))
         except WriteError:
             raise
-        except Exception as error:  # one cell's fault must not cost the others their night, and is never a pass
+        except Exception as error:  # one cell's error must not cost the others their night, and is never a pass
             if isinstance(error, OSError) and error.errno in FULL:
                 raise
-            tally.unknown(f"a fault of eaglecheck's own in {scenario.name}: {type(error).__name__}: {error}")
+            tally.unknown(f"internal error of eaglecheck in {scenario.name}: {type(error).__name__}: {error}")
 
     def _drive(self, cell: Cell, scenario: Scenario) -> ScenarioResult:
         assumed = cell.assumed_for(scenario)

@@ -105,6 +105,6 @@ def _read(path: Path, model: type[Model]) -> Model:
 
 
 def disk(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Turn a disk that takes no more into text that says what to do."""
+    """Turn a full disk into a message that says what to do."""
     kept = f"the night has no {NIGHT}: it is incomplete, red, and no baseline"
     return readable_errors(folder, kept=kept, instead=lambda: "choose another place:  --nights FOLDER")

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 Report = Callable[[Step], None]
 
 
-def with_fault(scenario: Scenario, fault: Mutant, *, first: int = 1) -> Scenario:
+def with_mutant(scenario: Scenario, mutant: Mutant, *, first: int = 1) -> Scenario:
     """The same program with the mutant armed from its first-th batch on."""
-    arm = Op(kind="mutant", name=fault.id, count=first)
-    name = f"{scenario.name}-{fault.id}"[:60]
+    arm = Op(kind="mutant", name=mutant.id, count=first)
+    name = f"{scenario.name}-{mutant.id}"[:60]
     return Scenario(**{**scenario.model_dump(), "name": name, "script": (arm, *scenario.script)})
 
 
@@ -41,18 +41,18 @@ def killers(outcome: ScenarioResult) -> tuple[str, ...]:
     return tuple(name for name, check in CHECKS.items() if run_check(check, evidence).divergences)
 
 
-def by_engine(faults: Iterable[Mutant]) -> list[list[Mutant]]:
+def by_engine(mutants: Iterable[Mutant]) -> list[list[Mutant]]:
     """Mutants that one booted engine can serve, in order of the catalogue."""
     boots: dict[str, list[Mutant]] = {}
-    for fault in faults:
-        exercises = EXERCISES.get(fault.needs, ())
-        boots.setdefault(exercises[0].boot_key() if exercises else "", []).append(fault)
+    for mutant in mutants:
+        exercises = EXERCISES.get(mutant.needs, ())
+        boots.setdefault(exercises[0].boot_key() if exercises else "", []).append(mutant)
     return list(boots.values())
 
 
-def may_end_it(fault: Mutant) -> bool:
+def may_end_it(mutant: Mutant) -> bool:
     """Whether the engine may have to be booted again after this mutant."""
-    return bool({"CRASH", "HANG"} & set(fault.kinds))
+    return bool({"CRASH", "HANG"} & set(mutant.kinds))
 
 
 @dataclass(slots=True)
@@ -61,40 +61,40 @@ class Campaign:
 
     engines: LiveEngines
     engine: str
-    faults: Sequence[Mutant]
+    mutants: Sequence[Mutant]
     report: Report = lambda _step: None
     #: what is asked of the engine beside what an exercise asks, such as CUDA graphs
-    knobs: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
     scores: list[Score] = field(default_factory=list)
     unsound: list[str] = field(default_factory=list)
     _wrong: dict[str, str] = field(default_factory=dict)
 
     def run(self) -> Scoreboard:
         """Engine by engine: the exercises must pass without a mutant, before the mutants and again after them."""
-        for faults in by_engine(self.faults):
-            self._on_one_engine([fault for fault in faults if self._can_run(fault)])
+        for mutants in by_engine(self.mutants):
+            self._on_one_engine([mutant for mutant in mutants if self._can_run(mutant)])
         return self._board()
 
     def cut_off(self, why: str) -> Scoreboard:
         """What there is of a campaign that somebody ended: never a PASS."""
         asked = counted(len(self.scores), "mutant")
-        self.unsound.append(f"{why}: {asked} of {len(self.faults)} asked")
+        self.unsound.append(f"{why}: {asked} of {len(self.mutants)} asked")
         return self._board()
 
     def _board(self) -> Scoreboard:
-        order, asked = list(MUTANTS), {score.fault.id for score in self.scores}
+        order, asked = list(MUTANTS), {score.mutant.id for score in self.scores}
         return Scoreboard(
             engine=self.engine,
-            scores=tuple(sorted(self.scores, key=lambda score: order.index(score.fault.id))),
+            scores=tuple(sorted(self.scores, key=lambda score: order.index(score.mutant.id))),
             unsound=tuple(self.unsound),
             whole=asked == set(MUTANTS),
         )
 
-    def _can_run(self, fault: Mutant) -> bool:
+    def _can_run(self, mutant: Mutant) -> bool:
         """Whether there is a sound exercise for it; noted as not run otherwise."""
-        why = undrivable(fault.needs, self.engine) or self._wrong_without(fault.needs)
+        why = undrivable(mutant.needs, self.engine) or self._wrong_without(mutant.needs)
         if why:
-            self._note(Score(fault=fault, fate=Fate.NOT_RUN, why=why))
+            self._note(Score(mutant=mutant, fate=Fate.NOT_RUN, why=why))
         return not why
 
     def _wrong_without(self, need: str) -> str:
@@ -104,20 +104,22 @@ class Campaign:
             self.unsound += [self._wrong[need]] if self._wrong[need] else []
         return self._wrong[need]
 
-    def _on_one_engine(self, faults: list[Mutant]) -> None:
+    def _on_one_engine(self, mutants: list[Mutant]) -> None:
         """Mutants that end the engine last, after it has been shown that the others left nothing behind."""
-        for fault in faults:
-            if not may_end_it(fault):
-                self._note(self._ask(fault, self._exercises(fault.needs)))
-        left = self._unmutated(self._exercises(faults[0].needs)[0], fresh=True) if faults else ""
+        for mutant in mutants:
+            if not may_end_it(mutant):
+                self._note(self._ask(mutant, self._exercises(mutant.needs)))
+        left = self._unmutated(self._exercises(mutants[0].needs)[0], fresh=True) if mutants else ""
         if left:
             self.unsound.append(f"after the mutants: {left}")
-        for fault in faults:
-            if may_end_it(fault):
-                self._note(self._ask(fault, self._exercises(fault.needs)))
+        for mutant in mutants:
+            if may_end_it(mutant):
+                self._note(self._ask(mutant, self._exercises(mutant.needs)))
 
     def _exercises(self, need: str) -> list[Scenario]:
-        return [one.model_copy(update={"engine": one.engine.model_copy(update=self.knobs)}) for one in EXERCISES[need]]
+        return [
+            one.model_copy(update={"engine": one.engine.model_copy(update=self.settings)}) for one in EXERCISES[need]
+        ]
 
     def _unmutated(self, scenario: Scenario, *, fresh: bool = False) -> str:
         """What is wrong without any mutant, empty if nothing is."""
@@ -129,18 +131,18 @@ class Campaign:
         reasons = "; ".join(outcome.verdict.reasons[:2])
         return "" if outcome.passed else f"{scenario.name} is {outcome.verdict.outcome} without a mutant: {reasons}"
 
-    def _ask(self, fault: Mutant, exercises: Sequence[Scenario]) -> Score:
+    def _ask(self, mutant: Mutant, exercises: Sequence[Scenario]) -> Score:
         """Drive exercises until one shows the mutant."""
-        score = Score(fault=fault, fate=Fate.NOT_RUN, why="no exercise")
+        score = Score(mutant=mutant, fate=Fate.NOT_RUN, why="no exercise")
         for number, scenario in enumerate(exercises, 1):
-            self._say(f"{fault.id} in {scenario.name}")
+            self._say(f"{mutant.id} in {scenario.name}")
             try:
-                outcome = self.engines(with_fault(scenario, fault), engine=self.engine)
+                outcome = self.engines(with_mutant(scenario, mutant), engine=self.engine)
             except EngineError as error:
                 why = str(error).splitlines()[0]
                 self.unsound.append(why)  # whether it would have been killed, nobody knows
-                return Score(fault=fault, fate=Fate.NOT_RUN, examples=number, why=why)
-            score = judged(fault, outcome, examples=number)
+                return Score(mutant=mutant, fate=Fate.NOT_RUN, examples=number, why=why)
+            score = judged(mutant, outcome, examples=number)
             self.unsound += [score.why] if score.fate is Fate.NOT_RUN else []  # its engine was ended from outside
             if score.fate is not Fate.SURVIVED:
                 break
@@ -148,24 +150,24 @@ class Campaign:
 
     def _note(self, score: Score) -> None:
         self.scores.append(score)
-        self.report(Step(text=score.fault.id, index=len(self.scores), total=len(self.faults), score=score))
+        self.report(Step(text=score.mutant.id, index=len(self.scores), total=len(self.mutants), score=score))
 
     def _say(self, text: str) -> None:
-        self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.faults)))
+        self.report(Step(text=text, index=len(self.scores) + 1, total=len(self.mutants)))
 
 
-def judged(fault: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
+def judged(mutant: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     """Killed if the run failed and one of the expected kinds is among what nothing earlier explains."""
     lost = next((why for event in outcome.trace.events if (why := lost_by(event))), "")
     if lost:
-        return Score(fault=fault, fate=Fate.NOT_RUN, why=lost)
+        return Score(mutant=mutant, fate=Fate.NOT_RUN, why=lost)
     kinds = outcome.verdict.root_kinds
-    killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(fault.kinds))
+    killed = outcome.verdict.outcome is Outcome.FAIL and bool(set(kinds) & set(mutant.kinds))
     broken = next((event for event in outcome.trace.events if "MutantBroken" in str(event.data.get("error", ""))), None)
     fate = Fate.BROKEN if broken is not None else Fate.KILLED if killed else Fate.SURVIVED
-    why = "" if fate is Fate.KILLED else _why(fault, outcome)
+    why = "" if fate is Fate.KILLED else _why(mutant, outcome)
     return Score(
-        fault=fault,
+        mutant=mutant,
         fate=fate,
         killed_by=killers(outcome),
         kinds=kinds,
@@ -175,10 +177,10 @@ def judged(fault: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
     )
 
 
-def _why(fault: Mutant, outcome: ScenarioResult) -> str:
+def _why(mutant: Mutant, outcome: ScenarioResult) -> str:
     fired = {event.data["mutant"]: event.data["fired"] for event in outcome.trace.events if event.name == "fault"}
-    if fired.get(fault.id) == 0:
+    if fired.get(mutant.id) == 0:
         return f"it never acted in {outcome.scenario.name}"
     if outcome.verdict.outcome is Outcome.FAIL:
-        return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(fault.kinds)}"
+        return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(mutant.kinds)}"
     return f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2]) or 'no check says a word'}"

@@ -62,14 +62,14 @@ class Fate(StrEnum):
     KILLED = "KILLED"
     SURVIVED = "SURVIVED"
     NOT_RUN = "NOT RUN"
-    BROKEN = "BROKEN"  # its own code failed: our fault
+    BROKEN = "BROKEN"  # its own code failed: an internal error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """One mutant. killed_by: checks that show it, each by itself. examples: scenarios driven. why: if not killed."""
 
-    fault: Mutant
+    mutant: Mutant
     fate: Fate
     killed_by: tuple[str, ...] = ()
     kinds: tuple[str, ...] = ()
@@ -91,7 +91,7 @@ class Scoreboard:
     def by_check(self) -> dict[str, list[str]]:
         """Mutants each registered check killed."""
         killed = [score for score in self.scores if score.fate is Fate.KILLED]
-        return {name: [score.fault.id for score in killed if name in score.killed_by] for name in CHECKS}
+        return {name: [score.mutant.id for score in killed if name in score.killed_by] for name in CHECKS}
 
     @property
     def idle_checks(self) -> list[str]:
@@ -129,13 +129,13 @@ def document(board: Scoreboard) -> dict[str, Any]:
         "unsound": list(board.unsound),
         "mutants": [
             {
-                "id": score.fault.id,
-                "family": score.fault.family,
-                "what": score.fault.what,
-                "needs": score.fault.needs,
+                "id": score.mutant.id,
+                "family": score.mutant.family,
+                "what": score.mutant.what,
+                "needs": score.mutant.needs,
                 "killed_by": list(score.killed_by),
                 "kinds": list(score.kinds),
-                "expected_kinds": list(score.fault.kinds),
+                "expected_kinds": list(score.mutant.kinds),
                 "examples": score.examples,
                 "engine": board.engine,
                 "verdict": str(score.fate),

@@ -164,7 +164,7 @@ def size_with_settings(scenario: Scenario) -> tuple[int, ...]:
 
 def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
     """(candidate, what was done), all with the same boot configuration."""
-    for cut in (_fewer_requests, _fewer_ops, _simpler_settings, _smaller_requests, _fewer_turns):
+    for cut in (_fewer_requests, _fewer_ops, _simpler_settings, _smaller_requests, _fewer_steps):
         for changes, what in cut(scenario):
             candidate = _valid(scenario, changes)
             if candidate is not None:
@@ -172,7 +172,7 @@ def smaller(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
 
 
 def simpler_boots(scenario: Scenario) -> Iterator[tuple[Scenario, str]]:
-    """Candidates that need another engine: one knob at a time back to the simplest."""
+    """Candidates that need another engine: one setting at a time back to the simplest."""
     engine, spec = scenario.engine, scenario.spec
     if engine.page_size > 1:
         yield scenario.model_copy(update={"engine": engine.model_copy(update={"page_size": 1})}), "pages of one token"
@@ -270,7 +270,7 @@ def _with_each(scenario: Scenario, change: Change, what: str) -> Cut:
             yield {"requests": others}, f"{request.rid}: {what}"
 
 
-def _fewer_turns(scenario: Scenario) -> Cut:
+def _fewer_steps(scenario: Scenario) -> Cut:
     script = scenario.script
     for place, op in enumerate(script):
         if op.kind == "step":
@@ -278,7 +278,7 @@ def _fewer_turns(scenario: Scenario) -> Cut:
             for count in (op.count // 2, op.count - 1):
                 if 0 < count < op.count:
                     fewer = op.model_copy(update={"count": count})
-                    yield {"script": tidy([fewer if i == place else o for i, o in enumerate(script)])}, f"{count} turns"
+                    yield {"script": tidy([fewer if i == place else o for i, o in enumerate(script)])}, f"{count} steps"
 
 
 def tidy(script: list[Op]) -> tuple[Op, ...]:

@@ -52,7 +52,7 @@ def roots(findings: Iterable[Finding]) -> frozenset[str]:
 
 
 def size(scenario: Scenario) -> tuple[int, ...]:
-    """What shrinking makes less of, most telling first: requests, ops, tokens to generate, prompt tokens, turns."""
+    """What shrinking reduces, in this order: requests, ops, tokens to generate, prompt tokens, scheduler steps."""
     return (
         len(scenario.requests),
         sum(op.kind != "step" for op in scenario.script),

@@ -42,7 +42,7 @@ class MutantLine(StatusLine):
 
 
 def _line(place: str, score: Score) -> Text:
-    line = Text(f"{place} {score.fault.id:<30} ")
+    line = Text(f"{place} {score.mutant.id:<30} ")
     line.append(str(score.fate), style=FATES[score.fate])
     return line.append(f"  {', '.join(score.kinds) if score.fate is Fate.KILLED else score.why}")
 
@@ -63,10 +63,10 @@ def _matrix(console: Console, board: Scoreboard) -> None:
     heading(console, f"mutants on SGLang {board.engine}: who kills what")
     for number, name in enumerate(names):
         say(console, f"  {'│ ' * number}┌ {name}")
-    for family in dict.fromkeys(score.fault.family for score in board.scores):
+    for family in dict.fromkeys(score.mutant.family for score in board.scores):
         say(console, f"  {'│ ' * len(names)}{family}", style="bold")
         for score in board.scores:
-            if score.fault.family == family:
+            if score.mutant.family == family:
                 say(console, _row(names, score))
 
 
@@ -74,7 +74,7 @@ def _row(names: Sequence[str], score: Score) -> Text:
     row = Text("  ")
     for name in names:
         row.append("× " if score.fate is Fate.KILLED and name in score.killed_by else "· ")
-    row.append(f"  {score.fault.id:<30} ")
+    row.append(f"  {score.mutant.id:<30} ")
     row.append(f"{score.fate!s:<9}", style=FATES[score.fate])
     examples = f"{score.examples} example" + ("s" if score.examples != 1 else " ")
     return row.append(f" {examples}  text {SAME_TEXT[score.text_identical]:<8} {' '.join(score.kinds)}")
@@ -86,7 +86,7 @@ def _complain(console: Console, board: Scoreboard) -> None:
     reasons: dict[tuple[Fate, str], list[str]] = {}
     for score in board.scores:
         if score.fate is not Fate.KILLED:
-            reasons.setdefault((score.fate, score.why), []).append(score.fault.id)
+            reasons.setdefault((score.fate, score.why), []).append(score.mutant.id)
     for (fate, why), ids in reasons.items():
         say(console, f"{fate}: {', '.join(ids)}", style=FATES[fate])
         say(console, f"  because: {why}")

@@ -34,7 +34,7 @@ WORKER_GB = 3.0
 
 #: The argument of a test that is there once for each scenario of a family, and the file of those tests.
 FAMILY_SCENARIO = "family_scenario"
-FAMILY_TESTS = Path(families.__file__).with_name("test_family_scenarios.py")
+FAMILY_TESTS = Path(families.__file__).parent / "engine" / "test_family_scenarios.py"
 
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey["LiveEngines"]()

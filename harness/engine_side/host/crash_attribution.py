@@ -1,4 +1,4 @@
-"""Whose fault it is that a batch died: SGLang's, or that of something of ours that only looks on.
+"""Crash attribution: whether SGLang or one of our hooks made a batch fail.
 
 Engine side: standard library only. It must not know what was being looked at.
 """
@@ -18,7 +18,7 @@ def watcher(error: BaseException) -> str | None:
     """The file that only looks on from which the error comes; None if it comes from SGLang or what stands in for it.
 
     Its own, if it is the innermost frame outside the libraries: what it calls of SGLang has frames of its own. SGLang
-    may have made another error of ours. A device tells of an error late, to whoever asks next.
+    may have made another error of ours. A device reports an error late, to the next caller.
     """
     found: str | None = None
     current: BaseException | None = error

@@ -73,7 +73,7 @@ class Gate:
             except wire.WireClosed:
                 os._exit(0)  # the control side is gone: nothing is left to serve
             if command["op"] == "step":
-                self._step = self._recorder.turn = command["number"]
+                self._step = self._recorder.scheduler_step = command["number"]
                 return (
                     self._arrivals(command["expect"]) if command["polled"] else self._deliver(command["expect"], poll)
                 )
@@ -141,7 +141,7 @@ class Gate:
                 return {"op": "began", **self._begin(command)}, {}
             if op == "flush":
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
-            if op == "fault":
+            if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
             if op == "transfer":
                 RULES.apply(command["what"], command["rooms"])
@@ -204,7 +204,7 @@ class Gate:
         }
         if (
             not isinstance(error, KeyboardInterrupt) and (own := watcher(error)) is not None
-        ):  # our fault, and no finding about SGLang
+        ):  # an error of ours, and no finding about SGLang
             report = {"op": "error", "what": f"our {own} failed: {report['error']}", "trace": report["trace"]}
         try:
             wire.send(self._sock, report, self._last_words())
@@ -215,7 +215,7 @@ class Gate:
         """Rounds of the steps before the one that crashed, where the device still gives them, and what it said."""
         said: list[tuple[Any, Arrays]] = [(message, {}) for message in self._recorder.last_said]
         try:
-            return _together([*self._recorder.take(all_of_them=True, before=self._recorder.turn), *said])
+            return _together([*self._recorder.take(all_of_them=True, before=self._recorder.scheduler_step), *said])
         except RuntimeError:
             return _together(said)
 

@@ -1,4 +1,4 @@
-"""What is put into SGLang's modules as they are imported: CPU stand-ins, our transfers, a plugin's algorithm.
+"""What is put into SGLang's modules as they are imported: CPU replacement kernels, our transfers, a plugin's algorithm.
 
 Engine side: nothing of SGLang or torch is imported before what is prepared here stands.
 """
@@ -35,13 +35,13 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
 
     ops = CpuOps(hooks, padded="F-008" in boot["assumed"])
     release = release_of(boot)
-    seams = release.seams
+    patches = release.patches
     if boot["arguments"]["enable_dp_attention"]:
-        seams = (*seams, *release.dp_seams, *(release.idle_seams if "F-007" in boot["assumed"] else ()))
-    seams = (*seams, *(release.plan_seams if "F-011" in boot["assumed"] else ()))
+        patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
+    patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
     if boot["overlap"]:
-        seams = (*seams, ("sglang.srt.managers.scheduler", "record_stream", ""))
-    ops.install(seams=seams, attention=boot["cpu_attention"])
+        patches = (*patches, ("sglang.srt.managers.scheduler", "record_stream", ""))
+    ops.install(patches=patches, attention=boot["cpu_attention"])
     return ops
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...both_sides import compat, wire
-from ..hooks import Ledger
+from ..hooks import HookRegistry
 from ..probes.distributed_probe import DpProbe, HandoffProbe, widths
 from ..probes.graph_probe import GraphProbe
 from ..probes.names import CHAIN_CHOOSER
@@ -57,9 +57,9 @@ def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> 
 
         return init_model_worker
 
-    Ledger().wrap(module, "Scheduler.__init__", construct)
+    HookRegistry().wrap(module, "Scheduler.__init__", construct)
     if boot["probe"] == "full" and not boot["arguments"]["disable_cuda_graph"]:
-        Ledger().wrap(module, "Scheduler.init_model_worker", load)
+        HookRegistry().wrap(module, "Scheduler.init_model_worker", load)
 
 
 def _ranks(given: dict[str, Any]) -> tuple[int, int]:
@@ -101,9 +101,9 @@ def _install_in(
     probe = Probe(recorder, release, graphs)
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
-    probe.ledger.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
+    probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
-        probe.ledger.wrap(module, f"Scheduler.{name}", gate.watch_loop)
+        probe.hooks.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:
         Watchdog(connect(os.environ[ENV_SOCKET]), recorder, ranks=ranks).start()
     if boot["probe"] == "tokens":
@@ -133,8 +133,8 @@ def _install_in(
         "revert": boot["revert"],
         "flags": boot["flags"],
         "truncates_at_finish": release.truncates_at_finish,
-        "hooks_found": probe.ledger.found,
-        "hooks_missing": probe.ledger.missing,
+        "hooks_found": probe.hooks.found,
+        "hooks_missing": probe.hooks.missing,
         "replaced": ops.describe() if ops is not None else [],
         "pool": pool_level(scheduler),
         **({"side": side, **widths(scheduler)} if side else {}),

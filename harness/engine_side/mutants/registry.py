@@ -79,7 +79,7 @@ FORWARD_ACTS = ("skip", "twice")
 
 
 def around(site: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """What `hooks.Ledger.wrap` takes, of a function that is given what it wraps before the arguments of the call."""
+    """A wrapper for `HookRegistry.wrap` from a function that is given the original before the arguments of the call."""
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

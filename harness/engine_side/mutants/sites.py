@@ -45,15 +45,15 @@ class Sites:
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every site; returns those this release does not have."""
-        release, ledger = self._release, self._probe.ledger
+        release, hooks = self._release, self._probe.hooks
         worker = sys.modules[release.worker_module]
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
         batch = sys.modules["sglang.srt.managers.schedule_batch"]
         pool = type(scheduler.token_to_kv_pool_allocator)
         pools = sys.modules[pool.__module__]
-        known = len(ledger.missing)
-        ledger.wrap(runner, "ModelRunner.forward", around(self._forward))
-        ledger.wrap(worker, "select_top_k_tokens", around(self._choices))
+        known = len(hooks.missing)
+        hooks.wrap(runner, "ModelRunner.forward", around(self._forward))
+        hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
             (worker, f"{release.worker}.forward_batch_generation", self._batch_starts),
             (worker, f"{release.draft}.{release.draft_prefill}", self._prompt_proposals),
@@ -71,8 +71,8 @@ class Sites:
             inside.append((pages, TAIL_COPIER, self._tails))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
-            ledger.wrap(module, dotted, around(site), innermost=True)
-        return ledger.missing[known:]
+            hooks.wrap(module, dotted, around(site), innermost=True)
+        return hooks.missing[known:]
 
     # -- batches and requests ----------------------------------------------------------------------------------
 

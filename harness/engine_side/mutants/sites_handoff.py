@@ -28,15 +28,15 @@ class HandoffSites:
 
     def install(self) -> list[str]:
         """Wrap every site; returns those this release does not have."""
-        ledger = self._mutants.probe.ledger
-        known = len(ledger.missing)
+        hooks = self._mutants.probe.hooks
+        known = len(hooks.missing)
         utils = sys.modules["sglang.srt.disaggregation.utils"]
         batches = sys.modules["sglang.srt.managers.schedule_batch"]
-        ledger.wrap(utils, "MetadataBuffers.set_buf", around(self._sent), innermost=True)
-        ledger.wrap(utils, "MetadataBuffers.get_buf", around(self._rows), innermost=True)
-        ledger.wrap(batches, "ScheduleBatch.process_prebuilt", around(self._arrived), innermost=True)
+        hooks.wrap(utils, "MetadataBuffers.set_buf", around(self._sent), innermost=True)
+        hooks.wrap(utils, "MetadataBuffers.get_buf", around(self._rows), innermost=True)
+        hooks.wrap(batches, "ScheduleBatch.process_prebuilt", around(self._arrived), innermost=True)
         CHANGE_PAGES.append(self._pages)
-        return ledger.missing[known:]
+        return hooks.missing[known:]
 
     def _sent(self, original: Original, buffers: Any, req: Any, *args: Any, **kwargs: Any) -> Any:
         """Prefill side: what a request puts into its row."""

@@ -30,7 +30,7 @@ class DpProbe:
 
     def install(self) -> None:
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
-        self._probe.ledger.wrap(runner, "ModelRunner.forward", self._forward)
+        self._probe.hooks.wrap(runner, "ModelRunner.forward", self._forward)
 
     def _forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._probe.recorder
@@ -83,7 +83,7 @@ class HandoffProbe:
 
     def install(self) -> None:
         batches = sys.modules["sglang.srt.managers.schedule_batch"]
-        self._probe.ledger.wrap(batches, "ScheduleBatch.process_prebuilt", self._prebuilt)
+        self._probe.hooks.wrap(batches, "ScheduleBatch.process_prebuilt", self._prebuilt)
 
     def _prebuilt(self, original: Callable[..., Any]) -> Callable[..., Any]:
         recorder = self._probe.recorder

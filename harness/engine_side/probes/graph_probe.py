@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from ..hooks import Ledger
+from ..hooks import HookRegistry
 from .captured_graph import Arena, CapturedGraph
 from .snapshot import copied, inputs_of, outputs_of
 
@@ -42,7 +42,7 @@ class GraphProbe:
     def __init__(self, mutants: Any = None, device: str | None = None) -> None:
         self.mutants = mutants
         self._device = device
-        self.ledger = Ledger()
+        self.hooks = HookRegistry()
         self.on_replay: OnReplay | None = None
         #: whether a replay is to be reported
         self.wanted: Callable[[], bool] = lambda: False
@@ -60,15 +60,15 @@ class GraphProbe:
         choosers: functions of the worker's module that are shown, or return, what was chosen from a draft forward.
         """
         cuda = sys.modules["torch.cuda"]
-        self.ledger.wrap(cuda, "CUDAGraph.capture_begin", self._capture_begin)
-        self.ledger.wrap(cuda, "CUDAGraph.capture_end", self._capture_end)
-        self.ledger.wrap(cuda, "CUDAGraph.replay", self._replay)
+        self.hooks.wrap(cuda, "CUDAGraph.capture_begin", self._capture_begin)
+        self.hooks.wrap(cuda, "CUDAGraph.capture_end", self._capture_end)
+        self.hooks.wrap(cuda, "CUDAGraph.replay", self._replay)
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
-        self.ledger.wrap(runner, "ModelRunner.load_model", self._load_model)
+        self.hooks.wrap(runner, "ModelRunner.load_model", self._load_model)
         for name in choosers:
             if hasattr(chooser_module, name):
                 make = self._shown if name == "select_top_k_tokens" else self._returned
-                self.ledger.wrap(chooser_module, name, make)
+                self.hooks.wrap(chooser_module, name, make)
 
     @property
     def captured(self) -> list[CapturedGraph]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ...both_sides.compat import Release
-from ..hooks import Ledger
+from ..hooks import HookRegistry
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, read_batch
@@ -31,8 +31,8 @@ class Probe:
         self.recorder = recorder
         self.release = release
         self.graphs = graphs
-        self.ledger = Ledger() if graphs is None else graphs.ledger
-        self._verify = VerifyProbe(recorder, release, self.ledger)
+        self.hooks = HookRegistry() if graphs is None else graphs.hooks
+        self._verify = VerifyProbe(recorder, release, self.hooks)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -53,7 +53,7 @@ class Probe:
         release = self.release
         module = sys.modules[release.worker_module]
         runner = sys.modules["sglang.srt.model_executor.model_runner"]
-        wrap = self.ledger.wrap
+        wrap = self.hooks.wrap
         self.install_rounds()
         wrap(module, f"{release.draft}.draft", self._draft)
         wrap(module, f"{release.draft}.{release.draft_prefill}", self._draft_prefill)
@@ -73,7 +73,7 @@ class Probe:
         """Only which batches ran and what they committed: the token level."""
         release = self.release
         module = sys.modules[release.worker_module]
-        self.ledger.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
+        self.hooks.wrap(module, f"{release.worker}.forward_batch_generation", self._round)
         self._verify.install_accepts()
 
     # -- rounds ------------------------------------------------------------------------------------------------

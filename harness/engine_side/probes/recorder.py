@@ -54,7 +54,7 @@ class Recorder:
         self.active = False
         self.phase: str | None = None
         self.step = 0
-        self.turn = 0
+        self.scheduler_step = 0
         self.round: Round | None = None
         self.last: dict[str, Any] = {}
         #: messages without tensors of a round that failed
@@ -91,8 +91,8 @@ class Recorder:
         """
         found: list[tuple[Any, Arrays]] = []
         while self._underway:
-            turn, message, shipment = self._underway[0]
-            if before is not None and turn >= before:
+            scheduler_step, message, shipment = self._underway[0]
+            if before is not None and scheduler_step >= before:
                 break
             if not (all_of_them or len(self._underway) > MOST_UNDERWAY or shipment.ready()):
                 break
@@ -117,7 +117,7 @@ class Recorder:
         attempts = self._attempts(mode, names, given)
         current = self.round = Round(
             self._rounds,
-            self.turn,
+            self.scheduler_step,
             mode,
             names,
             given,
@@ -168,7 +168,7 @@ class Recorder:
                     self._lives[rid].reached = start + length
         layouts, tables = self._layouts.news()
         message = (  # as `wire.ROUND` names them
-            current.turn,
+            current.scheduler_step,
             current.index,
             current.mode,
             current.rids,
@@ -184,7 +184,7 @@ class Recorder:
             current.events,
         )
         shipped = HostRound(current.parts) if self.staging is None else self.staging.close_round()
-        self._underway.append((current.turn, message, shipped))
+        self._underway.append((current.scheduler_step, message, shipped))
 
     def drop_round(self) -> None:
         """The round failed: what it left on the device may be no longer readable, what was said of it is."""
@@ -193,7 +193,7 @@ class Recorder:
             self.staging.drop_round()
         if current is not None:
             said = [event["message"] for event in current.events if event["what"] == "message"]
-            self.last_said = [{**message, "turn": current.turn} for message in said]
+            self.last_said = [{**message, "scheduler_step": current.scheduler_step} for message in said]
 
     def note(self, what: str, *copies: Copy | None, **facts: Any) -> None:
         """Something that happened in the current round, with the tensors that show it."""

@@ -27,9 +27,9 @@ class Layouts:
         self._numbers: dict[tuple[Field, ...], int] = {}
         #: numbers by identity of the keys above, which live as long: a tuple of tuples is slow to look up by its value
         self._same: dict[int, int] = {}
-        self._untold: list[tuple[Field, ...]] = []
+        self._unsent: list[tuple[Field, ...]] = []
         self._tables: dict[int, tuple[int, Any]] = {}
-        self._untold_tables: list[Table] = []
+        self._unsent_tables: list[Table] = []
 
     def number(self, fields: tuple[Field, ...]) -> int:
         found = self._same.get(id(fields))
@@ -37,7 +37,7 @@ class Layouts:
             found = self._numbers.get(fields)
         if found is None:
             found = self._numbers[fields] = self._same[id(fields)] = len(self._numbers)
-            self._untold.append(fields)
+            self._unsent.append(fields)
         return found
 
     def table(self, captured: CapturedGraph) -> int:
@@ -45,7 +45,7 @@ class Layouts:
         found = self._tables.get(id(captured))
         if found is None:
             found = self._tables[id(captured)] = len(self._tables), captured
-            self._untold_tables.append(
+            self._unsent_tables.append(
                 [(call.what, call.is_draft, call.batch, self.number(call.fields)) for call in captured.calls]
             )
         return found[0]
@@ -55,9 +55,9 @@ class Layouts:
 
         The lists are the caller's from here on: rounds stay underway while later ones ask for more.
         """
-        untold, tables = self._untold, self._untold_tables
-        self._untold, self._untold_tables = [], []
-        return untold, tables
+        unsent, tables = self._unsent, self._unsent_tables
+        self._unsent, self._unsent_tables = [], []
+        return unsent, tables
 
 
 def _numbers(copy: Copy, name: str) -> list[int]:
@@ -73,7 +73,7 @@ class Round:
     """
 
     index: int
-    turn: int
+    scheduler_step: int
     mode: str
     rids: list[str]
     given_starts: list[int] | Copy

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...both_sides.compat import Release
-from ..hooks import Ledger
+from ..hooks import HookRegistry
 from .names import (
     ACCEPTED_DRAFTS,
     ACCEPTED_INDICES,
@@ -30,25 +30,25 @@ Original = Callable[..., Any]
 class VerifyProbe:
     """The verify hooks of one release in one scheduler process."""
 
-    def __init__(self, recorder: Recorder, release: Release, ledger: Ledger) -> None:
-        self._recorder, self._release, self._ledger = recorder, release, ledger
+    def __init__(self, recorder: Recorder, release: Release, hooks: HookRegistry) -> None:
+        self._recorder, self._release, self._hooks = recorder, release, hooks
 
     def install(self) -> None:
         """What only the full level looks at; call after the worker modules were imported."""
         release = self._release
         for owner, name in sampled_walks(release):
-            self._ledger.wrap(owner, name, self._uniforms)
+            self._hooks.wrap(owner, name, self._uniforms)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if pages is not None and hasattr(pages, TAIL_COPIER):
-            self._ledger.wrap(pages, TAIL_COPIER, self._tails)
+            self._hooks.wrap(pages, TAIL_COPIER, self._tails)
 
     def install_accepts(self) -> None:
         """Which tokens were committed."""
         release = self._release
         if release.sample is None:
-            self._ledger.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
+            self._hooks.wrap(sys.modules[release.worker_module], f"{release.worker}.verify", self._verify_v1)
         else:
-            self._ledger.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
+            self._hooks.wrap(sys.modules[release.sample[0]], release.sample[1], self._sample)
 
     def _sample(self, original: Original) -> Original:
         def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:

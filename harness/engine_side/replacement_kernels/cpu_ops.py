@@ -55,7 +55,7 @@ class _Torch:
         return getattr(torch, name)
 
 
-#: Seam -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
+#: Patch -> (name, replacement, by, subject) of each kernel it replaces; attention is one of its own.
 KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
     "tree": (("sgl_build_tree_kernel_efficient", build_tree, "stand-in", "tree"),),
     "verify": (("verify_tree_greedy_func", verify_greedy, "stand-in", "verify"),),
@@ -66,7 +66,7 @@ KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
     ),
 }
 
-#: Seams of every release, whatever its table says.
+#: Patches of every release, whatever its table says.
 EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
 
 
@@ -125,13 +125,13 @@ class CpuOps:
         self._padded = padded
         self.applied: list[Replacement] = []
 
-    def install(self, *, seams: Sequence[tuple[str, str, str]], attention: str) -> None:
-        """`seams`: (module, what, argument) rows of the release's compatibility table."""
+    def install(self, *, patches: Sequence[tuple[str, str, str]], attention: str) -> None:
+        """`patches`: (module, what, argument) rows of the release's compatibility table."""
         sys.meta_path.append(_StubFinder())  # last: a real package always wins
         for package in STUB_PACKAGES:
             if importlib.machinery.PathFinder.find_spec(package) is None:
                 self._note(package, "import stub", "none", "imported at module level, never used on this path")
-        for module, what, argument in (*EVERYWHERE, *seams):
+        for module, what, argument in (*EVERYWHERE, *patches):
             self._hooks.after(module, self._apply(what, argument, attention))
 
     def describe(self) -> list[dict[str, str]]:
@@ -145,7 +145,7 @@ class CpuOps:
             if what in KERNELS:
                 self._replace(module, what)
             elif what != "attention" or attention != "interpreted":
-                getattr(self, f"_seam_{what}")(module, argument)
+                getattr(self, f"_patch_{what}")(module, argument)
 
         return act
 
@@ -154,17 +154,17 @@ class CpuOps:
             setattr(module, name, kernel)
             self._note(f"{module.__name__}.{name}", by, subject, "no CPU build")
 
-    def _seam_flag(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_flag(self, module: types.ModuleType, argument: str) -> None:
         name, subject = argument.split("=")
         setattr(module, name, True)
         self._note(f"{module.__name__}.{name}", "flag", subject, "selects SGLang's own Triton kernel, interpreted")
 
-    def _seam_cuda_noop(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_cuda_noop(self, module: types.ModuleType, argument: str) -> None:
         for name in argument.split(","):
             setattr(torch.cuda, name, lambda *_a, **_k: None)
             self._note(f"torch.cuda.{name} (for {module.__name__})", "no-op", "none", "called without a device check")
 
-    def _seam_unpinned(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_unpinned(self, module: types.ModuleType, argument: str) -> None:
         def tensor(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
             return torch.tensor(*args, **kwargs)
 
@@ -173,12 +173,12 @@ class CpuOps:
             f"{module.__name__}: torch.tensor(pin_memory=)", "no-op", "none", "there is nothing to pin memory for"
         )
 
-    def _seam_cpu_device(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_cpu_device(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Torch(empty=_on_cpu(torch.empty), full=_on_cpu(torch.full))  # type: ignore[attr-defined]
         what = f"{module.__name__}: torch.empty, torch.full (device='cuda')"
         self._note(what, "no-op", "none", "names a device instead of asking for the batch's")
 
-    def _seam_empty_rope(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_empty_rope(self, module: types.ModuleType, argument: str) -> None:
         original = module.RotaryEmbedding.forward_native
 
         def forward_native(self: Any, positions: torch.Tensor, query: Any, key: Any, *args: Any, **kwargs: Any) -> Any:
@@ -190,7 +190,7 @@ class CpuOps:
         what = f"{module.__name__}.RotaryEmbedding.forward_native (no rows)"
         self._note(what, "no-op", "none", "the CPU version cannot view an empty batch")
 
-    def _seam_unregistered(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_unregistered(self, module: types.ModuleType, argument: str) -> None:
         def call(output: torch.Tensor, input: torch.Tensor, group_name: str) -> None:
             getattr(module._groups[group_name](), f"_{argument}")(output, input)
 
@@ -199,7 +199,7 @@ class CpuOps:
             f"{module.__name__}.reg_{argument}", "flag", "none", "calls SGLang's own method; only CUDA is registered"
         )
 
-    def _seam_idle_metadata(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_idle_metadata(self, module: types.ModuleType, argument: str) -> None:
         """Not a matter of the CPU: SGLang's own code fails on an idle batch. Only where a run assumes that it does."""
         original = module.TritonAttnBackend.init_forward_metadata
 
@@ -217,18 +217,18 @@ class CpuOps:
         what = f"{module.__name__}.TritonAttnBackend.init_forward_metadata (idle batch)"
         self._note(what, "stand-in", "idle", "assumed F-007: an idle rank dies here")
 
-    def _seam_unplanned(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_unplanned(self, module: types.ModuleType, argument: str) -> None:
         """Not a matter of the CPU: a batch is marked as planned for, and nobody has. Only where a run assumes that."""
         setattr(module.ForwardBatch, argument, lambda *_a, **_k: None)  # so that each forward asks SGLang to plan
         what = f"{module.__name__}.ForwardBatch.{argument}"
         self._note(what, "stand-in", "plan", "assumed F-011: eager MTP forwards run with an earlier one's metadata")
 
-    def _seam_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_batch_invariant(self, module: types.ModuleType, argument: str) -> None:
         setattr(module, argument, lambda: None)
         what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
         self._note(what, "no-op", "none", why)
 
-    def _seam_sampled_path(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_sampled_path(self, module: types.ModuleType, argument: str) -> None:
         """The flag that selects Triton kernels also sends a sampled batch down the greedy path; not while it is one."""
         original = module.eagle_sample
 
@@ -243,7 +243,7 @@ class CpuOps:
 
         module.eagle_sample = eagle_sample  # type: ignore[attr-defined]
 
-    def _seam_murmur(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_murmur(self, module: types.ModuleType, argument: str) -> None:
         def murmur_hash32(seed: torch.Tensor, positions: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
             shape = (len(seed), len(columns))
             hashed = torch.empty(shape, dtype=torch.uint32)
@@ -255,17 +255,17 @@ class CpuOps:
         what = f"{module.__name__}.murmur_hash32"
         self._note(what, "flag", "none", "selects SGLang's own Triton kernel, interpreted; no CPU build")
 
-    def _seam_record_stream(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
-    def _seam_device_name(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
         self._note(
             f"{module.__name__}: torch.{argument}", "remap", "none", 'names the device "cuda" whatever it runs on'
         )
 
-    def _seam_attention(self, module: types.ModuleType, argument: str) -> None:
+    def _patch_attention(self, module: types.ModuleType, argument: str) -> None:
         kernels: dict[str, Callable[..., None]] = {
             "decode_attention_fwd": partial(decode_attention, padded=self._padded),
             "extend_attention_fwd": extend_attention,

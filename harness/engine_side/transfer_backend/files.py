@@ -23,7 +23,7 @@ class RuleError(ValueError):
 
 
 class NotServed(NotImplementedError):
-    """SGLang asks its transfer backend for something that this one does not do: no crash of SGLang's (see blame)."""
+    """SGLang asks for something that this transfer backend does not do: no crash of SGLang (`crash_attribution`)."""
 
     of_ours = True
 

@@ -1,4 +1,4 @@
-"""What fails on our side of the engine is never told as SGLang's doing, and no process outlives the one it serves."""
+"""What fails on our side of the engine is never reported as SGLang's doing, and no process outlives its owner."""
 
 import os
 import signal
@@ -54,7 +54,7 @@ def test_whose_defect_it_is_where_ranks_fall(side_of, said, error, words):
         side_of(*said)._receive_all()
 
 
-def test_last_words_about_a_defect_of_ours_are_heard_when_the_process_is_gone(side_of):
+def test_a_last_message_about_a_defect_of_ours_is_received_when_the_process_is_gone(side_of):
     with pytest.raises(EngineError, match=WORDS):
         side_of([DEFECT]).ask_ranks({"op": "flush"})
     with pytest.raises(EngineLost, match="how is not known"):
@@ -73,7 +73,7 @@ print("lives", os.environ[host.ENV_PARENT] == str(os.getpid()))
 
 
 @pytest.mark.parametrize(("parent", "code"), [("", 0), ("1", -signal.SIGKILL)])
-def test_a_process_whose_parent_ended_before_it_asked_to_be_told_ends_at_once(parent, code):
+def test_a_process_whose_parent_ended_before_it_asked_for_the_signal_ends_at_once(parent, code):
     if os.getpid() == 1:
         pytest.skip("process 1 is the parent that the test names as gone")
     done = subprocess.run([sys.executable, "-P", "-c", START, str(HOST), parent], capture_output=True, text=True)

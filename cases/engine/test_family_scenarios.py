@@ -11,7 +11,7 @@ from harness.contract.types import Outcome
 from harness.driving.adapt import impossible
 from harness.driving.pairs import checkpoint_pairs
 
-FOLDER = Path(__file__).parent / "scenarios"
+FOLDER = Path(__file__).parents[1] / "scenarios"
 REPRODUCER = read_scenario(FOLDER / "tree-slot-cache.json")
 #: F-006 and F-015: heads that load without a word and run otherwise than their config says.
 MISREAD = [read_scenario(FOLDER / f"eagle3-{name}.json") for name in ("one-feature", "normed-residual")]

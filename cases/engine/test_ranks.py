@@ -1,4 +1,4 @@
-"""DP attention on the real engine: what busy ranks do beside idle ones, and how a rank that falls or sticks is told."""
+"""DP attention on the real engine: busy ranks beside idle ones, and how a rank that dies or hangs is reported."""
 
 import os
 import signal
@@ -48,9 +48,9 @@ def test_idle_rank_that_dies_is_named_with_its_round_and_place(engines, release)
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
 @pytest.mark.usefixtures("_since")
-def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(engines, release, monkeypatch):
+def test_rank_that_hangs_is_named_with_its_last_forward_and_every_process_ends(engines, release, monkeypatch):
     monkeypatch.setattr(engines, "assumed", ASSUMED)
-    # SIGSTOP stands for a collective that nobody else enters: what tells the two apart is taken out.
+    # SIGSTOP stands for a collective that nobody else enters: what distinguishes the two is disabled.
     monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
     scenario = FAMILY["abort-leaves-idle"]
     engine = engines.use(engines.launch(scenario, engine=release))
@@ -59,7 +59,7 @@ def test_rank_that_sticks_is_named_with_its_last_forward_and_every_process_ends(
 
     def stop(scheduler_step, _state):
         if scheduler_step == STUCK:
-            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 3.0)  # not before: the first turns are slow ones
+            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 3.0)  # not before: the first steps are slow
             os.kill(stuck["pid"], signal.SIGSTOP)
 
     outcome = engines(scenario, engine=release, fresh=True, on_step=stop)

@@ -49,7 +49,7 @@ def test_the_token_level_sees_the_same_batches_and_the_same_tokens(engines, driv
 def test_sglangs_own_kernels_and_way_of_starting_give_the_same_integers_as_ours(engines, drive_scenario, monkeypatch):
     """One boot for both: its attention is SGLang's own, and so is how its processes come to be."""
     if engines.device != "cpu":
-        pytest.skip(f"there is no stand-in for attention on {engines.device}")
+        pytest.skip(f"there is no replacement kernel for attention on {engines.device}")
     ours = drive_scenario(CHUNKED_BATCH)
     assert "copied processes" in ours.trace.header["flags"]
     monkeypatch.setattr(engines, "copies", False)

@@ -12,7 +12,7 @@ from cases.programs import program
 from harness.contract.types import Kind, Outcome, Phase
 
 RELEASE = "0.5.12.post1"
-SCENARIO = program("v1-worker", [request("a", 9, seed=5, new=16)], [submit("a"), DRAIN], overlap=False)
+SCENARIO = program("v1-worker", [request("a", 9, seed=5, new=16)], [submit("a"), DRAIN], overlap_schedule=False)
 
 
 @pytest.fixture

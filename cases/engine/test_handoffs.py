@@ -17,7 +17,7 @@ BASE = FAMILIES["disagg"].scenarios[0].boot_key()
 ALL = {scenario.name: scenario for scenario in FAMILIES["disagg"].scenarios if scenario.boot_key() == BASE}
 #: One after another on one pair of engines; the last is F-013.
 SOUND = ("together", "last-chunk-of-one", "all-end-at-once", "reordered", "failed-beside-good", "all-aborted")
-HANDOFFS = [fault for fault in MUTANTS.values() if fault.needs == "handoff"]
+HANDOFFS = [mutant for mutant in MUTANTS.values() if mutant.needs == "handoff"]
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def _driven_since(release):
 
 @pytest.mark.engine(boot=BASE)
 @pytest.mark.parametrize("name", SOUND)
-def test_hand_over_changes_nothing_and_every_situation_is_reached(drive_scenario, release, name):
+def test_hand_over_changes_nothing_and_every_coverage_point_is_reached(drive_scenario, release, name):
     outcome = drive_scenario(ALL[name], engine=release)
     assert outcome.passed, outcome.verdict.reasons
     assert all(outcome.verdict.coverage.get(wanted) for wanted in ALL[name].wants)
@@ -47,7 +47,7 @@ def test_draft_state_of_a_request_taken_back_by_the_decode_side_is_the_one_it_ar
 def test_mutants_of_a_hand_over_are_killed(engines):
     board = Campaign(engines, engines.default, HANDOFFS).run()
     assert board.unsound == (), "the engines must pass without a mutant, before and after"
-    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
 
 
 @pytest.mark.engine(boot=BASE)

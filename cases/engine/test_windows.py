@@ -29,7 +29,7 @@ def _cells(expected, *cases):
     ]
 
 
-def _faulty(*cases):
+def _affected(*cases):
     return pytest.mark.parametrize(("release", "revert", "case"), _cells("FAIL", *cases))
 
 
@@ -43,7 +43,7 @@ def test_case_passes_outside_its_window(drive_scenario, release, revert, case):
 
 
 @pytest.mark.engine
-@_faulty(*CASES.values())
+@_affected(*CASES.values())
 def test_case_fails_inside_its_window_though_the_text_is_identical(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     assert outcome.verdict.outcome is Outcome.FAIL
@@ -52,7 +52,7 @@ def test_case_fails_inside_its_window_though_the_text_is_identical(drive_scenari
 
 
 @pytest.mark.engine
-@_faulty(POSITION_CASE)
+@_affected(POSITION_CASE)
 def test_draft_position_is_reported_at_the_first_draft_forward(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     (request,) = case.scenario.requests
@@ -65,7 +65,7 @@ def test_draft_position_is_reported_at_the_first_draft_forward(drive_scenario, r
 
 
 @pytest.mark.engine
-@_faulty(POSITION_CASE)
+@_affected(POSITION_CASE)
 def test_every_draft_forward_is_one_ahead_and_no_other_row_is(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     wrong = [found for found in outcome.divergences if found.kind is Kind.POSITION]
@@ -78,7 +78,7 @@ def test_every_draft_forward_is_one_ahead_and_no_other_row_is(drive_scenario, re
 
 
 @pytest.mark.engine
-@_faulty(CHUNK_CASE)
+@_affected(CHUNK_CASE)
 def test_chunk_tail_is_reported_at_the_last_row_of_the_non_final_chunk(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     (request,) = case.scenario.requests
@@ -91,7 +91,7 @@ def test_chunk_tail_is_reported_at_the_last_row_of_the_non_final_chunk(drive_sce
 
 
 @pytest.mark.engine
-@_faulty(CHUNK_CASE)
+@_affected(CHUNK_CASE)
 def test_chunk_tail_fed_is_the_targets_own_guess(drive_scenario, release, revert, case):
     outcome = drive_scenario(case.scenario, engine=release, revert=revert)
     rows = outcome.reference.rows

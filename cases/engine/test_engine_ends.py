@@ -24,14 +24,14 @@ from harness.engines.process import BOOT_SECONDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
-TURN = 5  # a is decoding and b has arrived
+STEP = 5  # a is decoding and b has arrived
 
 
 def _signal_scheduler(engine, number):
-    """An observer that sends the signal to the scheduler after turn TURN."""
+    """An observer that sends the signal to the scheduler after scheduler step STEP."""
 
     def on_step(scheduler_step, _state):
-        if scheduler_step == TURN:
+        if scheduler_step == STEP:
             os.kill(engine.handshakes[0]["pid"], number)
 
     return on_step
@@ -60,7 +60,7 @@ def test_killed_engine_is_unknown_and_the_next_scenario_runs_as_if_nothing_had_b
 
 
 @pytest.mark.engine(boot=BOOT, ends_it=True)
-def test_engine_that_ends_by_a_fault_of_its_own_is_a_crash_finding(engines, drive_scenario):
+def test_engine_that_ends_by_an_error_of_its_own_is_a_crash_finding(engines, drive_scenario):
     engine = engines.use(engines.launch(SCENARIO))
     dead = drive_scenario(SCENARIO, on_step=_signal_scheduler(engine, signal.SIGSEGV))
     assert dead.verdict.outcome is Outcome.FAIL
@@ -74,8 +74,8 @@ def test_engine_that_does_not_answer_in_time_is_a_hang_finding_and_is_ended(engi
     processes = tree(engine.process.pid)
 
     def on_step(scheduler_step, _state):
-        if scheduler_step == TURN:
-            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no turn is as quick as that
+        if scheduler_step == STEP:
+            monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 1e-4)  # no step is as quick as that
 
     hung = drive_scenario(SCENARIO, on_step=on_step)
     assert hung.verdict.outcome is Outcome.FAIL
@@ -118,17 +118,17 @@ def _wait_for(what, process, *, within=BOOT_SECONDS):
     return found
 
 
-def _turns(folder):
+def _steps(folder):
     logs = list(folder.glob("*/engine.jsonl"))
     lines = logs[0].read_text().splitlines() if logs else []
     return [line for line in lines if line.endswith("}") and json.loads(line)["event"] == "turn"]
 
 
 @pytest.mark.engine(boot="own process")
-def test_engine_ends_when_the_control_process_is_killed_during_a_turn(engines, start, tmp_path):
+def test_engine_ends_when_the_control_process_is_killed_during_a_step(engines, start, tmp_path):
     engines.close()  # this test's engine is in a process tree of its own
     process = start("--engine", engines.default)
-    _wait_for(lambda: len(_turns(tmp_path)) > TURN, process)
+    _wait_for(lambda: len(_steps(tmp_path)) > STEP, process)
     processes = tree(process.pid)
     assert {process.pid, _host(process).pid} < {each.pid for each in processes}, "and the engine's own processes"
     process.kill()

@@ -8,7 +8,7 @@ from cases.catalogue import read_scenario
 from cases.sampling import DRAFTS, Tally, sampled_scenarios
 from harness.contract.types import Phase
 
-FOLDER = Path(__file__).parent / "scenarios"
+FOLDER = Path(__file__).parents[1] / "scenarios"
 AMONG_GREEDY = {name: read_scenario(FOLDER / f"sampled-{name}.json") for name in ("chain", "tree")}
 COUNT = 16
 SAMPLED = {draft: list(sampled_scenarios(draft, count=COUNT)) for draft in DRAFTS}
@@ -25,13 +25,13 @@ def test_every_sampled_round_is_what_its_uniforms_decide_and_greedy_neighbours_s
 ):
     outcome = drive_scenario(scenario, engine=release)
     assert outcome.passed, outcome.verdict.reasons
-    coins = [event.data["coins"] for event in outcome.trace.events if event.name == "coins"]
+    uniforms = [event.data["coins"] for event in outcome.trace.events if event.name == "coins"]
     sampled = {request.rid for request in scenario.requests if request.temperature > 0}
-    assert sampled <= set().union(*coins)
+    assert sampled <= set().union(*uniforms)
     drawn = outcome.trace.rows.strings["rid"][outcome.trace.rows.strings["phase"] == Phase.ACCEPT]
     assert all((drawn == rid).sum() > 8 for rid in sampled)
-    told = {event.data["rid"] for event in outcome.reference.events if event.name == "sampled"}
-    assert told == sampled
+    sampled_by_reference = {event.data["rid"] for event in outcome.reference.events if event.name == "sampled"}
+    assert sampled_by_reference == sampled
 
 
 @pytest.mark.parametrize(

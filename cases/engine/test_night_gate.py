@@ -21,16 +21,16 @@ from harness.night import store
 from harness.night.cells import Cell
 from harness.night.judge import Status, judge
 from harness.night.run import Driver
-from harness.search.mutants import with_fault
+from harness.search.mutants import with_mutant
 
 SCENARIO = DEFAULT["staggered-arrivals"]
 BOOT = SCENARIO.boot_key()
 MUTANT = MUTANTS["draft-position-late"]
-TURN = 5  # a is decoding and b has arrived
+STEP = 5  # a is decoding and b has arrived
 
 
 class Lent:
-    """The worker's engines, which a night must not end. signal: sent to the scheduler after turn TURN, if one is."""
+    """The worker's engines, which a night must not end. signal: sent to the scheduler after STEP, if any."""
 
     def __init__(self, engines, number=None):
         self.engines, self.number = engines, number
@@ -41,7 +41,7 @@ class Lent:
         running = self.engines.use(self.engines.launch(scenario, engine=engine))
 
         def on_step(scheduler_step, _state):
-            if scheduler_step == TURN:
+            if scheduler_step == STEP:
                 os.kill(running.handshakes[0]["pid"], self.number)
 
         return self.engines(scenario, engine=engine, on_step=on_step)
@@ -64,7 +64,7 @@ def fixed(release, *scenarios, name="eagle"):
 
 @pytest.mark.engine(boot=BOOT)
 def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, release, tmp_path):
-    sound, broken = fixed(release, SCENARIO), fixed(release, with_fault(SCENARIO, MUTANT), name="mutant")
+    sound, broken = fixed(release, SCENARIO), fixed(release, with_mutant(SCENARIO, MUTANT), name="mutant")
     folder, night = drive_night(Lent(engines), tmp_path, sound, broken)
     found = judge(night, past=[], known=[], today=nights.TODAY)
     assert found.outcome is Outcome.FAIL
@@ -83,7 +83,7 @@ def test_an_engine_with_a_mutant_makes_a_night_red_with_its_signature(engines, r
 @pytest.mark.engine(boot=BOOT)
 def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_engine, release, tmp_path):
     """Zipped without modes or links, unpacked elsewhere, the night itself gone: as an artifact store does it."""
-    broken = fixed(release, with_fault(SCENARIO, MUTANT), name="mutant")
+    broken = fixed(release, with_mutant(SCENARIO, MUTANT), name="mutant")
     folder, night = drive_night(Lent(commands_on_live_engine), tmp_path / "night", broken, repeats=0)
     (seen,) = night.cells[0].findings
     with zipfile.ZipFile(tmp_path / "artifact.zip", "w") as packed:
@@ -103,7 +103,7 @@ def test_an_artifact_of_a_night_replays_where_it_is_unpacked(commands_on_live_en
     ("number", "kind"), [(signal.SIGSEGV, Kind.CRASH), (signal.SIGSTOP, Kind.HANG)], ids=["crashed", "hung"]
 )
 def test_an_engine_that_crashes_or_hangs_makes_a_night_red(engines, release, tmp_path, monkeypatch, number, kind):
-    if number == signal.SIGSTOP:  # stands for a loop without end: what tells the two apart is taken out
+    if number == signal.SIGSTOP:  # stands for a loop without end: what distinguishes the two is disabled
         monkeypatch.setattr("harness.engines.endings.stopped", lambda _pid: False)
         monkeypatch.setattr("harness.engines.side.STEP_SECONDS", 2.0)
     _, night = drive_night(Lent(engines, number), tmp_path, fixed(release, SCENARIO), repeats=0)

@@ -6,7 +6,7 @@ from cases.programs import EXERCISES
 from harness.both_sides.mutants import MUTANTS
 from harness.checks import CHECKS
 from harness.contract.types import Kind
-from harness.search.mutants import Campaign, with_fault
+from harness.search.mutants import Campaign, with_mutant
 from harness.search.scoreboard import EXCUSED, Fate
 
 #: Few that together show every check that one rank can exercise, none of which ends the engine.
@@ -28,7 +28,7 @@ RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 def test_spread_of_mutants_is_killed_and_no_check_is_idle(engines):
     board = Campaign(engines, engines.default, [MUTANTS[name] for name in SPREAD]).run()
     assert board.unsound == (), "the engine must pass without a mutant, before and after"
-    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
     assert {name for name, killed in board.by_check.items() if not killed} == set(EXCUSED) | BESIDE | ELSEWHERE
     assert set(EXCUSED) < set(CHECKS)
 
@@ -38,13 +38,13 @@ def test_what_an_idle_rank_does_wrong_is_killed_by_the_checks_of_ranks(engines, 
     monkeypatch.setattr(engines, "assumed", ("F-007",))  # as `eaglecheck mutants` does
     board = Campaign(engines, engines.default, [MUTANTS[name] for name in OF_RANKS]).run()
     assert board.unsound == (), "the engine must pass without a mutant, before and after"
-    assert {score.fault.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
+    assert {score.mutant.id: score.why for score in board.scores if score.fate is not Fate.KILLED} == {}
     assert {name for name in BESIDE if board.by_check[name]} == BESIDE
 
 
 @pytest.mark.engine(boot=BOOT)
 def test_wrong_draft_chain_leaves_the_text_as_it_is(engines):
-    outcome = engines(with_fault(EXERCISES["chain"][0], MUTANTS["hidden-zeroed"]))
+    outcome = engines(with_mutant(EXERCISES["chain"][0], MUTANTS["hidden-zeroed"]))
     assert outcome.text_identical is True
     assert not outcome.passed
 
@@ -52,7 +52,7 @@ def test_wrong_draft_chain_leaves_the_text_as_it_is(engines):
 @pytest.mark.engine(boot=BOOT)
 def test_trace_header_names_what_was_armed_and_the_events_how_often_it_acted(engines):
     sound = engines(EXERCISES["chain"][0])
-    mutated = engines(with_fault(EXERCISES["chain"][0], MUTANTS["draft-position-late"]))
+    mutated = engines(with_mutant(EXERCISES["chain"][0], MUTANTS["draft-position-late"]))
     assert "faults" not in sound.trace.header
     assert mutated.trace.header["faults"] == ["draft-position-late"]
     (event,) = (event for event in mutated.trace.events if event.name == "fault")
@@ -62,6 +62,6 @@ def test_trace_header_names_what_was_armed_and_the_events_how_often_it_acted(eng
 
 @pytest.mark.engine(boot=BOOT)
 def test_mutant_armed_from_a_later_batch_leaves_the_earlier_ones_sound(engines):
-    outcome = engines(with_fault(EXERCISES["chain"][0], MUTANTS["draft-position-late"], first=4))
+    outcome = engines(with_mutant(EXERCISES["chain"][0], MUTANTS["draft-position-late"], first=4))
     wrong = [found.round for found in outcome.divergences if found.kind is Kind.POSITION]
     assert min(wrong) == 3  # batches are counted from 1, rounds from 0

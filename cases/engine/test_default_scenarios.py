@@ -54,5 +54,5 @@ def test_every_accept_length_occurs_often_enough(drive_scenario, release):
 def test_newest_tree_kernels_are_the_releases_own(drive_scenario, release):
     """From 0.5.17 on SGLang's own Triton kernels build and walk the tree, so parents and accepts are exercised."""
     header = drive_scenario(default_scenarios()[0], engine=release).trace.header
-    stand_ins = {entry["subject"] for entry in header["replaced"] if entry["by"] == "stand-in"}
-    assert stand_ins <= ({"attention", "tree", "verify"} if release == "0.5.13" else {"attention"})
+    replaced = {entry["subject"] for entry in header["replaced"] if entry["by"] == "stand-in"}
+    assert replaced <= ({"attention", "tree", "verify"} if release == "0.5.13" else {"attention"})

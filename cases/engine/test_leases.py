@@ -13,7 +13,7 @@ from harness.both_sides.gpus import CardError
 from harness.contract.trace import ENDS
 
 SCENARIO = DEFAULT["staggered-arrivals"]
-TURN = 5
+STEP = 5
 WHOLE = 79.0  # GiB: one such lease fits on the card
 
 
@@ -39,7 +39,7 @@ def test_a_real_engine_keeps_its_lease_until_it_is_killed_and_then_it_is_free(en
         leases.take(leases.request(WHOLE), say=lambda _text: None)
 
     def kill(scheduler_step, _state):
-        if scheduler_step == TURN:
+        if scheduler_step == STEP:
             os.kill(host, signal.SIGKILL)
 
     trace = engines.drive(engines.launch(SCENARIO), SCENARIO, on_step=kill)

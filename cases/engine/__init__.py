@@ -1,0 +1,1 @@
+"""Tests that drive a real SGLang engine. Those that need none are in `cases/meta`."""
