@@ -11,6 +11,7 @@ of the row before, and attends what a chain of s drafts would find in its cache.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -241,6 +242,10 @@ def main() -> None:
         "seconds": {"target": options.seconds, "head": options.head_seconds},
         "shape": asdict(shape),
         "agrees": {"eagle3": agreed3, "eagle1": agreed1},
+        "files": {
+            path.relative_to(options.out).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(options.out.glob("*/*"))
+        },
     }
     (options.out / "trained.json").write_text(json.dumps(record, indent=1) + "\n")
     for label, agreed in (("EAGLE-3", agreed3), ("EAGLE-1", agreed1)):
