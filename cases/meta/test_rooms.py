@@ -22,6 +22,7 @@ ENTRIES = {
     "benchmarks.throughput",
     "benchmarks.time_to_detect",
     "harness.cli.__main__",
+    "harness.launcher",
     "harness.suite.modules",
 }
 #: What only a test of a recorded run needs so far.
