@@ -8,6 +8,7 @@
 | a way to bring about a coverage point | a function in `templates` or `templates_handoff` |
 | a change that must not matter | a function in `relations` |
 | a pair | a line in `checkpoints.RECIPES` |
+| a trained pair | a folder as `training.train` writes it, and a line in `checkpoints.RECIPES` |
 | a draft head | first `reference`; then a record in `recipes`, a `*_weights` module and a line in `checkpoints.KINDS` |
 | | that make its pair, and a family that names the pair |
 

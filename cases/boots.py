@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from packaging.version import Version
 
-from cases.fixed import CHECKPOINT
+from cases.fixed import CHECKPOINT, VOCAB
 from harness.contract.known_issues import assumable
 from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Boot:
-    """One boot configuration, what it is for, and the oldest release it works on."""
+    """One boot configuration, what it is for, and the oldest release it works on. text: generated prompts are text."""
 
     name: str
     why: str
@@ -26,6 +26,12 @@ class Boot:
     spec: SpecConfig = field(default_factory=SpecConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     since: str = "0"
+    text: bool = False
+
+    @property
+    def vocab(self) -> int:
+        """Token ids that prompts are drawn below."""
+        return BYTES if self.text else VOCAB
 
     @property
     def assumes(self) -> tuple[str, ...]:
@@ -62,6 +68,7 @@ def _paged(page: int) -> EngineConfig:
     return EngineConfig(page_size=page)
 
 
+BYTES = 256
 UNCACHED = EngineConfig(radix_cache=False)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
@@ -178,6 +185,29 @@ LATENT = _named(
         ("latent", "latents in the cache, a chain of three steps", SpecConfig(), EngineConfig(), "0"),
         ("latent-pages", "latents over pages of four tokens", SpecConfig(), _paged(4), "0"),
         ("latent-tree", "latents, two candidates a step, two steps", _tree(2, 2, 6), EngineConfig(), V2),
+    )
+)
+
+#: Trained weights, of which one tree is enough: from three steps on every release deviates.
+TRAINED = _named(
+    Boot(name=name, why=why, checkpoint=f"trained-{head}", spec=spec, since=since, text=True)
+    for name, why, head, spec, since in (
+        ("trained", "trained weights, an EAGLE-3 chain of three steps", "eagle3", HEADS, "0.5.12"),
+        (
+            "trained-long",
+            "trained weights, an EAGLE-3 chain of five steps",
+            "eagle3",
+            SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
+            "0.5.12",
+        ),
+        (
+            "trained-tree",
+            "trained weights, four candidates a step, two steps",
+            "eagle3",
+            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=4, num_draft_tokens=8),
+            V2,
+        ),
+        ("trained-eagle1", "trained weights, an EAGLE-1 chain of three steps", "eagle1", SpecConfig(), "0"),
     )
 )
 

@@ -8,8 +8,9 @@ tail, moves proposals: a pair that hides those mistakes is useless here.
 To add one: a line in RECIPES. A new kind of draft head: a record in `cases/recipes`, a module `*_weights` whose `pair`
 makes it, and a line in KINDS; the reference reads it (`reference.pairs`).
 
-Nothing is trained and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. This
-module must not import sglang or transformers, nor the reference (and so torch) unless `measure` is called.
+Nothing is trained here and no matrix product takes part, so thread counts and BLAS builds cannot change a bit. One
+kind was trained elsewhere and is read from files (`trained_weights`). This module must not import sglang or
+transformers, nor the reference (and so torch) unless `measure` is called.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from cases import eagle3_weights, llama_weights, mla_weights, mtp_weights, step_weights, table_weights
+from cases import (
+    eagle3_weights,
+    llama_weights,
+    mla_weights,
+    mtp_weights,
+    step_weights,
+    table_weights,
+    trained_weights,
+)
 from cases.recipes import (
     Eagle3Recipe,
     LatentRecipe,
@@ -41,6 +50,8 @@ from cases.recipes import (
     Recipe,
     StepRecipe,
     TableRecipe,
+    TrainedEagle3Recipe,
+    TrainedRecipe,
     Weights,
 )
 from harness.contract import plain_files
@@ -87,6 +98,9 @@ RECIPES: dict[str, Recipe] = {
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
+        # Trained on text and kept as files: logits as peaked, and accepted runs as long, as those of published pairs.
+        TrainedRecipe(name="trained-eagle1"),
+        TrainedEagle3Recipe(name="trained-eagle3"),
     )
 }
 
@@ -102,6 +116,8 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     StepRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,
     TableRecipe: table_weights.pair,
+    TrainedRecipe: trained_weights.pair,
+    TrainedEagle3Recipe: trained_weights.pair,
 }
 #: The pair to use instead on a device whose kernels are not built for its head width; same vocabulary, same positions.
 MADE_INSTEAD: dict[tuple[str, str], str] = {

@@ -8,10 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases.boots import BOOTS, DP_BOOTS, EAGLE3_BOOTS, LATENT, LAYERED, PAGES, PAIR, PD_BOOTS, RANKED_PAIR, TREES, Boot
+from cases.boots import (
+    BOOTS,
+    DP_BOOTS,
+    EAGLE3_BOOTS,
+    LATENT,
+    LAYERED,
+    PAGES,
+    PAIR,
+    PD_BOOTS,
+    RANKED_PAIR,
+    TRAINED,
+    TREES,
+    Boot,
+)
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_ranks import rank_shapes
+from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -40,6 +54,8 @@ class Family:
 
 #: The shapes that a boot configuration beside a family's first one is driven through.
 FEW = ("four-together", "chunked-long-prompt", "staggered-arrivals")
+#: The same of text.
+TEXT_FEW = ("together", "chunks", "arrivals", "shared-prefix")
 #: The hand-overs that a configuration beside the first is driven through.
 HANDED = ("together", "last-chunk-of-one", "ends-at-once")
 COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
@@ -167,7 +183,24 @@ _DISAGG_DP = Family(
     coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _DP, _DISAGG, _DISAGG_DP)
+_TRAINED = Family(
+    name="trained",
+    why="trained weights over Python source: EAGLE-3 chains of three and five steps and trees, EAGLE-1 chains",
+    scenarios=tuple(
+        one
+        for boot, prefix, only in (
+            (TRAINED["trained"], "", ()),
+            (TRAINED["trained-long"], "long-", TEXT_FEW),
+            (TRAINED["trained-tree"], "tree-", TEXT_FEW),
+            (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
+        )
+        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, prefix=prefix, only=only)
+    ),
+    boots=tuple(TRAINED.values()),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+)
+
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

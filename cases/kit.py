@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
-from cases.fixed import VOCAB, tokens
+from cases.fixed import tokens
+from cases.fixed_text import window
 from cases.timeline import Timeline
 from harness.contract.scenario import RequestSpec
 
@@ -64,13 +65,14 @@ class Kit:
     def prompt(self, length: int) -> tuple[int, ...]:
         """Tokens that no other prompt of this scenario starts with."""
         self._prompts += 1
-        return tokens(seed=100 * self.integer(0, 999) + self._prompts, length=length)
+        seed = 100 * self.integer(0, 999) + self._prompts
+        return window(seed=seed, length=length) if self.boot.text else tokens(seed=seed, length=length)
 
     def branch_of(self, earlier: tuple[int, ...], shared: int, more: int) -> tuple[int, ...]:
         """A prompt that shares exactly `shared` tokens with an earlier one and then differs."""
         tail = list(self.prompt(more))
         if shared < len(earlier) and tail[0] == earlier[shared]:
-            tail[0] = (tail[0] + 1) % VOCAB
+            tail[0] = (tail[0] + 1) % self.boot.vocab
         return earlier[:shared] + tuple(tail)
 
     def prompt_or_branch(self, length: int) -> tuple[int, ...]:
@@ -104,8 +106,9 @@ class Kit:
 
     def stop_ids(self) -> tuple[int, ...]:
         """A twelfth of the vocabulary, so that a request soon generates one."""
-        start = self.integer(0, VOCAB - 1)
-        return tuple(sorted((start + step * 12) % VOCAB for step in range(VOCAB // 12)))
+        vocab = self.boot.vocab
+        start = self.integer(0, vocab - 1)
+        return tuple(sorted((start + step * 12) % vocab for step in range(vocab // 12)))
 
     def chunks(self, length: int) -> int:
         """Steps that a prompt alone takes to prefill."""

@@ -156,6 +156,35 @@ class TableRecipe(Recipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedRecipe(Recipe):
+    """A byte-level Llama that was trained, with the EAGLE-1 head that was trained for it (see cases.trained_weights).
+
+    Its fields say what lies there; no seed and no gain decides a byte of it. head: the folder of its draft.
+    """
+
+    head: ClassVar[str] = "eagle1"
+
+    seed: int = 0
+    vocab: int = 320
+    hidden: int = 256
+    intermediate: int = 640
+    layers: int = 5
+    head_dim: int = 64
+    max_position: int = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedEagle3Recipe(TrainedRecipe):
+    """The same target with its EAGLE-3 head."""
+
+    algorithm: ClassVar[str] = "EAGLE3"
+    head: ClassVar[str] = "eagle3"
+
+    aux_layers: tuple[int, ...] = (0, 2, 3)
+    draft_vocab: int = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """What is written: a config.json and the tensors of each side."""
 

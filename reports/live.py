@@ -17,7 +17,16 @@ from rich.status import Status
 from rich.text import Text
 
 from harness.contract.types import Outcome
-from harness.driving.progress import Booted, Judged, Preparing, Progress, ScenarioResult, Started, Stepped
+from harness.driving.progress import (
+    Booted,
+    Judged,
+    Preparing,
+    Progress,
+    ScenarioResult,
+    Started,
+    Turned,
+    mean_accept_length,
+)
 from reports.prose import say, say_list
 
 #: How long an output without a terminal may be silent.
@@ -131,7 +140,7 @@ def drafted(results: Sequence[ScenarioResult]) -> tuple[str, int]:
 
 
 def scenario_line(now: str, result: ScenarioResult) -> Text:
-    """`now`, the verdict, and the kinds found or the first words of why there is no verdict."""
+    """`now`, the verdict, the kinds found or the first words of why there is none, and the mean accept length."""
     line = Text(f"{now:<40} ")
     line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
     kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})
@@ -139,4 +148,7 @@ def scenario_line(now: str, result: ScenarioResult) -> Text:
         line.append(f"  {', '.join(kinds)}")
     elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
         line.append(f"  {result.verdict.reasons[0].splitlines()[0].split(';')[0]}")
+    mean = mean_accept_length([result])
+    if mean is not None:
+        line.append(f"  accept length {mean:.2f}", style="dim")
     return line

@@ -36,8 +36,8 @@ def heading(console: Console, text: str) -> None:
     say(console, text, style="bold")
 
 
-def say_pairs(console: Console, pairs: Sequence[tuple[str, int]], *, red: Sequence[str] = ()) -> None:
-    """(name, count) pairs, down then across, in as many columns of pairs as fit (three at most)."""
+def say_pairs(console: Console, pairs: Sequence[tuple[str, int | str]], *, red: Sequence[str] = ()) -> None:
+    """(name, count or text) pairs, down then across, in as many columns of pairs as fit (three at most)."""
     if not pairs:
         return
     name_width = max(len(name) for name, _ in pairs)

@@ -13,7 +13,7 @@ from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
-from harness.driving.progress import RunResult
+from harness.driving.progress import RunResult, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -61,13 +61,16 @@ def render_counts(console: Console, result: RunResult) -> None:
     """What was driven, how much of it differed, and what was compared."""
     mismatches = sum(finding.count for one in result.results for finding in one.findings)
     heading(console, f"SGLang {result.engine} against the reference")
-    pairs = [
+    pairs: list[tuple[str, int | str]] = [
         ("scenarios", len(result.results)),
         ("rounds", sum(one.rounds for one in result.results)),
         drafted(result.results),
         ("mismatches", mismatches),
         ("ties", result.verdict.ties),
     ]
+    mean = mean_accept_length(result.results)
+    if mean is not None:
+        pairs.append(("mean accept length", f"{mean:.2f}"))
     say_pairs(console, pairs, red=["mismatches"] if mismatches else [])
     compared = result.verdict.compared
     if compared:

@@ -87,6 +87,7 @@ class Scenario(Strict):
     text_identical: bool | None
     rounds: Count
     draft_steps: Count
+    accept_length: float | None
     coverage: dict[str, Count]
     compared: dict[str, Count]
     ties: Count
@@ -119,6 +120,7 @@ class Run(Strict):
     coverage_points: dict[str, CoveragePoint]
     compared: dict[str, Count]
     ties: Count
+    accept_length: float | None
     scenarios: list[Scenario]
     cost: Cost
     run: str

@@ -13,10 +13,10 @@ from harness.archive.store import WriteError, read_reproducer
 from harness.checks import judge
 from harness.contract.trace import Event
 from harness.contract.types import Outcome
-from harness.driving.progress import ScenarioResult, Setup
+from harness.driving.progress import ScenarioResult, Setup, accept_lengths
 from harness.engines.errors import EngineError
 from harness.night import cells
-from harness.night.run import Driver, accept_lengths
+from harness.night.run import Driver
 
 
 class ByHand:

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from cases.checkpoints import RECIPES, make
-from cases.recipes import LatentRecipe, TableRecipe
+from cases.recipes import LatentRecipe, TableRecipe, TrainedRecipe
 from reference.checkpoint import CheckpointError
 from reference.model import DraftHead, Target, causal
 
@@ -25,9 +25,11 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("pairs")
 
 
-#: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention has a test file of its own.
+#: EAGLE-1 pairs whose target is a Llama or Qwen3; latent attention and trained pairs have test files of their own.
 PLAIN = [
-    name for name, recipe in RECIPES.items() if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe)
+    name
+    for name, recipe in RECIPES.items()
+    if recipe.algorithm == "EAGLE" and not isinstance(recipe, LatentRecipe | TrainedRecipe)
 ]
 
 

@@ -236,7 +236,8 @@ def test_live_line_on_a_terminal_shows_steps_and_leaves_only_results():
 
     text = printed(render, terminal=True)
     assert "scenario 1/2 single: scheduler step 41, 2 running, 1 waiting" in text
-    assert [line.split() for line in left_on_screen(text)] == [["scenario", "1/2", "single", "PASS"]]
+    (left,) = [line.split() for line in left_on_screen(text)]
+    assert left == ["scenario", "1/2", "single", "PASS", "accept", "length", "2.77"]
 
 
 def left_on_screen(text):

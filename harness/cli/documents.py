@@ -14,7 +14,7 @@ from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, assumed_by
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
-from harness.driving.progress import RunResult, ScenarioResult
+from harness.driving.progress import RunResult, ScenarioResult, mean_accept_length
 
 RUN_SCHEMA = 2
 MATRIX_SCHEMA = 1
@@ -65,6 +65,12 @@ def known_ids(one: ScenarioResult) -> list[str]:
     return sorted({known.id for found in one.known.values() for known in found})
 
 
+def accept_length(results: Sequence[ScenarioResult]) -> float | None:
+    """The mean over all verifies, to four digits."""
+    mean = mean_accept_length(results)
+    return None if mean is None else round(mean, 4)
+
+
 def scenario_document(result: ScenarioResult) -> dict[str, Any]:
     """One scenario of a run."""
     return {
@@ -77,6 +83,7 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "text_identical": result.text_identical,
         "rounds": result.rounds,
         "draft_steps": result.draft_steps,
+        "accept_length": accept_length([result]),
         "coverage": dict(result.verdict.coverage),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
@@ -121,6 +128,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "coverage_points": coverage_document(result),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
+        "accept_length": accept_length(result.results),
         "scenarios": [scenario_document(one) for one in result.results],
         "cost": dataclasses.asdict(result.cost),
         "run": str(result.folder),

@@ -5,7 +5,8 @@ Every writer (console, store) is an observer and cannot affect the run. Records 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from harness.contract.known_issues import Known, known_as
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Outcome, Verdict
+from harness.contract.types import Divergence, Outcome, Phase, Verdict
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention
 
@@ -81,6 +82,7 @@ class ScenarioResult:
     """One judged scenario, wherever its rows came from: an engine that runs, a stored run, a test.
 
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
+    accepted: accept length, the bonus included -> verifies of that length.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
@@ -95,6 +97,7 @@ class ScenarioResult:
     text_identical: bool | None
     rounds: int
     draft_steps: int
+    accepted: Mapping[int, int]
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
     reproducer: Path | None = None
@@ -124,6 +127,7 @@ class ScenarioResult:
             text_identical=None if reference is None else text_identical(trace, reference, scenario),
             rounds=len(trace.rounds),
             draft_steps=sum(record.forwards.get("DRAFT", 0) for record in trace.rounds),
+            accepted=accept_lengths(trace),
             known=_known(scenario, setup, verdict, findings),
             **stored,
         )
@@ -174,6 +178,24 @@ class ScenarioResult:
             signature=first.signature if first else str(self.verdict.outcome),
             replay=f"eaglecheck replay {folder}",
         )
+
+
+def accept_lengths(trace: Trace) -> Counter[int]:
+    """Accept length, the bonus included -> verifies of that length."""
+    rows = trace.rows
+    rounds = Counter(
+        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["attempt"][at], rows.ints["committed"][at])
+        for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
+    )
+    return Counter(rounds.values())
+
+
+def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
+    """Tokens that a verify of one request committed on average, the bonus included; None without a verify."""
+    counts: Counter[int] = Counter()
+    for one in results:
+        counts.update(one.accepted)
+    return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
 
 
 def _known(

@@ -19,8 +19,7 @@ from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
 from harness.contract.scenario import Scenario
-from harness.contract.trace import Trace
-from harness.contract.types import Kind, Outcome, Phase, Verdict
+from harness.contract.types import Kind, Outcome, Verdict
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
@@ -168,7 +167,7 @@ class _Tally:
         self.outcomes.append(verdict.outcome)
         if verdict.outcome is Outcome.UNKNOWN:
             self.reasons.update(reason for reason in verdict.reasons if not reason.startswith(NOT_A_CAUSE))
-        self.accepted.update(accept_lengths(outcome.trace))
+        self.accepted.update(outcome.accepted)
         self.ties += verdict.ties
         self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
         found = tuple(finding for finding in outcome.findings if finding.is_root)
@@ -219,16 +218,6 @@ class _Tally:
                 first="\n".join([describe(first, outcome.scenario)[:MOST_WORDS], *known]),
                 reproducer=str(outcome.save_reproducer(folder).relative_to(folder)),
             )
-
-
-def accept_lengths(trace: Trace) -> Counter[int]:
-    """Accept length, the bonus included -> verifies of that length."""
-    rows = trace.rows
-    rounds = Counter(
-        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["attempt"][at], rows.ints["committed"][at])
-        for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
-    )
-    return Counter(rounds.values())
 
 
 def _times(reason: str, count: int) -> str:

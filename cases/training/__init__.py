@@ -1,0 +1,1 @@
+"""How the trained pair under cases/trained/ was made."""
