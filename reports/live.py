@@ -24,7 +24,7 @@ from harness.driving.progress import (
     Progress,
     ScenarioResult,
     Started,
-    Turned,
+    Stepped,
     mean_accept_length,
 )
 from reports.prose import say, say_list
