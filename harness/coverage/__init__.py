@@ -1,4 +1,4 @@
-"""Coverage points: coverage points that bugs hide in, each with a predicate that finds where a trace shows it.
+"""Coverage points: states that bugs hide in, each with a predicate that finds where a trace shows it.
 
 A scenario names the points it wants (`wants`); the verdict counts all of them on the engine's trace, and one that was
 wanted and never happened makes it UNKNOWN. Nothing here judges rows.
