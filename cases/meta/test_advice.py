@@ -221,6 +221,14 @@ def test_run_again_carries_all_that_made_the_run(argv, engine, expected, work):
     assert parse(line) == []
 
 
+def test_what_needs_options_of_run_is_given_a_run_for_a_replay_too(work):
+    run = damaged(work, ["x", "replay", "a/reproducer"], assumed=["F-003"])
+    assert again.run_again(run) == "eaglecheck replay a/reproducer"
+    line = again.run_again(run, replay=False)
+    assert line.startswith("eaglecheck run --engine 0.5.11 --assume F-003 --scenario-file ")
+    assert parse(line) == []
+
+
 def test_a_reproducer_that_was_moved_and_damaged_still_knows_its_scenario(work):
     """The folder's name says nothing then; once it led to `--scenario ''`."""
     run = results.store(work / "runs", ("four-together", results.one_ahead))

@@ -13,8 +13,9 @@ from cases.catalogue import CORPUS
 from cases.meta import results
 from cases.meta.test_cli_bad_input import call
 from harness.archive.run_folders import lock
-from harness.archive.store import RunReader
+from harness.archive.store import RunReader, read_case
 from harness.cli.main import app
+from harness.contract.known_issues import KnownIssue, without_effect
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from harness.engines import envs
@@ -195,6 +196,46 @@ def test_what_is_assumed_is_asked_of_a_reference_that_is_computed_anew(work):
     passing = call("recheck", str(recorded), "--fresh-reference", "--assume", "F-020", "--assume", "F-027")
     assert (failing.exit_code, passing.exit_code) == (1, 0)
     assert "F-020, F-027 assumed" in passing.stdout
+
+
+def test_what_is_assumed_in_vain_is_said_as_run_says_it(work):
+    """The drafts of a chain on a release that has no MTP issue: the same line as of `run`."""
+    run = stored(work, (("single", results.sound),))
+    given = read_case(next((work / run).glob("single-*"))).scenario
+    for name in ("F-012", "F-011"):
+        (line,) = without_effect([name], [(given.spec, given.engine)], release="0.5.23")
+        done = call("recheck", str(run), "--fresh-reference", "--assume", name)
+        assert done.exit_code in (0, 1), done.output  # these traces are made by hand
+        assert line in done.stdout
+        assert f"assumed: {name}" not in done.stdout
+
+
+def eager_mtp(work, monkeypatch, **known):
+    """A stored run of 0.5.13 that F-011 can show in."""
+    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
+    monkeypatch.setitem(results.HEADER, "release", "0.5.13")
+    monkeypatch.setattr(KnownIssue, "reached_by", lambda one, *_, **__: one.id == "F-011")
+    engine = {"release": "0.5.13", "device": "cpu", **known}
+    return stored(work, (("single", results.sound),), manifest={"engine": engine})
+
+
+def test_what_works_by_a_replacement_kernel_cannot_be_assumed_afterwards(work, monkeypatch):
+    run = eager_mtp(work, monkeypatch, assumed=["F-003"])
+    done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
+    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    assert "F-011: a replacement kernel in the engine works past it" in done.stderr
+    assert "cannot be assumed afterwards" in done.stderr
+    assert "run it again:  eaglecheck run --engine 0.5.13 --assume F-003 --scenario-file" in done.stderr
+    assert done.stderr.rstrip().endswith("--assume F-011")
+
+
+def test_a_run_that_had_the_replacement_kernel_is_judged_with_it(work, monkeypatch):
+    run = eager_mtp(work, monkeypatch, assumed=["F-011"])
+    next((work / run).glob("single-*/reference.json")).unlink()  # then the run says what was assumed
+    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.engine)
+    done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
+    assert done.exit_code != 2, done.output
+    assert "cannot be assumed afterwards" not in done.output
 
 
 def test_a_scenario_that_was_numbered_otherwise_is_to_be_run_again(work):

@@ -43,6 +43,27 @@ def test_the_scenarios_of_a_seed_are_driven_boot_by_boot(driven):
     assert "--seed 7" in done.output
 
 
+@pytest.mark.parametrize("count", [1, 2, 5, 6, 7, 11, 12])
+def test_examples_are_scenarios_in_all_and_boots_take_turns(driven, count):
+    done, (plan,) = driven("--examples", str(count), "--seed", "5", "--seconds", "60")
+    assert done.exit_code == 0, done.output
+    names = list(BOOTS)
+    shares = [len([one for one in range(count) if one % len(names) == place]) for place in range(len(names))]
+    wanted = [
+        one
+        for boot, share in zip(BOOTS.values(), shares, strict=True)
+        for one in generate(boot, count=max(shares), seed=5)[:share]  # the same scenario i of a boot, however many
+    ]
+    assert (len(plan.scenarios), list(plan.scenarios)) == (count, wanted)
+    assert plan.box == 60 / min(count, len(names))
+    left = names[count:]
+    assert ("left out, since" in done.output) == bool(left)
+    if left:
+        assert f"too few: {', '.join(left)}\n" in done.output
+        assert f"--boot {left[0]}" in done.output
+        assert f"--examples {len(names)}\n" in done.output
+
+
 def test_boots_are_named_and_what_they_need_is_assumed(driven, tmp_path):
     done, (plan,) = driven("--family", "tree", "--boot", "deep-tree", "--examples", "3", "--json", "found.json")
     assert done.exit_code == 0, done.output

@@ -27,15 +27,18 @@ ENGINE = "engine.json"
 MOST = 20
 
 
-def run_again(folder: Path) -> str:
-    """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a reproducer."""
+def run_again(folder: Path, *, replay: bool = True) -> str:
+    """`eaglecheck run …` for what lies, or lay, in `folder`: a run, one of its scenarios, or a reproducer.
+
+    replay False: also of the run of a replay, which takes no options of `run`.
+    """
     within = (folder / SCENARIO).is_file()
     run = folder.parent if within and not (folder / MANIFEST).is_file() else folder
     manifest = _object(run / MANIFEST)
     alone = within and _as_written(folder / SCENARIO)  # else the whole run: another scenario was never run
     typed = [] if alone else _typed(manifest)
     options = _options(run, manifest, _part(_object(folder / ENGINE), "header"))
-    if typed:
+    if typed and (replay or typed[0] != "replay"):
         return shlex.join(["eaglecheck", *typed, *_missing(typed, options)])
     if within and not alone:  # its name is left: where it is written down, or in its folder's
         name = _name(folder, manifest)

@@ -57,7 +57,7 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             expected="the batch completes",
             observed=str(data.get("error") or data.get("what") or event.name)
             + _replacement(str(data.get("trace", ""))),
-            hint=LOST if lost else _site(str(data.get("site", ""))),
+            hint=LOST if lost else site_of(str(data.get("site", ""))),
         )
 
 
@@ -82,7 +82,7 @@ def lost_by(event: Event) -> str:
     return f"{event.data.get('error', '')}; how is not known" if unknown else ""
 
 
-def _site(site: str) -> str:
+def site_of(site: str) -> str:
     """module:function of a crash site; the line would change with every release."""
     return ":".join(site.split(":")[:2])
 

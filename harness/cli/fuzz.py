@@ -37,7 +37,10 @@ def command(
     boot: Annotated[
         list[str] | None, typer.Option(help="Only this boot configuration of the family; may be repeated.")
     ] = None,
-    examples: Annotated[int | None, typer.Option(min=1, help="Scenarios in all. Default: 100.")] = None,
+    examples: Annotated[
+        int | None,
+        typer.Option(min=1, help="Scenarios in all, the boot configurations taking turns. Default: 100."),
+    ] = None,
     seconds: Annotated[float | None, typer.Option(min=1, help="Stop after so long, the engines' boots apart.")] = None,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same scenarios. Default: random.")] = None,
     shrink: Annotated[
@@ -67,7 +70,11 @@ def command(
     chosen = secrets.randbelow(10**6) if seed is None else seed
     say(console, f"seed {chosen}: the same scenarios again with  --seed {chosen}")
     count = examples or (EXAMPLES if seconds is None else int(seconds * A_SECOND))
-    scenarios = [one for each in boots for one in generate(each, count=-(-count // len(boots)), seed=chosen)]
+    shares = _shares(boots, count)
+    boots, left_out = [one for one, _ in shares], boots[len(shares) :]
+    if left_out:
+        say(console, _too_few(count, left_out))
+    scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
     plan = prepare.make_plan(
         scenarios,
         say=lambda text: say(console, text),
@@ -113,6 +120,22 @@ def _boots(family: str, names: Sequence[str], *, release: str) -> list[Boot]:
             f"  choose a newer release:  --engine VERSION, or force one:  --boot NAME  ({', '.join(known)})"
         )
     return chosen
+
+
+def _shares(boots: Sequence[Boot], count: int) -> list[tuple[Boot, int]]:
+    """How many scenarios each gets of so many in all, taking turns; those that get none are left out."""
+    each, more = divmod(count, len(boots))
+    return [(one, each + (place < more)) for place, one in enumerate(boots) if each or place < more]
+
+
+def _too_few(count: int, left_out: Sequence[Boot]) -> str:
+    """What is said of boot configurations that no scenario is left for."""
+    names = [one.name for one in left_out]
+    return (
+        f"{counted(len(names), 'boot configuration')} left out, since {counted(count, 'scenario')} in all "
+        f"{'is' if count == 1 else 'are'} too few: {', '.join(names)}\n"
+        f"  choose by name:  --boot {names[0]}; or take every one:  --examples {count + len(names)}"
+    )
 
 
 def _small(console: Console, plan: Plan, result: RunResult, *, seconds: float) -> None:

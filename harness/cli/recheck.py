@@ -27,7 +27,7 @@ from harness.archive.trace_io import header_of, read_trace, trace_files
 from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
-from harness.contract.known_issues import assumed_by, assumed_in
+from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
 from harness.contract.trace import Trace
@@ -85,14 +85,52 @@ def command(
         if error.file.name.startswith("reference"):
             error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
         raise
+    _check_replacements(stored, wanted)
     judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=wanted) for one in stored.scenarios]
     result = _result(stored, judged)
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
+    notes += _without_effect(stored, wanted)
     again = _next(stored, fresh_reference=fresh_reference)
     render_run(console, result, notes=[*notes, *filter(None, [stored.missing])], again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _check_replacements(stored: _Stored, wanted: Sequence[str]) -> None:
+    """UsageError for a finding that only a replacement kernel in the engine gets past, where the engine had none.
+
+    Where it cannot show, it is without effect instead.
+    """
+    release, device = _engine_of(stored)
+    kernels = [issues()[name] for name in wanted if issues()[name].assume == "replacement kernel"]
+    missing = [
+        one.id
+        for one in kernels
+        if any(
+            one.id not in _assumed(each, stored.engine)
+            and one.shows_in(each.scenario.spec, each.scenario.engine, release=release, device=device)
+            for each in stored.scenarios
+        )
+    ]
+    if missing:
+        raise UsageError(
+            f"--assume {missing[0]}: a replacement kernel in the engine works past it, and {stored.folder} was run "
+            f"without one: it cannot be assumed afterwards\n  run it again:  {_run_assuming(stored.folder, missing)}"
+        )
+
+
+def _run_assuming(folder: Path, ids: Sequence[str]) -> str:
+    """The command of the run with more findings assumed; a replay cannot be told to, and takes what it is given."""
+    more = "".join(f" --assume {name}" for name in ids)
+    return f"{run_again(folder, replay=False)}{more}"
+
+
+def _without_effect(stored: _Stored, wanted: Sequence[str]) -> list[str]:
+    """What `run` says of them too."""
+    release, device = _engine_of(stored)
+    engines = [(one.scenario.spec, one.scenario.engine) for one in stored.scenarios]
+    return without_effect(wanted, engines, release=release, device=device)
 
 
 def _next(stored: _Stored, *, fresh_reference: bool) -> str:
@@ -169,18 +207,28 @@ def _short(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
+def _header(stored: _Stored) -> Mapping[str, Any]:
+    return next((one.engine.header for one in stored.scenarios if one.engine.header), {})
+
+
+def _engine_of(stored: _Stored) -> tuple[str, str]:
+    """(release, device) of what was run."""
+    known = {**_header(stored), **{name: value for name, value in stored.engine.items() if value}}
+    return str(known.get("release", "unknown")), str(known.get("device", "unknown"))
+
+
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
     verdict = merge([one.verdict for one in results])
     if stored.missing:
         outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
         verdict = replace(verdict, outcome=outcome, reasons=(*verdict.reasons, stored.missing))
-    header = next((one.engine.header for one in stored.scenarios if one.engine.header), {})
+    release, device = _engine_of(stored)
     return RunResult(
         folder=stored.folder,
-        engine=str(stored.engine.get("release") or header.get("release", "unknown")),
-        device=str(stored.engine.get("device") or header.get("device", "unknown")),
+        engine=release,
+        device=device,
         revert=stored.engine.get("revert"),
-        header=dict(header),
+        header=dict(_header(stored)),
         results=tuple(results),
         verdict=verdict,
         cost=Cost(),

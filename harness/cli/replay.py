@@ -29,10 +29,10 @@ def command(
         str | None, typer.Option(help="Replay on this release, as published, instead of the reproducer's own.")
     ] = None,
     untraced: Annotated[
-        bool, typer.Option("--untraced", help="Without our probe: only crashes, hangs and texts can be seen.")
+        bool, typer.Option("--untraced", help="Without our probe, for crashes, hangs and wrong texts only.")
     ] = False,
     bare: Annotated[
-        bool, typer.Option("--bare", help="SGLang alone, with none of our code in its processes; needs a GPU.")
+        bool, typer.Option("--bare", help="SGLang alone, none of our code in its processes, for the same; needs a GPU.")
     ] = False,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
@@ -46,6 +46,10 @@ def command(
         raise UsageError("--untraced and --bare exclude each other\n  name one of them")
     _check_reproducer(reproducer, runs)
     manifest, stored = read_reproducer(reproducer)
+    if bare:
+        replay_unwatched.check_bare(manifest.device, gpu=prepare.has_gpu())
+    if untraced or bare:
+        replay_unwatched.check_seen("--bare" if bare else "--untraced", reproducer, manifest.signature)
     pair = manifest.header.get("pair")
     target, draft = map(Path, pair) if pair else (None, None)
     assumed, attention = started_with(manifest, stored)

@@ -5,24 +5,68 @@ Without a probe there is no trace to judge: only crashes, hangs and texts can be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.archive.store import StoredScenario
-from harness.contract.trace import Trace
+from harness.checks.ranks import lost_by, site_of
+from harness.contract.trace import ENDS, Trace
 from harness.contract.usage import UsageError
 from harness.driving.live import LiveEngines
 from harness.driving.runner import Plan
-from harness.engines.bare import run_bare
+from harness.engines.bare import Bare, run_bare
 from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
 from harness.engines.process import Launch
 from reports.replay import Answer
 
+#: Output tokens by request.
+Texts = Mapping[str, tuple[int, ...]]
 #: SGLang alone boots, compiles and generates in this time, or is ended.
 SECONDS = 500.0
-#: Signatures of failures that need no trace to be seen.
+#: Signatures of failures that need no trace to be seen: how a run ends, and which texts come out of it.
 ENDING = ("CRASH:", "HANG:")
+TEXTS = ("TOKEN:losslessness:", "TOKEN:finish:", "NONDETERMINISM:seeds:")
+#: SGLang alone is given no stop tokens, no temperature and no seed.
+TEXTS_ALONE = ("TOKEN:losslessness:",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How a run ended too early. kind: CRASH or HANG; empty for an end that says nothing about the failure.
+
+    sites: file:function where it may have been; None where that cannot be seen.
+    """
+
+    kind: str
+    text: str
+    sites: tuple[str, ...] | None = ()
+
+    def is_that_of(self, signature: str) -> bool:
+        """Whether it is the stored one. Without the probe a phase is not known, so its place alone is compared."""
+        kind, *_, site = signature.split(":", 3)
+        return self.kind == kind and (self.sites is None or site in self.sites)
+
+
+def check_bare(device: str, *, gpu: bool) -> None:
+    """UsageError where SGLang alone cannot run. device: of the reproducer; gpu: whether there is one here."""
+    why = "this machine has none" if device != "cpu" else "the reproducer is of an engine on a CPU"
+    if device == "cpu" or not gpu:
+        raise UsageError(
+            f"--bare needs a GPU, and {why}\n  see what this machine can run:  eaglecheck doctor; or leave --bare out"
+        )
+
+
+def check_seen(option: str, folder: Path, signature: str) -> None:
+    """UsageError for a failure that no such run can show. option: --untraced or --bare."""
+    texts = TEXTS if option == "--untraced" else TEXTS_ALONE
+    if not signature.startswith((*ENDING, *texts)):
+        raise UsageError(
+            f"{option}: {signature} needs a trace to be seen; such a run shows crashes, hangs and wrong texts only\n"
+            f"  replay it with our probe:  eaglecheck replay {folder}"
+        )
 
 
 def untraced(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
@@ -41,7 +85,7 @@ def untraced(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     finally:
         engines.close()
     texts = {end.rid: end.output_ids for end in trace.ends}
-    return _answer(signature, f"SGLang {plan.env.version}, untraced", trouble(trace), _compared(stored, texts))
+    return _answer(stored, signature, f"SGLang {plan.env.version}, untraced", ending(trace), texts)
 
 
 def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
@@ -51,9 +95,13 @@ def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     found = run_bare(_launch(plan), stored.scenario, folder=_folder(plan, "bare"), seconds=SECONDS)
     where = f"SGLang {plan.env.version} alone"
     if found.texts is None:
-        return _answer(signature, where, f"ended {'after' if found.booted else 'in'} its boot: {found.why}", "")
-    texts = dict(zip((request.rid for request in stored.scenario.requests), found.texts, strict=True))
-    return _answer(signature, where, "", f"{_compared(stored, texts)}; verify rounds a request: {found.verifies}")
+        return _answer(stored, signature, where, ending_alone(found), {})
+    texts = {
+        request.rid: stopped(text, request.stop_token_ids)
+        for request, text in zip(stored.scenario.requests, found.texts, strict=True)
+    }
+    said = _answer(stored, signature, where, None, texts)
+    return replace(said, text=f"{said.text}; verify rounds a request: {found.verifies}")
 
 
 def _launch(plan: Plan) -> Launch:
@@ -80,24 +128,77 @@ def _folder(plan: Plan, what: str) -> Path:
     return folder
 
 
-def trouble(trace: Trace) -> str:
-    """What a crash or a hang said of itself; empty for none."""
-    found = next((event for event in trace.events if event.name in ("crash", "hang")), None)
+def ending(trace: Trace) -> Ending | None:
+    """What a crash, a hang or an end from outside said of itself; None for none."""
+    found = next((event for event in trace.events if event.name in ENDS), None)
     if found is None:
-        return ""
-    first = str(found.data.get("error", found.name)).splitlines()[0]
-    return f"{first} at {found.data.get('site')}, round {found.data.get('round')}, step {found.scheduler_step}"
+        return None
+    if outside := lost_by(found):
+        return Ending(kind="", text=f"was ended from outside: {outside}")
+    first = (str(found.data.get("error", found.name)).splitlines() or [found.name])[0]
+    site = str(found.data.get("site", ""))
+    return Ending(
+        kind="HANG" if found.name == "hang" else "CRASH",
+        text=f"{first} at {site or 'no known place'}, round {found.data.get('round')}, step {found.scheduler_step}",
+        sites=(site_of(site) or "any",),
+    )
 
 
-def _compared(stored: StoredScenario, texts: dict[str, tuple[int, ...]]) -> str:
+def ending_alone(found: Bare) -> Ending:
+    """The same of SGLang alone, by its log."""
+    why = "; ".join(found.why) or "its log is empty"
+    if not found.booted:
+        return Ending(kind="", text=f"ended in its boot: {why}")
+    if found.hung:
+        return Ending(kind="HANG", text=f"hung after its boot: {why}", sites=None)
+    places = f" at {', '.join(found.sites)}" if found.sites else ""
+    return Ending(kind="CRASH", text=f"ended after its boot: {why}{places}", sites=found.sites)
+
+
+def stopped(text: tuple[int, ...], stops: tuple[int, ...]) -> tuple[int, ...]:
+    """A text as far as its first stop token, which SGLang alone is not told of."""
+    place = next((index for index, token in enumerate(text) if token in stops), len(text))
+    return text[: place + 1]
+
+
+def _compared(stored: StoredScenario, texts: Texts) -> str:
     ends = {end.rid: end.output_ids for end in stored.engine.ends if end.reason in ("length", "stop")}
     other = sorted(rid for rid, tokens in ends.items() if texts.get(rid) != tokens)
     return f"other texts than stored: {', '.join(other)}" if other else "the texts are those stored"
 
 
-def _answer(signature: str, where: str, ended: str, texts: str) -> Answer:
-    if ended:
-        return Answer(word="FAILED", text=f"FAILED on {where}: {ended}")
+def _answer(stored: StoredScenario, signature: str, where: str, ended: Ending | None, texts: Texts) -> Answer:
+    """FAILED where the stored failure itself shows, FIXED where it would have shown and did not, else ERROR."""
+    if ended is not None and ended.is_that_of(signature):
+        return Answer(word="FAILED", text=f"FAILED: {signature} is still there on {where}: {ended.text}")
+    if ended is not None:
+        return Answer(word="ERROR", text=f"ERROR: cannot say whether {signature} is there on {where}: {ended.text}")
+    compared = _compared(stored, texts)
     if signature.startswith(ENDING):
-        return Answer(word="FIXED", text=f"FIXED: {signature} is not there on {where}; {texts}")
-    return Answer(word="ERROR", text=f"ERROR: {signature} needs a trace to be seen; on {where} {texts}")
+        return Answer(word="FIXED", text=f"FIXED: {signature} is not there on {where}; {compared}")
+    return _answer_by_texts(stored, signature, where, texts)
+
+
+def _answer_by_texts(stored: StoredScenario, signature: str, where: str, texts: Texts) -> Answer:
+    """By the texts that the failure is about: as wrong as those stored, or those of greedy decoding."""
+    ends = {end.rid: end.output_ids for end in stored.engine.ends}
+    about = {found.key.rid for found in stored.findings if found.signature == signature} & set(ends)
+    if signature.startswith("NONDETERMINISM:") or not about:  # between requests
+        about = set(ends)
+    named = ", ".join(sorted(about))
+    if about and all(texts.get(rid) == ends[rid] for rid in about):
+        text = f"FAILED: {signature} is still there on {where}: the wrong text of {named} is the one stored"
+        return Answer(word="FAILED", text=text)
+    greedy = _greedy(stored)
+    if about and all(rid in greedy and texts.get(rid) == greedy[rid] for rid in about):
+        text = f"FIXED: {signature} is not there on {where}; the text of {named} is that of greedy decoding"
+        return Answer(word="FIXED", text=text)
+    text = f"ERROR: cannot say whether {signature} is there on {where}: the text of {named} is another than stored"
+    return Answer(word="ERROR", text=text)
+
+
+def _greedy(stored: StoredScenario) -> Texts:
+    """What greedy decoding without speculation writes, by the stored reference."""
+    events = () if stored.reference is None else stored.reference.events
+    said = [event.data for event in events if event.name == "greedy"]
+    return {str(one["rid"]): tuple(map(int, one["output_ids"])) for one in said}

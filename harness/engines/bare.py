@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,19 +20,25 @@ from harness.engines.processes import end_group
 PROGRAM = Path(__file__).parents[1] / "engine_side" / "host" / "bare_engine.py"
 #: What a log is searched for where nothing came back.
 TROUBLE = ("illegal memory access", "device-side assert", "CUDA error", "Error:", "Killed")
+#: What is written behind a log whose process was ended by us; and how a frame of SGLang's is written in a traceback.
+STOPPED = "stopped after"
+FRAME = re.compile(r'File "[^"]*/sglang/([^"]+)", line \d+, in (\S+)')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
     """How SGLang alone fared: texts by request, or None and the lines of its log that say why.
 
-    verifies: how many verify rounds SGLang counted for each request; wrong drafts show there, not in texts.
+    verifies: how many verify rounds SGLang counted for each request; wrong drafts show there, not in texts. sites:
+    file:function of SGLang's where each error of the log was raised; hung: it said nothing more, and was ended.
     """
 
     booted: bool
     texts: tuple[tuple[int, ...], ...] | None
     verifies: tuple[int | None, ...] = ()
     why: tuple[str, ...] = ()
+    sites: tuple[str, ...] = ()
+    hung: bool = False
 
 
 def waves(scenario: Scenario) -> list[int]:
@@ -60,7 +67,7 @@ def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float
         try:
             process.wait(seconds)
         except subprocess.TimeoutExpired:
-            output.write(f"\nstopped after {seconds:.0f} s\n")
+            output.write(f"\n{STOPPED} {seconds:.0f} s\n")
         finally:
             end_group(process.pid)
             process.wait()
@@ -82,5 +89,22 @@ def _read(lines: list[str]) -> Bare:
     said = next((json.loads(line) for line in reversed(lines) if line.startswith('{"release"')), None)
     if said is None:
         trouble = [line for line in lines if any(word in line for word in TROUBLE)][:3]
-        return Bare(booted="booted" in lines, texts=None, why=(*trouble, *lines[-1:]))
+        return Bare(
+            booted="booted" in lines,
+            texts=None,
+            why=(*trouble, *lines[-1:]),
+            sites=_sites(lines),
+            hung=not trouble and bool(lines) and lines[-1].startswith(STOPPED),
+        )
     return Bare(booted=True, texts=tuple(map(tuple, said["texts"])), verifies=tuple(said["verifies"]))
+
+
+def _sites(lines: list[str]) -> tuple[str, ...]:
+    """The innermost frame of SGLang's in each traceback, each once."""
+    found: list[str] = []
+    for line in lines:
+        if "Traceback (most recent call last)" in line:
+            found.append("")
+        elif found and (frame := FRAME.search(line)):
+            found[-1] = f"{frame[1]}:{frame[2]}"
+    return tuple(dict.fromkeys(filter(None, found)))
