@@ -21,3 +21,7 @@ def test_what_was_planned_is_reported_once(planned, reported, faults):
     for name in reported:
         census.report(name)
     assert census.faults() == faults
+
+
+def test_an_incomplete_session_has_an_exit_code_of_its_own():
+    assert INCOMPLETE not in set(pytest.ExitCode)

@@ -113,7 +113,7 @@ def test_digests_that_are_gone_since_the_run_ended_are_missed_and_cut_off_ones_d
     assert done.exit_code == 2
     assert f"{place} is missing: it was there when the run ended" in done.stderr
     (run / SUMS).write_text((run / SUMS).read_text().splitlines()[0] + "\n")
-    assert f"{run / SUMS} is damaged: it says nothing of" in call("recheck", str(run)).stderr
+    assert f"{run / SUMS} is damaged: it has no line for" in call("recheck", str(run)).stderr
 
 
 def test_a_run_of_before_digests_were_kept_is_read_as_it_is(run):

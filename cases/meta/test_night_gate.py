@@ -272,6 +272,8 @@ BAD = {
     "seconds-that-are-none": ((*EAGLE, "--seconds", "nan"), ("--seconds nan",)),
     "night-in-a-file": (("night", "--nights", "file"), ("--nights file",)),
     "summary-is-a-folder": (("night", "--nights", "empty", "--summary", "empty"), ("--summary", "empty")),
+    "shard-words": ((*NIGHTS, *ONE, "--seed", "1", "--shard", "first"), ("--shard 'first'", "2/3")),
+    "seconds-without-end": ((*NIGHTS, *ONE, "--seconds", "inf"), ("--seconds inf",)),
     "two-reverts": ((*NIGHTS, *ONE, "--revert", "25015,26329"), ("--revert: ",)),
     "nothing-runs-there": (
         (*NIGHTS, "--engines", "0.5.11", "--families", "mtp"),

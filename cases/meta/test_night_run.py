@@ -90,7 +90,7 @@ def test_a_repeat_counts_only_where_its_engine_lives(tmp_path, then, tried):
     ("first", "reason"),
     [
         (ended_from_outside, "ended from outside: x"),
-        (ValueError("oh"), "a fault of eaglecheck's own in a: ValueError: oh"),
+        (ValueError("oh"), "internal error of eaglecheck in a: ValueError: oh"),
     ],
 )
 def test_what_is_not_sglangs_doing_is_unknown_and_costs_one_scenario(tmp_path, first, reason):

@@ -81,10 +81,10 @@ def test_the_end_of_a_scenario_waits_for_all_of_them_in_order_and_a_crash_tells_
     recorder = Recorder()
     for before, turns in ((None, [1, 2]), (2, [1])):
         recorder.begin()
-        decode(recorder, start=1, turn=1)
-        decode(recorder, start=2, turn=2)
+        decode(recorder, start=1, scheduler_step=1)
+        decode(recorder, start=2, scheduler_step=2)
         taken = recorder.take(all_of_them=True, **({"before": before} if before else {}))
-        assert [named(message)["turn"] for message, _ in taken] == turns
+        assert [named(message)["scheduler_step"] for message, _ in taken] == turns
         assert starts_in(taken) == [[turn] for turn in turns]
         layouts = [len(named(message)["layouts"]) for message, _ in taken]
         assert layouts == [1, 0][: len(turns)], "an arrangement of fields travels once a scenario"
