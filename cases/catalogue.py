@@ -126,7 +126,7 @@ def read_scenario(path: Path) -> Scenario:
             f"  allowed: 1 to {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
         )
     try:
-        scenario = validated(scenario_v1.upgraded(content), Scenario)
+        scenario = validated(scenario_v1.upgraded(content), Scenario, spelling=scenario_v1.spelling(content))
     except BadDocument as error:
         raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
     _check_ops(path, scenario)

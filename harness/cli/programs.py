@@ -109,7 +109,7 @@ def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
     if engine.tp_size != engine.dp_size:
         yield (
             f"engine.tp_size is {engine.tp_size}, "
-            f"which this version does not run\n  allowed: {engine.dp_size}, as engine.dp_size"
+            f"which this version does not run\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
