@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,10 @@ from harness.cli import programs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
 from harness.contract.scenario import Scenario
+from harness.contract.usage import UsageError
 from harness.coverage import POINTS
 from harness.driving import pairs
+from harness.driving.adapt import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
 
@@ -351,6 +354,7 @@ OLD = {
     "requests": [{"rid": "a", "prompt": [1, 2]}],
     "script": [{"kind": "submit", "rids": ["a"]}, {"kind": "tick", "count": 2}, {"kind": "drain"}],
 }
+FAULTY = OLD | {"script": [{"kind": "fault"}, {"kind": "submit", "rids": ["a"]}, {"kind": "drain"}]}
 NEW = {
     "schema_version": 2,
     "name": "own",
@@ -382,8 +386,12 @@ NEW = {
         (NEW | {"script": [{"kind": "fault"}]}, "found \"fault\"; it is called 'mutant' in this version"),
         (OLD | {"spec": {"k": 0}}, "spec.k: Input should be greater than or equal to 1, found 0"),
         (OLD | {"spec": {"num_steps": 0}}, "spec.num_steps: Input should be greater than or equal to 1, found 0"),
-        (OLD | {"spec": {"kk": 3}}, "spec.kk: unknown key 'kk'; did you mean 'k'?\n  allowed keys: algorithm, k, t, n"),
-        (OLD | {"requests": [{"rid": "a"}]}, "requests.0.prompt: Field required (1 more)\n  allowed keys: rid, prompt, "),
+        (OLD | {"spec": {"kk": 3}}, "spec.kk: unknown key 'kk'; did you mean 'k'?\n  allowed keys: algorithm, k, t"),
+        (FAULTY, "script.0: op 'fault' needs 'name'"),
+        (
+            OLD | {"requests": [{"rid": "a"}]},
+            "requests.0.prompt: Field required (1 more)\n  allowed keys: rid, prompt",
+        ),
         (
             NEW | {"script": [{"kind": "step", "count": 0}]},
             "script.0.count: Input should be greater than or equal to 1, found 0 (1 more)\n",
@@ -421,3 +429,43 @@ def test_a_finding_that_cannot_be_assumed_names_those_that_can(place):
     said = call("run", "--assume", "F-004").stderr
     assert "did you mean" not in said
     assert re.search(r"\n  can be assumed: F-\d{3}, F-\d{3}", said)
+
+
+def test_a_scenario_of_two_files_names_both(place):
+    whole = json.dumps(fixed.default_scenarios()[0].model_dump(mode="json"))
+    for name in ("one", "two"):
+        (place / f"{name}.json").write_text(whole)
+    assert (
+        "scenario 'single' of two.json is named twice, also by one.json\n"
+        in call(*scenario_file("one"), *scenario_file("two")[1:]).stderr
+    )
+    said = call(*scenario_file("one"), "--scenario", "single").stderr
+    assert "scenario 'single' of one.json is named twice, also by --scenario single\n" in said
+
+
+@pytest.mark.parametrize("name", ["foreign-token", "backend", "too-long"])
+def test_a_refusal_names_the_file_of_the_scenario(name, place):
+    good = fixed.default_scenarios()[1].model_dump(mode="json")
+    (place / "good.json").write_text(json.dumps(good))
+    done = call("run", "--scenario", "pr25015", "--scenario-file", "good.json", *scenario_file(name)[1:])
+    assert done.exit_code == 2
+    assert f"scenario 'single' of {name}.json: " in done.stderr
+
+
+def test_a_refusal_by_the_release_names_the_file_too():
+    scenario = catalogue.load("pr25015").scenario
+    changed = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"dtype": "float16"})})
+    with pytest.raises(UsageError, match=r"scenario '.*' of b\.json: engine\.dtype"):
+        check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
+
+
+@pytest.mark.parametrize("command", ["", "run", "engines", "engines install", "diff"])
+def test_h_is_help(command):
+    done = call(*command.split(), "-h")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == call(*command.split(), "--help").stdout
+
+
+def test_the_version_is_shown():
+    done = call("--version")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"eaglecheck {version('eaglecheck')}\n", "")
