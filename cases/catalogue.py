@@ -5,6 +5,7 @@ It must not run anything; it says what is expected, and a run that disagrees is 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -126,10 +127,10 @@ def read_scenario(path: Path) -> Scenario:
             f"  allowed: 1 to {SCENARIO_SCHEMA}; a newer file needs a newer eaglecheck"
         )
     try:
-        scenario = validated(scenario_v1.upgraded(content), Scenario)
+        scenario = validated(scenario_v1.upgraded(content), Scenario, spelling=scenario_v1.spelling(content))
     except BadDocument as error:
         raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
-    _check_ops(path, scenario)
+    _check_ops(path, scenario, [op["kind"] for op in content["script"]])
     return scenario
 
 
@@ -141,8 +142,8 @@ TAKES = {
 }
 
 
-def _check_ops(path: Path, scenario: Scenario) -> None:
-    """CaseError for an op with a key that does nothing, or without one that it needs."""
+def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
+    """CaseError for an op with a key that does nothing, or without one that it needs. kinds: as the file says them."""
     for number, op in enumerate(scenario.script):
         takes = TAKES.get(op.kind, ())
         foreign = sorted({*op.model_dump(exclude_defaults=True)} - {"kind", *takes})
@@ -152,6 +153,6 @@ def _check_ops(path: Path, scenario: Scenario) -> None:
         if foreign or missing:
             said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"
             raise CaseError(
-                f"scenario file {path}: script.{number}: op {op.kind!r} {said}\n"
+                f"scenario file {path}: script.{number}: op {kinds[number]!r} {said}\n"
                 f"  it takes: {', '.join(takes) or 'nothing but its kind'}\n  {EXAMPLE}"
             )

@@ -191,6 +191,46 @@ def test_what_a_command_reads_is_not_written_over(command, work):
     assert (work / "own.json").read_text() == "{}"
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "recheck RUN --json RUN/manifest.json",
+        "recheck RUN --json RUN/new.json",
+        "recheck CASE --json CASE/scenario.json",
+        "recheck CASE --json RUN/manifest.json",
+        "recheck REPRODUCER --json RUN/manifest.json",
+        "diff RUN RUN --json RUN/manifest.json",
+        "diff CASE CASE --json RUN/verdict.json",
+        "report RUN --html RUN/manifest.json",
+        "report CASE --markdown RUN/manifest.json",
+        "report RUN --csv RUN/tables",
+        "bisect --case REPRODUCER --bad 0.5.11 --good 0.5.13 --json REPRODUCER/manifest.json",
+        "night NIGHT --json NIGHT/plan.json",
+        "night --nights . --junit NIGHT/plan.json",
+        "report RUN --nights . --html NIGHT/plan.json",
+    ],
+)
+def test_a_stored_run_is_not_written_over(command, work):
+    run = results.store(work / "runs", ("pr25015", results.one_ahead)).relative_to(work)
+    (work / "one-night").mkdir()
+    (work / "one-night/plan.json").write_text("{}")
+    (case,), (reproducer,) = run.glob("pr25015-*"), run.glob("reproducers/*")
+    before = {path: path.read_bytes() for path in work.rglob("*") if path.is_file()}
+    for name, place in (("RUN", run), ("CASE", case), ("REPRODUCER", reproducer), ("NIGHT", "one-night")):
+        command = re.sub(rf"\b{name}\b", str(place), command)
+    done = call(*command.split())
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "is inside the run itself\n  name a place outside " in done.stderr
+    assert {path: path.read_bytes() for path in work.rglob("*") if path.is_file()} == before
+
+
+def test_a_place_beside_the_run_is_no_part_of_it(work):
+    run = results.store(work / "runs", ("single", results.sound)).relative_to(work)
+    (work / "manifest.json").write_text("{}")
+    assert call("recheck", str(run), "--json", str(run.parent / "own.json")).exit_code == 0
+    assert call("recheck", str(next(run.glob("single-*"))), "--json", "own.json").exit_code == 0
+
+
 MANIFEST = {"release": "0.5.11", "device": "cpu", "revert": None}
 
 

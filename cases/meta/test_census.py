@@ -2,7 +2,7 @@
 
 import pytest
 
-from harness.suite.census import Census
+from harness.suite.census import INCOMPLETE, Census
 
 
 @pytest.mark.parametrize(

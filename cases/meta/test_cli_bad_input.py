@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,11 @@ from cases.meta import pretended_engine
 from harness.cli import programs
 from harness.cli.main import app
 from harness.cli.outcome import Exit, attempt
+from harness.contract.scenario import Scenario
+from harness.contract.usage import UsageError
 from harness.coverage import POINTS
 from harness.driving import pairs
+from harness.driving.adapt import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
 
@@ -91,8 +96,9 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
+        ("other-width", ["engine", "tp_size"], 2),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
-        ("unknown-coverage point", ["wants"], ["idle_tik"]),
+        ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
         ("backend", ["engine", "attention_backend"], "fa3"),
         ("graphs", ["engine", "cuda_graph"], True),
@@ -139,6 +145,7 @@ REFUSED = {
     "graphs": (["run", "--cuda-graph"], "CUDA graphs need a GPU"),
     "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
     "assume": (["run", "--assume", "F-03"], "'F-03'; did you mean 'F-003'"),
+    "assume-not": (["run", "--assume", "F-004"], "F-004 is known, but cannot be assumed"),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
@@ -181,8 +188,15 @@ REFUSED = {
     "file-negative-token": (scenario_file("negative-token"), "token id -2 is outside"),
     "file-eagle3": (scenario_file("eagle3"), "spec.algorithm is 'EAGLE3'"),
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
+    "file-other-width": (
+        scenario_file("other-width"),
+        "engine.tp_size is 2, which this version does not run\n  allowed: the value of engine.dp_size (1)\n",
+    ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
-    "file-unknown-coverage point": (scenario_file("unknown-coverage point"), "'idle_tik'; did you mean 'idle_tick'"),
+    "file-unknown-coverage-point": (
+        scenario_file("unknown-coverage-point"),
+        "wants: unknown coverage point 'idle_tik'; did you mean 'idle_tick'",
+    ),
     "file-unknown-checkpoint": (scenario_file("unknown-checkpoint"), "'eagle-tin'; did you mean 'eagle-tiny'"),
     "file-unknown-mutant": (scenario_file("unknown-mutant"), "unknown mutant 'no-such-mutant'"),
     "file-backend": (scenario_file("backend"), "engine.attention_backend 'fa3'"),
@@ -331,3 +345,127 @@ def test_engine_options_have_sglangs_names_and_the_earlier_ones(typed, wanted, p
     monkeypatch.setattr("harness.cli.prepare.adapted", lambda scenarios, what, **_: asked.append(what) or exit())
     call("run", "--scenario", "single", *typed.split())
     assert [one.changes() for one in asked] == [wanted]
+
+
+OLD = {
+    "schema_version": 1,
+    "name": "own",
+    "spec": {"k": 3},
+    "requests": [{"rid": "a", "prompt": [1, 2]}],
+    "script": [{"kind": "submit", "rids": ["a"]}, {"kind": "tick", "count": 2}, {"kind": "drain"}],
+}
+FAULTY = OLD | {"script": [{"kind": "fault"}, {"kind": "submit", "rids": ["a"]}, {"kind": "drain"}]}
+NEW = {
+    "schema_version": 2,
+    "name": "own",
+    "spec": {"num_steps": 3},
+    "requests": [{"rid": "a", "input_ids": [1, 2]}],
+    "script": [{"kind": "submit", "rids": ["a"]}, {"kind": "step", "count": 2}, {"kind": "drain"}],
+}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (OLD | {"spec": {"num_steps": 5, "k": 3}}, "spec: both 'k' and 'num_steps', which are one setting"),
+        (
+            {key: value for key, value in OLD.items() if key != "schema_version"} | {"engine": {"dp": 1, "dp_size": 1}},
+            "engine: both 'dp' and 'dp_size', which are one setting",
+        ),
+        (
+            OLD | {"requests": [{"rid": "a", "input_ids": [1], "prompt": [2]}]},
+            "requests.0: both 'prompt' and 'input_ids', which are one setting",
+        ),
+        (NEW | {"spec": {"k": 3}}, "spec.k: unknown key 'k'; it is called 'num_steps' in this version"),
+        (NEW | {"engine": {"page": 4}}, "engine.page: unknown key 'page'; it is called 'page_size' in this version"),
+        (
+            NEW | {"requests": [{"rid": "a", "prompt": [1]}]},
+            "requests.0.prompt: unknown key 'prompt'; it is called 'input_ids' in this version",
+        ),
+        (NEW | {"script": [{"kind": "tick"}]}, "found \"tick\"; it is called 'step' in this version"),
+        (NEW | {"script": [{"kind": "fault"}]}, "found \"fault\"; it is called 'mutant' in this version"),
+        (OLD | {"spec": {"k": 0}}, "spec.k: Input should be greater than or equal to 1, found 0"),
+        (OLD | {"spec": {"num_steps": 0}}, "spec.num_steps: Input should be greater than or equal to 1, found 0"),
+        (OLD | {"spec": {"kk": 3}}, "spec.kk: unknown key 'kk'; did you mean 'k'?\n  allowed keys: algorithm, k, t"),
+        (FAULTY, "script.0: op 'fault' needs 'name'"),
+        (
+            OLD | {"requests": [{"rid": "a"}]},
+            "requests.0.prompt: Field required (1 more)\n  allowed keys: rid, prompt",
+        ),
+        (
+            NEW | {"script": [{"kind": "step", "count": 0}]},
+            "script.0.count: Input should be greater than or equal to 1, found 0 (1 more)\n",
+        ),
+        (
+            NEW | {"script": [{"kind": "step", "count": 10**5}]},
+            "found 100000; 512 scheduler steps end any request, and each is waited for (1 more)\n",
+        ),
+    ],
+)
+def test_a_scenario_file_is_answered_in_its_own_names_and_no_value_is_dropped(content, said, tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(catalogue.CaseError) as refused:
+        catalogue.read_scenario(path)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [OLD, NEW, NEW | {"schema_version": 1}, OLD | {"spec": {"num_steps": 3}}])
+def test_names_that_are_unambiguous_are_read_whatever_their_version(content, tmp_path):
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps(content))
+    assert catalogue.read_scenario(path).id == Scenario.model_validate(NEW).id
+
+
+def test_a_number_of_thousands_of_digits_is_refused_without_pythons_advice(tmp_path):
+    (tmp_path / "own.json").write_text('{"seed": ' + "9" * 5000 + "}")
+    with pytest.raises(catalogue.CaseError) as refused:
+        catalogue.read_scenario(tmp_path / "own.json")
+    assert "5000 digits" in str(refused.value)
+    assert "set_int_max_str_digits" not in str(refused.value)
+
+
+def test_a_finding_that_cannot_be_assumed_names_those_that_can(place):
+    said = call("run", "--assume", "F-004").stderr
+    assert "did you mean" not in said
+    assert re.search(r"\n  can be assumed: F-\d{3}, F-\d{3}", said)
+
+
+def test_a_scenario_of_two_files_names_both(place):
+    whole = json.dumps(fixed.default_scenarios()[0].model_dump(mode="json"))
+    for name in ("one", "two"):
+        (place / f"{name}.json").write_text(whole)
+    assert (
+        "scenario 'single' of two.json is named twice, also by one.json\n"
+        in call(*scenario_file("one"), *scenario_file("two")[1:]).stderr
+    )
+    said = call(*scenario_file("one"), "--scenario", "single").stderr
+    assert "scenario 'single' of one.json is named twice, also by --scenario single\n" in said
+
+
+@pytest.mark.parametrize("name", ["foreign-token", "backend", "too-long"])
+def test_a_refusal_names_the_file_of_the_scenario(name, place):
+    good = fixed.default_scenarios()[1].model_dump(mode="json")
+    (place / "good.json").write_text(json.dumps(good))
+    done = call("run", "--scenario", "pr25015", "--scenario-file", "good.json", *scenario_file(name)[1:])
+    assert done.exit_code == 2
+    assert f"scenario 'single' of {name}.json: " in done.stderr
+
+
+def test_a_refusal_by_the_release_names_the_file_too():
+    scenario = catalogue.load("pr25015").scenario
+    changed = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"dtype": "float16"})})
+    with pytest.raises(UsageError, match=r"scenario '.*' of b\.json: engine\.dtype"):
+        check_possible([scenario, changed], version="0.5.23", files=[Path("a.json"), Path("b.json")])
+
+
+@pytest.mark.parametrize("command", ["", "run", "engines", "engines install", "diff"])
+def test_h_is_help(command):
+    done = call(*command.split(), "-h")
+    assert (done.exit_code, done.stderr) == (0, "")
+    assert done.stdout == call(*command.split(), "--help").stdout
+
+
+def test_the_version_is_shown():
+    done = call("--version")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"eaglecheck {version('eaglecheck')}\n", "")

@@ -11,6 +11,7 @@ import pytest
 from cases.meta import handmade, results
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_trace_io import assert_same
+from harness.archive import again
 from harness.archive.digests import SUMS
 from harness.archive.store import RunReader
 from harness.archive.trace_faults import TraceError
@@ -173,6 +174,24 @@ def test_a_damaged_scenario_is_not_what_to_run_again(run):
     assert f"{place}, line 1: not whole JSON" in said
     assert f"--scenario-file {place}" not in said
     assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"name": "single"}', b'{"schema_version": 3}'])
+def test_a_stored_scenario_that_is_none_any_more_is_not_what_to_run_again(run, content):
+    """Of a folder without digests, and of the whole run too."""
+    place = next(run.glob("single-*")) / "scenario.json"
+    for sums in list(run.rglob(SUMS)):
+        sums.unlink()
+    place.write_bytes(content)
+    for folder in (run, place.parent):
+        said = call("recheck", str(folder)).stderr
+        assert f"{place}, line 1" in said
+        assert f"--scenario-file {place}" not in said
+        assert "run again:  eaglecheck run --engine 0.5.23 --scenario single\n" in said
+    whole_run = again.run_again(run)
+    assert str(place) not in whole_run
+    assert whole_run.startswith("eaglecheck run --engine 0.5.23 --scenario-file ")
+    assert whole_run.endswith(" --scenario single")
 
 
 def test_an_edited_file_is_taken_once_its_digests_are_gone(run):

@@ -15,7 +15,9 @@ from typing import Any
 
 from harness.archive import digests
 from harness.archive.run_folders import EVENTS, MANIFEST, SCENARIO, VERDICT
-from harness.contract import plain_files
+from harness.contract import plain_files, scenario_v1
+from harness.contract.json_files import BadDocument, parsed, validated
+from harness.contract.scenario import Scenario
 
 #: Commands whose own line makes their run anew.
 WHOLE = ("run", "replay")
@@ -44,8 +46,16 @@ def run_again(folder: Path, *, replay: bool = True) -> str:
         name = _name(folder, manifest)
         return shlex.join(["eaglecheck", "run", *options, *(["--scenario", name] if name else [])])
     files = [folder / SCENARIO] if alone else sorted(folder.glob(f"*/{SCENARIO}"))
-    named = [part for file in files[:MOST] for part in ("--scenario-file", str(_short(file)))]
+    named = [part for file in files[:MOST] for part in _scenario(file, manifest)]
     return shlex.join(["eaglecheck", "run", *options, *named])
+
+
+def _scenario(file: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """The option for a stored scenario: its file, or what it was called where that cannot be used any more."""
+    if _as_written(file):
+        return ["--scenario-file", str(_short(file))]
+    name = _name(file.parent, manifest)
+    return ["--scenario", name] if name else []
 
 
 def _name(folder: Path, manifest: Mapping[str, Any]) -> str:
@@ -56,14 +66,13 @@ def _name(folder: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def _as_written(path: Path) -> bool:
-    """Whether a scenario's file is whole JSON and, as far as its folder's digests show, what it was."""
+    """Whether a scenario's file still holds one and is, as far as its folder's digests show, what it was."""
     try:
         content = plain_files.content(path)
-    except OSError:
+        validated(scenario_v1.upgraded(parsed(content)), Scenario)
+    except (OSError, BadDocument):
         return False
-    return bool(_parsed(content.decode(errors="replace"))) and not digests.changed(
-        digests.read_sums(path.parent), path.name, content
-    )
+    return not digests.changed(digests.read_sums(path.parent), path.name, content)
 
 
 def _typed(manifest: Mapping[str, Any]) -> list[str]:

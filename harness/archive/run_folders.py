@@ -18,9 +18,26 @@ SCENARIO, FINDINGS = "scenario.json", "findings.jsonl"
 LATEST = "latest"
 #: Of a night, which is no run.
 PLAN = "plan.json"
+#: Files of which a folder of ours has at least one.
+OWN = (MANIFEST, EVENTS, VERDICT, SCENARIO, PLAN)
+#: Where reproducers lie in a run; older ones called them specimens.
+REPRODUCERS = ("reproducers", "specimens")
 #: Folders named in a message.
 SHOWN = 5
 RUN_NAME = re.compile(r"\d{8}-\d{4}-[0-9a-f]{4}")
+
+
+def whole(folder: Path) -> Path | None:
+    """The run or night that a run's, a scenario's or a reproducer's folder lies in, or is; None if it is none of them.
+
+    It looks at names only, so a damaged one is found too.
+    """
+    place = folder.resolve()
+    if not any((place / name).exists() for name in OWN):
+        return None
+    outer = place.parent.parent if place.parent.name in REPRODUCERS else place.parent
+    inner = place != outer and ((place / SCENARIO).exists() or place.parent.name in REPRODUCERS)
+    return outer if inner and any((outer / name).exists() for name in (MANIFEST, EVENTS, PLAN)) else folder
 
 
 def default_root() -> Path:

@@ -221,7 +221,11 @@ def _agree(path: Path, said: BaseModel, engine: Trace) -> None:
 def read_model(path: Path, model: type[Model], *, upgrade: Callable[[Any], Any] = lambda content: content) -> Model:
     """A file of a folder as a `model`. upgrade: brings the content of an older version into today's names."""
     content = _bytes(path, gone="not one of our folders, or an incomplete one")
-    found = _validated(path, model, upgrade(_json_object(path, 1, content)))
+    try:
+        today = upgrade(_json_object(path, 1, content))
+    except BadDocument as error:
+        raise StoreError(f"{path}, line 1: {error}\n  {_again(path)}") from error
+    found = _validated(path, model, today)
     _unchanged(path, content)  # last: whoever finds out more says more
     return found
 

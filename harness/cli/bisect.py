@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from harness.archive.run_folders import whole
 from harness.bisect.changes import changed_between
 from harness.bisect.commits import checkout, commits
 from harness.bisect.documents import bisect_document, interrupted_document
@@ -58,7 +59,7 @@ def command(
     Exits 0 with an exact answer, 3 when versions that cannot be judged leave a range or nothing.
     """
     console = Console(stderr=json == "-")
-    check_target(json, inputs=[scenario_file])
+    check_target(json, inputs=[scenario_file], runs=[whole(Path(case))] if case else ())
     if repeat is not None and not 1 <= repeat <= MOST_TRIES:
         raise UsageError(f"--repeat {repeat} is out of range\n  allowed: 1 to {MOST_TRIES}")
     setting = bisect_runs.choose(

@@ -95,7 +95,9 @@ def choose(
     prepare.check_device(chosen.device)
     prepare.gpu_lease(chosen.device, gpu_share)
     (scenario,) = adapted([chosen.subject.scenario], wanted, device=chosen.device)
-    check_scenarios([scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None)
+    check_scenarios(
+        [scenario], device=chosen.device, own=own_pair(*chosen.pair) if chosen.pair else None, files=[scenario_file]
+    )
     writable(prepare.runs_root(runs))
     subject = dataclasses.replace(chosen.subject, scenario=scenario)
     assumed = prepare.check_assumed((*chosen.assumed, *assume))

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from harness.archive.run_folders import whole
 from harness.cli import options
 from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target, write_json
@@ -30,7 +31,7 @@ def command(
     said: a run that was cut off, no scenario in common, or one that neither run could judge.
     """
     console = Console(stderr=json == "-")
-    check_target(json)
+    check_target(json, runs=[whole(before), whole(after)])
     from reports.diff import compare, diff_document, render_diff  # pandas: a usage error need not wait for it
     from reports.reading import read_report
 

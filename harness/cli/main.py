@@ -6,13 +6,14 @@ Exit codes: 0 pass, 1 divergence, 2 usage error, 3 unknown, 4 internal error.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from harness.cli import bisect, diff, environments, findings, fuzz, matrix, mutants, night, recheck, replay, report, run
 from harness.cli.outcome import TYPED, Exit, full_output_reported, say
+from harness.driving.runner import own_version
 
 #: An option with an empty value behind its equals sign, as `--runs=$UNSET` makes it.
 EMPTY = re.compile(r"(--[a-z-]+)=")
@@ -45,7 +46,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # plain text, whose lines can be copied
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # of every command: they inherit it
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"eaglecheck {own_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
+
+
 app.command("run")(run.command)
 app.command("fuzz")(fuzz.command)
 app.command("recheck")(recheck.command)

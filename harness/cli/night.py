@@ -53,10 +53,10 @@ def command(
     Exits 0 for a green night, 1 for a red one with something wrong, 3 for a red one that is incomplete.
     """
     console = Console(stderr=json == "-")
-    check_target(json)
+    read = [part for folder in shards or [nights] for part in store.parts(folder)]
+    for option, target in (("json", json), ("junit", junit_file), ("summary", summary_file)):
+        check_target(target, option=option, runs=read)
     check_store(nights)
-    for option, target in (("junit", junit_file), ("summary", summary_file)):
-        check_target(target, option=option)
     entries = known.read(known_file)
     if shards:
         writable(nights, option="nights")

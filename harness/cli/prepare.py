@@ -48,10 +48,11 @@ def make_plan(
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
     env: envs.EngineEnv | None = None,
+    files: Sequence[Path | None] = (),
 ) -> Plan:
     """A plan for these scenarios on one engine, its environment and checkpoints in place. engine None: the usual.
 
-    env: this ready environment, whatever `engine` says.
+    env: this ready environment, whatever `engine` says. files: where the user wrote each scenario, None for ours.
     """
     version = envs.resolve(engine) if env is None else env.version
     if standing := envs.standing(version):
@@ -60,8 +61,8 @@ def make_plan(
     check_revert(revert, version)
     own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
-    check_possible(scenarios, version=version, device=device)
-    check_scenarios(scenarios, device=device, own=own)
+    check_possible(scenarios, version=version, device=device, files=files)
+    check_scenarios(scenarios, device=device, own=own, files=files)
     assumed = check_assumed(assumed)
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):

@@ -6,8 +6,8 @@ It must not import torch.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 
 from cases import catalogue, fixed
@@ -18,6 +18,7 @@ from harness.both_sides.mutants import MUTANTS
 from harness.contract.scenario import RequestSpec, Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
+from harness.driving.adapt import called
 from harness.driving.pairs import OwnPair
 from harness.engines.launch import BACKENDS, CONTEXT_LENGTH
 
@@ -40,9 +41,15 @@ def choose_scenarios(names: list[str], files: list[Path], family: str | None = N
         if name not in known:
             raise UsageError(f"{unknown('scenario', name, known)}\n  {_elsewhere(name, family)}")
     chosen = [known[name] for name in names] + [catalogue.read_scenario(path) for path in files]
-    twice = [name for (name, _), count in Counter((one.name, one.id) for one in chosen).items() if count > 1]
-    if twice:
-        raise UsageError(f"scenario {twice[0]!r} is named twice\n  name it once: the same scenario repeats exactly")
+    seen: dict[tuple[str, str], Path | None] = {}
+    for one, file in zip(chosen, [*(None for _ in names), *files], strict=True):
+        if (one.name, one.id) in seen:
+            before = seen[one.name, one.id] or f"--scenario {one.name}"
+            also = f", also by {before}" if file is not None else ""
+            raise UsageError(
+                f"{called(one, file)} is named twice{also}\n  name it once: the same scenario repeats exactly"
+            )
+        seen[one.name, one.id] = file
     return chosen
 
 
@@ -56,11 +63,13 @@ def _elsewhere(name: str, family: str | None) -> str:
     return f"other families, see docs/scenarios.md:  --family {others[0]} --scenario {example}  ({', '.join(others)})"
 
 
-def check_scenarios(scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None) -> None:
-    """UsageError for the first scenario that no engine of this version could run."""
-    for scenario in scenarios:
+def check_scenarios(
+    scenarios: Sequence[Scenario], *, device: str, own: OwnPair | None = None, files: Sequence[Path | None] = ()
+) -> None:
+    """UsageError for the first scenario that no engine of this version could run. files: as for `check_possible`."""
+    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
         if problem := next(_problems(scenario, device, own), None):
-            raise UsageError(f"scenario {scenario.name!r}: {problem}")
+            raise UsageError(f"{called(scenario, file)}: {problem}")
 
 
 def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:
@@ -109,7 +118,7 @@ def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
     if engine.tp_size != engine.dp_size:
         yield (
             f"engine.tp_size is {engine.tp_size}, "
-            f"which this version does not run\n  allowed: {engine.dp_size}, as engine.dp_size"
+            f"which this version does not run\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"

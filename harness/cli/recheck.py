@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
+from harness.archive.run_folders import whole
 from harness.archive.store import (
     MANIFEST,
     SCENARIO,
@@ -71,7 +72,7 @@ def command(
     A run that was cut off is never a PASS: what it holds is judged, and what it lacks makes it UNKNOWN.
     """
     console = Console(stderr=json == "-")
-    check_target(json)
+    check_target(json, runs=[whole(run)])
     wanted = prepare.check_assumed(assume or ())
     if wanted and not fresh_reference:
         raise UsageError(

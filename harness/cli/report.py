@@ -9,11 +9,12 @@ import typer
 from pydantic import BaseModel, ConfigDict, Field
 from rich.console import Console
 
+from harness.archive.run_folders import whole
 from harness.cli import options
 from harness.cli.outcome import Exit, guarded
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, parsed, validated
-from harness.contract.outputs import check_folder, check_target
+from harness.contract.outputs import check_folder, check_outside, check_target
 from harness.contract.usage import UsageError
 from harness.night import store
 from reports.prose import say
@@ -117,7 +118,6 @@ def command(
 
     shown = Beside(matrix=_document(matrix, "matrix"), mutants=_document(mutants, "mutants"), trends=_trends(nights))
     report = read_report(run)
-    _check_outside(run, places)
     written = [
         *([] if html is None else write_html(report, html, beside=shown)),
         *([] if markdown is None else write_markdown(report, markdown)),
@@ -146,20 +146,15 @@ def _check_options(run: Path, places: dict[str, str | Path | None], beside: dict
         raise UsageError(
             f"--html and --markdown are one file: {html}\n  name two:  --html report.html --markdown report.md"
         )
+    read = [whole(run), *(store.parts(beside["nights"]) if beside["nights"] else ())]
     for option, place in places.items():
         if place is None or place == "-":
             continue
         if option in ("html", "markdown"):
-            check_target(place, option=option, inputs=beside.values())
+            check_target(place, option=option, inputs=beside.values(), runs=read)
         else:
+            check_outside(Path(place), read, option=option)
             check_folder(Path(place), option=option)
-
-
-def _check_outside(run: Path, places: dict[str, str | Path | None]) -> None:
-    """UsageError for a place in the run that is read: its own files must stay what they are."""
-    for option, place in places.items():
-        if place not in (None, "-") and Path(str(place)).resolve().is_relative_to(run.resolve()):
-            raise UsageError(f"--{option} {place} is inside the run itself\n  name a place outside {run}")
 
 
 def _trends(root: Path | None) -> Trends | None:

@@ -74,6 +74,7 @@ def command(
         ),
         runs=runs,
         assumed=assume or (),
+        files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],
     )
     with kept(json, _by_now), LiveLine(console) as line:
         result = run(plan, observers=[line])

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -42,7 +43,7 @@ def parsed(content: bytes) -> Any:
     except NotJSON:
         raise
     except ValueError as error:  # no JSON, no UTF-8, or a number of thousands of digits
-        raise NotJSON(str(error)) from error
+        raise NotJSON(str(error).split("; use sys.", 1)[0]) from error
 
 
 def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
@@ -58,7 +59,20 @@ def _no_number(name: str) -> NoReturn:
     raise NotJSON(f"{name} is not a number in JSON")
 
 
-def validated(content: object, model: type[Model]) -> Model:
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How another version of a format spells what a model calls by its own names; nothing is spelled otherwise.
+
+    written: a key of the object at a path, by the model's name, as the document spells it; today: what the model calls
+    a key that only another version has, '' for none; word: the same of a value.
+    """
+
+    written: Callable[[Sequence[str | int], str], str] = lambda _path, key: key
+    today: Callable[[Sequence[str | int], str], str] = lambda _path, _key: ""
+    word: Callable[[Sequence[str | int], str], str] = lambda _path, _value: ""
+
+
+def validated(content: object, model: type[Model], *, spelling: Spelling = Spelling()) -> Model:
     """`content`, as JSON or TOML gave it, as a `model`; BadDocument for anything that does not fit, "1" for 1 too."""
     if isinstance(content, Mapping):
         for key in VERSIONS:
@@ -67,7 +81,7 @@ def validated(content: object, model: type[Model]) -> Model:
     try:
         return model.model_validate_json(json.dumps(content, default=str), strict=True)
     except ValidationError as error:
-        raise BadDocument(_described(error, model)) from error
+        raise BadDocument(_described(error, model, spelling)) from error
 
 
 def shown(value: object) -> str:
@@ -80,40 +94,52 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}… ({len(text)} characters)"
 
 
-def _described(error: ValidationError, model: type[BaseModel]) -> str:
+def _described(error: ValidationError, model: type[BaseModel], spelling: Spelling) -> str:
     """'place: message', of the first fault. An unknown key comes first: it explains why another one is missing."""
     faults = error.errors(include_url=False)
     fault = next((one for one in faults if one["type"] == "extra_forbidden"), faults[0])
-    place = ".".join(map(str, fault["loc"])) or "the document"
+    path = fault["loc"]
+    spelled = [spelling.written(path[:at], one) if isinstance(one, str) else one for at, one in enumerate(path)]
+    place = ".".join(map(str, spelled)) or "the document"
     more = f" ({len(faults) - 1} more)" if len(faults) > 1 else ""
-    return f"{place}: {_message(fault, model)}{more}{_allowed(fault, model)}"
+    return f"{place}: {_message(fault, model, spelling)}{more}{_allowed(fault, model, spelling)}"
 
 
-def _message(fault: ErrorDetails, model: type[BaseModel]) -> str:
+def _message(fault: ErrorDetails, model: type[BaseModel], spelling: Spelling) -> str:
     said, value, path = fault["msg"].removeprefix("Value error, "), fault["input"], fault["loc"]
     match fault["type"]:
         case "extra_forbidden":
-            return f"unknown key {str(path[-1])!r}{meant(str(path[-1]), _keys(_at(model, path[:-1])))}"
+            key = str(path[-1])
+            if today := spelling.today(path[:-1], key):
+                return f"unknown key {key!r}; it is called {today!r} in this version"
+            return f"unknown key {key!r}{meant(key, _spelled_keys(path[:-1], model, spelling))}"
         case "missing" | "value_error" | "json_invalid":
             return said
         case "literal_error" if isinstance(value, str):
-            near = meant(value, re.findall(r"'(.*?)'", said))
+            today = spelling.word(path, value)
+            near = f"; it is called {today!r} in this version" if today else meant(value, re.findall(r"'(.*?)'", said))
             return f"{said}, found {shown(value)}{near}"
         case "less_than_equal" | "greater_than_equal":
-            return f"{said}, found {shown(value)}{_reason(model, path)}"
+            why = _reason(model, path) if fault["type"] == "less_than_equal" else ""
+            return f"{said}, found {shown(value)}{why}"
     return f"{said}, found {shown(value)}"
 
 
 def _reason(model: type[BaseModel], path: Sequence[str | int]) -> str:
-    """Why a number has its limits: the description of its field."""
+    """Why a number may not be larger: the description of its field."""
     field = _at(model, path[:-1]).model_fields.get(str(path[-1]))
     return f"; {field.description}" if field is not None and field.description else ""
 
 
-def _allowed(fault: ErrorDetails, model: type[BaseModel]) -> str:
+def _allowed(fault: ErrorDetails, model: type[BaseModel], spelling: Spelling) -> str:
     if fault["type"] not in ("extra_forbidden", "missing"):
         return ""
-    return f"\n  allowed keys: {', '.join(_keys(_at(model, fault['loc'][:-1])))}"
+    return f"\n  allowed keys: {', '.join(_spelled_keys(fault['loc'][:-1], model, spelling))}"
+
+
+def _spelled_keys(path: Sequence[str | int], model: type[BaseModel], spelling: Spelling) -> list[str]:
+    """The keys of the object at `path`, as the document spells them."""
+    return [spelling.written(path, key) for key in _keys(_at(model, path))]
 
 
 def _keys(model: type[BaseModel]) -> list[str]:

@@ -226,9 +226,13 @@ def checked(ids: Iterable[str]) -> tuple[str, ...]:
     """Ids to assume, in order, each once; UnknownIssue names the nearest and all there are."""
     found = tuple(sorted(set(ids)))
     for name in found:
+        if name in issues() and name not in assumable():
+            raise UnknownIssue(
+                f"{name} is known, but cannot be assumed: the reference does not predict it\n"
+                f"  can be assumed: {', '.join(assumable())}"
+            )
         if name not in assumable():
-            what = "known finding that can be assumed, not" if name in issues() else "finding"
-            raise UnknownIssue(unknown(what, name, assumable()))
+            raise UnknownIssue(unknown("finding", name, assumable()))
     return found
 
 

@@ -27,11 +27,21 @@ class WriteFailed(OutputError):
     exit_code = 3
 
 
-def check_target(target: str | Path | None, *, option: str = "json", inputs: Iterable[Path | None] = ()) -> None:
-    """OutputError if `write_text` could not write there. inputs: files that the command reads, kept as they are."""
+def check_target(
+    target: str | Path | None,
+    *,
+    option: str = "json",
+    inputs: Iterable[Path | None] = (),
+    runs: Iterable[Path | None] = (),
+) -> None:
+    """OutputError if `write_text` could not write there.
+
+    inputs: files that the command reads, kept as they are; runs: the same of folders, with all that is in them.
+    """
     if target is None or str(target) == "-":
         return
     path = Path(target)
+    check_outside(path, runs, option=option)
     if any(one is not None and one.exists() and path.exists() and path.samefile(one) for one in inputs):
         raise OutputError(cannot_write(path, "the command reads it", option))
     if path.is_dir():
@@ -69,6 +79,13 @@ def write_text(text: str, target: str, *, option: str = "json") -> None:
         part.replace(path)
     except OSError as error:
         raise WriteFailed(cannot_write(path, str(error.strerror), option)) from error
+
+
+def check_outside(path: Path, runs: Iterable[Path | None], *, option: str) -> None:
+    """OutputError for a place in a folder that the command reads: its own files must stay what they are."""
+    for run in runs:
+        if run is not None and path.resolve().is_relative_to(run.resolve()):
+            raise OutputError(f"--{option} {path} is inside the run itself\n  name a place outside {run}")
 
 
 def check_folder(folder: Path, *, option: str) -> None:

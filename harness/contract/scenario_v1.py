@@ -6,8 +6,10 @@ Nothing else may use the old names.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from harness.contract.json_files import BadDocument, Spelling
 
 SPEC = {"k": "num_steps", "t": "eagle_topk", "n": "num_draft_tokens"}
 ENGINE = {
@@ -36,15 +38,79 @@ def upgraded(content: Any) -> Any:
     """The data of a scenario file in today's names, whichever version it is of.
 
     Without a version it is of the first one if it uses a name that only that has. What is not understood stays as it
-    is, for the model to refuse.
+    is, for the model to refuse. Of version 1 it may use new names too; BadDocument where a value has both.
     """
     if not isinstance(content, Mapping):
         return content
-    version = content.get("schema_version")
-    renamed = _renamed(content, SPEC, ENGINE, REQUEST, OPS)
-    if (type(version) is int and version == 1) or (version is None and renamed != dict(content)):
-        return renamed | {"schema_version": 2}
+    if of_first(content):
+        _check_once(content)
+        return _renamed(content, SPEC, ENGINE, REQUEST, OPS) | {"schema_version": 2}
     return content
+
+
+def of_first(content: Any) -> bool:
+    """Whether the data of a scenario file is of version 1."""
+    if not isinstance(content, Mapping):
+        return False
+    version = content.get("schema_version")
+    return (type(version) is int and version == 1) or (
+        version is None and _renamed(content, SPEC, ENGINE, REQUEST, OPS) != dict(content)
+    )
+
+
+def spelling(content: Any) -> Spelling:
+    """How a scenario file spells what `upgraded` made of it: what a message about it calls a key."""
+    if not of_first(content):
+        return Spelling(
+            today=lambda path, key: _names_at(path).get(key, ""),
+            word=lambda path, value: OPS.get(value, "") if _is_kind(path) else "",
+        )
+    used = {(path, key) for path, one in _objects(content) for key in one}
+
+    def written(path: Sequence[str | int], key: str) -> str:
+        old = next((old for old, new in _names_at(path).items() if new == key), key)
+        return key if (tuple(path), key) in used else old
+
+    return Spelling(written=written)
+
+
+def _is_kind(path: Sequence[str | int]) -> bool:
+    return len(path) == 3 and path[0] == "script" and path[2] == "kind"
+
+
+def _names_at(path: Sequence[str | int]) -> Mapping[str, str]:
+    """Version 1's names of the keys of the object at `path`."""
+    match tuple(path):
+        case ("spec",):
+            return SPEC
+        case ("engine",):
+            return ENGINE
+        case ("requests", int()):
+            return REQUEST
+    return {}
+
+
+def _check_once(content: Mapping[str, Any]) -> None:
+    """BadDocument for an object with one value under both of its names."""
+    for path, one in _objects(content):
+        for old, new in _names_at(path).items():
+            if old in one and new in one:
+                place = ".".join(map(str, path))
+                raise BadDocument(
+                    f"{place}: both {old!r} and {new!r}, which are one setting: {old!r} is its name in version 1\n"
+                    f"  leave one of them out"
+                )
+
+
+def _objects(content: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
+    """The objects of a scenario file that have keys of another name in version 1, with their places."""
+    for part in ("spec", "engine"):
+        if isinstance(content.get(part), Mapping):
+            yield (part,), content[part]
+    requests = content.get("requests")
+    for number, one in enumerate(requests if isinstance(requests, (list, tuple)) else ()):
+        if isinstance(one, Mapping):
+            yield ("requests", number), one
 
 
 def downgrade(new: Mapping[str, Any]) -> dict[str, Any]:

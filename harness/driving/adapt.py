@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
@@ -84,11 +86,21 @@ def _check_values(wanted: Wanted, device: str) -> None:
         )
 
 
-def check_possible(scenarios: Sequence[Scenario], *, version: str, device: str = "cpu") -> None:
-    """UsageError for the first scenario that this release refuses, or would run otherwise than asked."""
-    for scenario in scenarios:
+def check_possible(
+    scenarios: Sequence[Scenario], *, version: str, device: str = "cpu", files: Sequence[Path | None] = ()
+) -> None:
+    """UsageError for the first scenario that this release refuses, or would run otherwise than asked.
+
+    files: where the user wrote each of them, as for `called`.
+    """
+    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
         if why := refusal(scenario, version=version, device=device):
-            raise UsageError(f"scenario {scenario.name!r}: {why}")
+            raise UsageError(f"{called(scenario, file)}: {why}")
+
+
+def called(scenario: Scenario, file: Path | None) -> str:
+    """What a message calls a scenario; file: where the user wrote it, None for one of ours."""
+    return f"scenario {scenario.name!r}" + (f" of {file}" if file is not None else "")
 
 
 def refusal(scenario: Scenario, *, version: str, device: str) -> str:
