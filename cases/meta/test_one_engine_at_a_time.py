@@ -7,7 +7,7 @@ import pytest
 
 from cases.meta import results
 from harness.contract.types import Outcome
-from harness.driving import pool, runner
+from harness.driving import pool, progress, runner
 from harness.engines.envs import EngineEnv
 from harness.engines.errors import EngineError, EngineNotClean
 
@@ -38,7 +38,7 @@ def engines(monkeypatch):
 
     monkeypatch.setattr(pool, "Engine", Pretended)
     monkeypatch.setattr(pool, "can_fork", lambda _launch: False)
-    monkeypatch.setattr(runner, "build_launch", lambda **_options: LAUNCH)
+    monkeypatch.setattr(progress, "build_launch", lambda **_options: LAUNCH)
     monkeypatch.setattr(runner, "load_oracle", lambda *_folders: None)
     return started
 

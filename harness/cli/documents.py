@@ -15,6 +15,7 @@ from harness.contract.known_issues import Known, assumed_by
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.progress import RunResult, ScenarioResult, mean_accept_length
+from harness.driving.runner import Interrupted
 
 RUN_SCHEMA = 2
 MATRIX_SCHEMA = 1
@@ -133,6 +134,12 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "cost": dataclasses.asdict(result.cost),
         "run": str(result.folder),
     }
+
+
+def interrupted_run(stop: KeyboardInterrupt) -> dict[str, Any]:
+    """What was judged of a run that somebody ended."""
+    assert isinstance(stop, Interrupted), "the run ends with nothing else"
+    return run_document(stop.result)
 
 
 def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,14 +13,14 @@ from rich.console import Console
 from cases.boots import Boot
 from cases.families import FAMILIES
 from harness.cli import options, prepare
-from harness.cli.documents import run_document
+from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import Wanted
 from harness.driving.progress import RunResult
-from harness.driving.runner import Interrupted, Plan, run
+from harness.driving.runner import Plan, run
 from harness.engines import envs
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
@@ -89,7 +89,7 @@ def command(
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
     )
     plan = replace(plan, box=None if seconds is None else seconds / len(boots))
-    with kept(json, _by_now), LiveLine(console) as line:
+    with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])
     _small(console, plan, result, seconds=shrink)
     left = len(plan.scenarios) - len(result.results)
@@ -98,11 +98,6 @@ def command(
     render_run(console, result, notes=notes)
     write_json(run_document(result) | {"seed": chosen}, json)
     return BY_OUTCOME[result.verdict.outcome]
-
-
-def _by_now(stop: KeyboardInterrupt) -> dict[str, Any]:
-    assert isinstance(stop, Interrupted), "the run ends with nothing else"
-    return run_document(stop.result)
 
 
 def _boots(family: str, names: Sequence[str], *, release: str) -> list[Boot]:

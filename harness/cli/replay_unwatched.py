@@ -18,7 +18,6 @@ from harness.driving.live import LiveEngines
 from harness.driving.runner import Plan
 from harness.engines.bare import Bare, run_bare
 from harness.engines.errors import EngineError
-from harness.engines.launch import build_launch
 from harness.engines.process import Launch
 from reports.replay import Answer
 
@@ -106,20 +105,7 @@ def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
 
 def _launch(plan: Plan) -> Launch:
     (scenario,) = plan.scenarios
-    target, draft = plan.pairs[scenario.checkpoint]
-    return build_launch(
-        env=plan.env,
-        spec=scenario.spec,
-        engine=scenario.engine,
-        target=target,
-        draft=draft,
-        device=plan.device,
-        probe=False,
-        revert=plan.revert,
-        cpu_attention=plan.cpu_attention,
-        assumed=plan.assumed,
-        lease=plan.lease,
-    )
+    return plan.launch(scenario, lease=plan.lease, probe=False)
 
 
 def _folder(plan: Plan, what: str) -> Path:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from cases import catalogue
 from harness.cli import options, prepare
-from harness.cli.documents import run_document
+from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios
 from harness.contract.outputs import check_target, write_json
 from harness.driving.adapt import Wanted
-from harness.driving.runner import Interrupted, run
+from harness.driving.runner import run
 from harness.engines import component
 from harness.engines.launch import CpuAttention
 from reports.prose import say
@@ -76,16 +76,11 @@ def command(
         assumed=assume or (),
         files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],
     )
-    with kept(json, _by_now), LiveLine(console) as line:
+    with kept(json, interrupted_run), LiveLine(console) as line:
         result = run(plan, observers=[line])
     render_run(console, result, notes=component.notes(result.header))
     write_json(run_document(result) | component.document(result.header), json)
     return BY_OUTCOME[result.verdict.outcome]
-
-
-def _by_now(stop: KeyboardInterrupt) -> dict[str, Any]:
-    assert isinstance(stop, Interrupted), "the run ends with nothing else"
-    return run_document(stop.result)
 
 
 def _left_out(names: list[str], assumed: list[str]) -> list[str]:

@@ -21,7 +21,8 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Phase, Verdict
 from harness.engines.envs import EngineEnv
-from harness.engines.launch import CpuAttention
+from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
+from harness.engines.process import Launch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,23 @@ class Plan:
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
     box: float | None = None
+
+    def launch(self, scenario: Scenario, *, lease: Request | None, probe: ProbeLevel | bool = "full") -> Launch:
+        """How the engine for one of its scenarios is started. lease: what that engine waits for."""
+        target, draft = self.pairs[scenario.checkpoint]
+        return build_launch(
+            env=self.env,
+            spec=scenario.spec,
+            engine=scenario.engine,
+            target=target,
+            draft=draft,
+            device=self.device,
+            probe=probe,
+            revert=self.revert,
+            cpu_attention=self.cpu_attention,
+            assumed=self.assumed,
+            lease=lease,
+        )
 
     @property
     def setup(self) -> Setup:

@@ -43,7 +43,6 @@ from harness.driving.progress import (
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
-from harness.engines.launch import build_launch
 from harness.engines.process import Launch
 
 if TYPE_CHECKING:
@@ -149,11 +148,12 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     start = time.monotonic()
     try:
-        going.engines.use(_launch(going, scenario))
+        launch = going.plan.launch(scenario, lease=going.engines.lease)
+        going.engines.use(launch)
         start = time.monotonic()
         if going.plan.box is not None:
             going.ends.setdefault(scenario.boot_key(), start + going.plan.box)
-        trace = _drive(going, scenario)
+        trace = _drive(going, scenario, launch)
     except EngineError as error:
         going.settle()
         going.record(_stored(going, unjudged(scenario, str(error), setup=going.plan.setup)))
@@ -161,24 +161,7 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
     going.queue.put(partial(_judge, going, scenario, trace, time.monotonic() - start))
 
 
-def _launch(going: _Run, scenario: Scenario) -> Launch:
-    plan = going.plan
-    target, draft = plan.pairs[scenario.checkpoint]
-    return build_launch(
-        env=plan.env,
-        spec=scenario.spec,
-        engine=scenario.engine,
-        target=target,
-        draft=draft,
-        device=plan.device,
-        revert=plan.revert,
-        cpu_attention=plan.cpu_attention,
-        assumed=plan.assumed,
-        lease=going.engines.lease,
-    )
-
-
-def _drive(going: _Run, scenario: Scenario) -> Trace:
+def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
     going.writer.append_event({"event": "scenario", "name": scenario.name, "id": scenario.id})
 
     def on_step(scheduler_step: int, state: dict[str, Any]) -> None:
@@ -186,7 +169,7 @@ def _drive(going: _Run, scenario: Scenario) -> Trace:
         going.notify(Stepped(scheduler_step=scheduler_step, state=state))
         going.settle(leave=1)
 
-    return going.engines.drive(_launch(going, scenario), scenario, on_step=on_step)
+    return going.engines.drive(launch, scenario, on_step=on_step)
 
 
 def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:
