@@ -152,8 +152,8 @@ class GatedMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        gate, up = _linear(x, self.gate, self.gate_bias), _linear(x, self.up, self.up_bias)
-        return _linear(silu(gate) * up, self.down, self.down_bias)
+        gate, up = linear_in(x, self.gate, self.gate_bias), linear_in(x, self.up, self.up_bias)
+        return linear_in(silu(gate) * up, self.down, self.down_bias)
 
 
 class ClampedMlp:
@@ -168,10 +168,10 @@ class ClampedMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        both = _linear(x, self.gate_up.T, self.gate_up_bias)
+        both = linear_in(x, self.gate_up.T, self.gate_up_bias)
         gate, up = both[:, ::2], both[:, 1::2]
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return _linear(gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1), self.down.T, self.down_bias)
+        return linear_in(gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1), self.down.T, self.down_bias)
 
 
 class SplitMlp:
@@ -182,11 +182,11 @@ class SplitMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        gate, up = _linear(x, self.gate_up).chunk(2, dim=-1)
-        return _linear(silu(gate) * up, self.down)
+        gate, up = linear_in(x, self.gate_up).chunk(2, dim=-1)
+        return linear_in(silu(gate) * up, self.down)
 
 
-def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear_in(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """As torch's, in x's dtype whatever the weights are held in."""
     return linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -225,7 +225,7 @@ class Experts:
 
     def _shared(self, x: Tensor, shared: RowMap) -> Tensor:
         said = shared.forward(x)
-        return said if self.shared_gate is None else _linear(x, self.shared_gate).sigmoid() * said
+        return said if self.shared_gate is None else linear_in(x, self.shared_gate).sigmoid() * said
 
 
 def routed_mlps(
