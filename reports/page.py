@@ -18,15 +18,15 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
-from harness.driving.progress import ScenarioResult
-from reports.findings import facts, known_lines, roots_of
+from harness.driving.progress import ScenarioResult, accept_lengths_of
+from reports.findings import accept_lines, facts, known_lines, roots_of, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms
 from reports.live import drafted, engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import COMPARED, verdict_line
+from reports.terminal import COMPARED, accept_text, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
     from harness.night.charts import Trends
@@ -84,6 +84,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
         replaced=report.source.engine.get("replaced") or [],
+        accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
         mutants=extra.mutants,
@@ -155,7 +156,7 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
             return {
                 "scenario": one.scenario.name,
                 "title": title,
-                "lines": [line.strip() for line in [*lines, *known_lines(one, found.signature)]],
+                "lines": [line.strip() for line in [*lines, *said_lines(one, found.signature)]],
                 "facts": facts(one),
                 "link": _link(one, found, at),
                 "commands": _commands(one),
@@ -177,7 +178,8 @@ def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any
         "cause": defect.cause,
         "text": [
             *describe(defect.first.first, one.scenario).split("\n"),
-            *(f"  {line}" for line in known_lines(one, defect.signature)),
+            *accept_lines(defect.accept),
+            *known_lines(one, defect.signature),
         ],
         "link": _link(one, defect.first, defect.at),
     }
@@ -201,6 +203,7 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),
         "rounds": one.rounds,
+        "accept": "–" if one.accept is None else one.accept.text,
         "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],
         "link": f"#s={at}",
     }

@@ -13,7 +13,8 @@ from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
-from harness.driving.progress import RunResult, mean_accept_length
+from harness.driving.accept_lengths import AcceptLengths
+from harness.driving.progress import RunResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -68,14 +69,24 @@ def render_counts(console: Console, result: RunResult) -> None:
         ("mismatches", mismatches),
         ("ties", result.verdict.ties),
     ]
-    mean = mean_accept_length(result.results)
-    if mean is not None:
+    mean, accept = mean_accept_length(result.results), accept_lengths_of(result.results)
+    if mean is not None and accept is None:
         pairs.append(("mean accept length", f"{mean:.2f}"))
     say_pairs(console, pairs, red=["mismatches"] if mismatches else [])
+    if accept is not None:
+        say(console, f"  accept length: {accept_text(accept)}")
     compared = result.verdict.compared
     if compared:
         heading(console, "compared")
         say_pairs(console, [(title, compared[name]) for name, title in COMPARED.items() if name in compared])
+
+
+def accept_text(accept: AcceptLengths) -> str:
+    """Expected, observed and lost, and of how many verifies."""
+    left = (
+        f"; {counted(accept.sampled, 'verify', 'verifies')} of requests that sample left out" if accept.sampled else ""
+    )
+    return f"{accept.text} (of {counted(accept.verifies, 'verify', 'verifies')}{left})"
 
 
 def render_coverage_points(console: Console, result: RunResult) -> None:

@@ -48,6 +48,14 @@ class Known(Strict):
     assume: bool
 
 
+class Accept(Strict):
+    verifies: Count
+    expected: float
+    observed: float
+    lost_percent: float
+    sampled: Count
+
+
 class Finding(Strict):
     signature: str
     kind: Annotated[Kind, Field(strict=False)]
@@ -56,6 +64,7 @@ class Finding(Strict):
     rids: list[str]
     consequence_of: str | None
     known: list[Known]
+    accept: Accept | None
     first: Divergence
 
 
@@ -88,6 +97,7 @@ class Scenario(Strict):
     rounds: Count
     draft_steps: Count
     accept_length: float | None
+    accept: Accept | None
     coverage: dict[str, Count]
     compared: dict[str, Count]
     ties: Count
@@ -121,6 +131,7 @@ class Run(Strict):
     compared: dict[str, Count]
     ties: Count
     accept_length: float | None
+    accept: Accept | None
     scenarios: list[Scenario]
     cost: Cost
     run: str

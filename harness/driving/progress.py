@@ -14,12 +14,13 @@ from typing import Any
 from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
-from harness.checks.findings import Finding, group
+from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Outcome, Phase, Verdict
+from harness.contract.types import Divergence, Outcome, Verdict
+from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
@@ -100,7 +101,8 @@ class ScenarioResult:
     """One judged scenario, wherever its rows came from: an engine that runs, a stored run, a test.
 
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
-    accepted: accept length, the bonus included -> verifies of that length.
+    accepted: accept length, the bonus included -> verifies of that length. accept: expected and observed ones;
+    accept_of: those of the rounds that a finding and its consequences touch, by signature; None where nothing is known.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
@@ -116,6 +118,8 @@ class ScenarioResult:
     rounds: int
     draft_steps: int
     accepted: Mapping[int, int]
+    accept: AcceptLengths | None = None
+    accept_of: Mapping[str, AcceptLengths | None] = field(default_factory=dict)
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
     reproducer: Path | None = None
@@ -134,6 +138,7 @@ class ScenarioResult:
     ) -> ScenarioResult:
         """Everything that follows from rows and their verdict. stored: folder, reproducer, seconds."""
         findings = tuple(group(divergences))
+        rounds = AcceptRounds.of(scenario, trace, reference, divergences)
         return ScenarioResult(
             scenario=scenario,
             setup=setup,
@@ -145,7 +150,9 @@ class ScenarioResult:
             text_identical=None if reference is None else text_identical(trace, reference, scenario),
             rounds=len(trace.rounds),
             draft_steps=sum(record.forwards.get("DRAFT", 0) for record in trace.rounds),
-            accepted=accept_lengths(trace),
+            accepted=Counter(rounds.observed.values()),
+            accept=rounds.all(),
+            accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
             known=_known(scenario, setup, verdict, findings),
             **stored,
         )
@@ -198,22 +205,17 @@ class ScenarioResult:
         )
 
 
-def accept_lengths(trace: Trace) -> Counter[int]:
-    """Accept length, the bonus included -> verifies of that length."""
-    rows = trace.rows
-    rounds = Counter(
-        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["attempt"][at], rows.ints["committed"][at])
-        for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
-    )
-    return Counter(rounds.values())
-
-
 def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
     """Tokens that a verify of one request committed on average, the bonus included; None without a verify."""
     counts: Counter[int] = Counter()
     for one in results:
         counts.update(one.accepted)
     return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
+
+
+def accept_lengths_of(results: Iterable[ScenarioResult]) -> AcceptLengths | None:
+    """Expected and observed accept lengths of all of them; None where nothing is known."""
+    return total(one.accept for one in results)
 
 
 def _known(
