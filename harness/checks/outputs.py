@@ -94,9 +94,9 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
     if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        scale, own = _scale(evidence, end.rid)
+        scale, noise = _scale(evidence, end.rid)
         found = _at_output(evidence, end, place, *both[place], "text-differs")
-        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), own_error=own)
+        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
     elif end.reason != "abort" and len(end.output_ids) != len(expected):
         result.divergences.append(
@@ -105,16 +105,16 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
 
 
 def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
-    """Greatest |logit| the reference has for the request's target rows, and the greatest error of its run in the
-    engine's dtype there (NaN without one)."""
+    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
+    logits there (NaN if that is not measured)."""
     assert evidence.reference is not None
     rows = evidence.reference.rows
     wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
     indices = np.flatnonzero(wanted)
     logits = (rows.lists["top_logits"][row] for row in indices.tolist())
     scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
-    own = evidence.own_errors(indices)
-    return scale, float(np.nanmax(own)) if np.isfinite(own).any() else float("nan")
+    noise = evidence.logit_noise.expected[indices]
+    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
 
 
 def _at_output(
