@@ -42,7 +42,7 @@ class HeadDrafts:
         self.head, self.spec, self.view, self.temperature = head, spec, view, temperature
         self._departures = departures
         self.timeline, self.reading = timeline, Reading.of(head, timeline.tokens)
-        self.hidden, self.final = self.reading.hidden, self.reading.final
+        self.trunk, self.hidden, self.final = self.reading.trunk, self.reading.hidden, self.reading.final
 
     def knows(self, part: Part) -> bool:
         """Whether the proposals of a decode round are known: always."""
@@ -134,5 +134,5 @@ class HeadDrafts:
 
 def distribution(logits: Tensor, temperature: float) -> np.ndarray:
     """logits [n,V] -> float64 [n,V]."""
-    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).numpy()
+    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).cpu().numpy()
     return probabilities

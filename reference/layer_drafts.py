@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
@@ -20,6 +19,7 @@ from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
+from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.rows import Writer
 from reference.timeline import RequestTimeline, is_early_chunk
@@ -49,9 +49,14 @@ class LayerDrafts:
         self.ran = _windows(timeline, view)
 
     @cached_property
+    def trunk(self) -> Trunk:
+        """The target over the request's tokens."""
+        return self.head.target.read(self.timeline.tokens, keep=self.head.states)
+
+    @property
     def hidden(self) -> Tensor:
         """The target's states [T,h]: handed over, and what its logits come from."""
-        return self.head.target.forward(torch.tensor(self.timeline.tokens))
+        return self.head.features(self.trunk.states)
 
     @property
     def final(self) -> Tensor:

@@ -1,4 +1,4 @@
-"""Multi-head latent attention: a DeepSeek-V3 target and its next-token layer (NextN), whole sequences, no KV cache.
+"""Multi-head latent attention: a DeepSeek-V3 target and its next-token layer (NextN).
 
 Written from DeepSeek-V2 (arXiv 2405.04434) sections 2.1 and 3.1.4, DeepSeek-V3 (arXiv 2412.19437) sections 2.1 and 2.2,
 and YaRN (arXiv 2309.00071) for the rotation, which published checkpoints stretch. Keys and values are made from one
@@ -14,16 +14,17 @@ position, v width of a head's value, E experts.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
 
+from reference.attention import Kept, KeyValues, Sight, attend
 from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, built_here, read_json
-from reference.model import Target, rms_norm
+from reference.model import DecoderLayer, Mlp, PaperTarget, Target, linear, on_target, rms_norm
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 #: What this reference leaves out of DeepSeek-V3, and the values that switch it off.
@@ -134,7 +135,7 @@ class LatentAttention:
     def __init__(self, weights: Weights, prefix: str, config: LatentConfig) -> None:
         c, take = config, weights.take
         self.config = config
-        self.frequencies = c.yarn.frequencies(c.rotated, c.rope_theta)
+        self.frequencies = c.yarn.frequencies(c.rotated, c.rope_theta).to(weights.device)
         self.q_down = take(f"{prefix}q_a_proj.weight", c.q_rank, c.hidden)
         self.q_norm = take(f"{prefix}q_a_layernorm.weight", c.q_rank)
         self.q_up = take(f"{prefix}q_b_proj.weight", c.heads * (c.nope + c.rotated), c.q_rank)
@@ -143,33 +144,19 @@ class LatentAttention:
         self.kv_up = take(f"{prefix}kv_b_proj.weight", c.heads * (c.nope + c.value), c.kv_rank)
         self.o = take(f"{prefix}o_proj.weight", c.hidden, c.heads * c.value)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x [T,h], positions int64 [T], mask bool [T,T] -> what attention adds to the residual stream, [T,h]."""
+    def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
+        """x [m,h], positions int64 [m] -> what attention adds to the residual stream, [m,h], and all rows kept."""
         c, rows = self.config, x.shape[0]
         q = linear(rms_norm(linear(x, self.q_down), self.q_norm, c.eps), self.q_up).view(rows, c.heads, -1)
         q_nope, q_rotated = torch.split(q, [c.nope, c.rotated], dim=-1)
         latent, k_rotated = torch.split(linear(x, self.kv_down), [c.kv_rank, c.rotated], dim=-1)
         up = linear(rms_norm(latent, self.kv_norm, c.eps), self.kv_up).view(rows, c.heads, -1)
         k_nope, v = torch.split(up, [c.nope, c.value], dim=-1)
-        q_rotated = rope_pairs(q_rotated, positions, self.frequencies)
-        k_rotated = rope_pairs(k_rotated[:, None, :], positions, self.frequencies)[:, 0]  # one for all heads
-        scores = torch.einsum("ihd,jhd->hij", q_nope, k_nope) + torch.einsum("ihd,jd->hij", q_rotated, k_rotated)
-        scores = scores * (c.nope + c.rotated) ** -0.5 * c.yarn.sharpening
-        weight = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-        return linear(torch.einsum("hij,jhd->ihd", weight, v).reshape(rows, -1), self.o)
-
-
-class Mlp:
-    """A gated MLP of any width."""
-
-    def __init__(self, weights: Weights, prefix: str, *, hidden: int, width: int) -> None:
-        self.gate = weights.take(f"{prefix}gate_proj.weight", width, hidden)
-        self.up = weights.take(f"{prefix}up_proj.weight", width, hidden)
-        self.down = weights.take(f"{prefix}down_proj.weight", hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T,h] -> [T,h]."""
-        return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
+        q = torch.cat((q_nope, rope_pairs(q_rotated, positions, self.frequencies)), dim=-1)
+        shared = rope_pairs(k_rotated[:, None, :], positions, self.frequencies).expand(-1, c.heads, -1)  # by all heads
+        held = KeyValues(keys=torch.cat((k_nope, shared), dim=-1), values=v, positions=positions).behind(kept)
+        mixed = attend(q, held, sight, scale=(c.nope + c.rotated) ** -0.5 * c.yarn.sharpening)
+        return linear(mixed.reshape(rows, -1), self.o), held
 
 
 class Experts:
@@ -197,31 +184,30 @@ class Experts:
         return self.shared.forward(x) + torch.einsum("te,teh->th", weight, routed)
 
 
-class LatentLayer:
-    """One decoder layer: latent attention, then a dense MLP or the experts, each added to the residual stream."""
-
-    def __init__(self, weights: Weights, prefix: str, config: LatentConfig, *, experts: bool = False) -> None:
-        self.eps = config.eps
-        self.input_norm = weights.take(f"{prefix}input_layernorm.weight", config.hidden)
-        self.attention = LatentAttention(weights, f"{prefix}self_attn.", config)
-        self.post_norm = weights.take(f"{prefix}post_attention_layernorm.weight", config.hidden)
-        self.mlp: Mlp | Experts = (
-            Experts(weights, f"{prefix}mlp.", config)
-            if experts
-            else Mlp(weights, f"{prefix}mlp.", hidden=config.hidden, width=config.intermediate)
-        )
-
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x [T,h], positions int64 [T], mask bool [T,T] (row sees column) -> [T,h]."""
-        x = x + self.attention.forward(rms_norm(x, self.input_norm, self.eps), positions, mask)
-        return x + self.mlp.forward(rms_norm(x, self.post_norm, self.eps))
+def latent_layer(weights: Weights, prefix: str, config: LatentConfig, *, experts: bool = False) -> DecoderLayer:
+    """Latent attention, then a dense MLP or the experts."""
+    c = config
+    dense = None if experts else Mlp(weights, f"{prefix}mlp.", hidden=c.hidden, width=c.intermediate)
+    return DecoderLayer(
+        input_norm=weights.take(f"{prefix}input_layernorm.weight", c.hidden),
+        attention=LatentAttention(weights, f"{prefix}self_attn.", c),
+        post_norm=weights.take(f"{prefix}post_attention_layernorm.weight", c.hidden),
+        mlp=dense or Experts(weights, f"{prefix}mlp.", c),
+        eps=c.eps,
+    )
 
 
-def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+def load_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
     """The main model of a DeepSeek-V3 folder, all layers dense; CheckpointError if it is not one that is built here."""
-    config, weights = LatentConfig.load(path), Weights(path, dtype, held)
-    layers = [LatentLayer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
-    return Target(weights, config, layers=layers)
+    config, weights = LatentConfig.load(path), Weights(path, held or dtype, device)
+    stack = [latent_layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
+    return PaperTarget(weights, config, stack=stack).computing(dtype)
 
 
 class NextNHead:
@@ -232,39 +218,46 @@ class NextNHead:
     """
 
     algorithm = "EAGLE"
+    provider = "paper"
 
     def __init__(self, weights: Weights, config: LatentConfig, target: Target) -> None:
         h, prefix = config.hidden, f"model.layers.{config.layers}."
         self.target, self.eps = target, config.eps
+        self.states: tuple[int, ...] = (target.layers,)
         self.token_norm = weights.take(f"{prefix}enorm.weight", h)
         self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
         self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = LatentLayer(weights, prefix, config, experts=True)
+        self.layer = latent_layer(weights, prefix, config, experts=True)
         self.final_norm = weights.take(f"{prefix}shared_head.norm.weight", h)
 
     @staticmethod
-    def load(
-        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-    ) -> NextNHead:
+    def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> NextNHead:
         """Read a folder with a NextN layer; CheckpointError if it is not one or does not fit `target`."""
         config = LatentConfig.load(path)
-        a_pair(path, config, target.config, layers=True)
-        return NextNHead(Weights(path, dtype, held), config, target)
+        a_pair(path, config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
+        return NextNHead(Weights(path, held or target.dtype, target.device), config, target)
 
-    def features(self, states: list[Tensor]) -> Tensor:
+    def computing(self, dtype: torch.dtype) -> Self:
+        """See Drafter.computing."""
+        return on_target(self, self.target.computing(dtype))
+
+    def features(self, states: Mapping[int, Tensor]) -> Tensor:
         """The target's last hidden state after its final norm, [T,h]."""
-        return states[-1]
+        return states[self.target.layers]
 
     def enter(self, features: Tensor) -> Tensor:
         """As it is: the first draft row and all later ones read the same kind of state."""
         return features
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h]."""
-        token = rms_norm(embedding(tokens, self.target.embed), self.token_norm, self.eps)
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """See Head.forward; g [m,h]."""
+        token = rms_norm(self.target.embed(tokens), self.token_norm, self.eps)
         state = rms_norm(hidden, self.state_norm, self.eps)
-        g = self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, mask)
-        return rms_norm(g, self.final_norm, self.eps)
+        x = linear(torch.cat((token, state), dim=-1), self.join)
+        g, kept = self.layer.forward(x, positions, sight, kept)
+        return rms_norm(g, self.final_norm, self.eps), kept
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h] -> [...,V], through the target's lm_head."""

@@ -19,9 +19,9 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 )
 
 from cases.checkpoints import make
+from reference.attention import Sight
 from reference.checkpoint import CheckpointError, Weights
 from reference.mla import Experts, LatentConfig, NextNHead, load_target
-from reference.model import causal
 from reference.pairs import load_pair
 
 torch.set_num_threads(1)
@@ -84,10 +84,12 @@ def test_nextn_layer_equals_the_join_and_an_hf_layer_with_experts(pair):
     tokens = tokens_of(LENGTH, target.config.vocab)
     hidden = torch.randn(LENGTH, target.config.hidden, generator=torch.Generator().manual_seed(1))
     size, eps = (target.config.hidden,), config.rms_norm_eps
-    token = rms_norm(target.embed[tokens], size, own["enorm.weight"], eps)
+    token = rms_norm(target.embed(tokens), size, own["enorm.weight"], eps)
     x = linear(torch.cat((token, rms_norm(hidden, size, own["hnorm.weight"], eps)), dim=-1), own["eh_proj.weight"])
     positions = torch.arange(LENGTH)
-    bias = torch.zeros(LENGTH, LENGTH).masked_fill(~causal(LENGTH), float("-inf"))[None, None]
+    bias = torch.zeros(LENGTH, LENGTH).masked_fill(~Sight.causal(LENGTH).mask(slice(0, LENGTH), 0), float("-inf"))[
+        None, None
+    ]
     with torch.no_grad():
         angles = DeepseekV3RotaryEmbedding(config)(x[None], positions[None])
         theirs = rms_norm(
@@ -96,7 +98,7 @@ def test_nextn_layer_equals_the_join_and_an_hf_layer_with_experts(pair):
             own["shared_head.norm.weight"],
             eps,
         )
-    mine = head.forward(tokens, hidden, positions, causal(LENGTH))
+    mine, _ = head.forward(tokens, hidden, positions, Sight.causal(LENGTH))
     assert torch.allclose(mine, theirs, rtol=0, atol=CLOSE), "the NextN layer differs from the join and HF's layer"
     assert torch.equal(head.logits(mine), target.logits(mine)), "the draft must speak through the target's head"
 

@@ -36,16 +36,15 @@ class Oracle:
     draft: Path
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
-    _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
+    _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
-    def load(self, *, held: str = "float32", dtype: str = "float32") -> Oracle:
+    def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
-        if (held, dtype) not in self._models:
+        if held not in self._models:
             torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            rounded, computed = getattr(torch, held), getattr(torch, dtype)
-            self._models[held, dtype] = load_pair(self.target, self.draft, computed, held=rounded)
+            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held))
         return self
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
@@ -66,9 +65,9 @@ class Oracle:
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
         if asked not in self._sessions:
-            target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
+            head = self.load(held=held)._models[held][1].computing(getattr(torch, dtype))
             wanted = defects.departures(self.assumed)
-            self._sessions[asked] = ReferenceSession(target, head, spec, departures=wanted)
+            self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
     def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
