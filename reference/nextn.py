@@ -85,7 +85,7 @@ class NextNHead:
     def __init__(self, weights: Weights, join: Join, layer: Layer, target: Target, eps: float) -> None:
         h, take = target.hidden, weights.take
         self.target, self.layer, self.eps = target, layer, eps
-        self.states = (target.layers,)
+        self.states: tuple[int, ...] = (target.layers,)
         self.state_first, self.masked = join.state_first, join.masked
         self.token_norm, self.state_norm = take(join.token_norm, h), take(join.state_norm, h)
         self.join, self.final_norm = take(join.join, h, 2 * h), take(join.final, h)
