@@ -112,10 +112,11 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A round's k-1 steps and all its candidates."""
+    """A round's k-1 steps and all its candidates. own: whether nothing that was forced differs from the reference's."""
 
     steps: tuple[Step, ...]
     candidates: Candidates
+    own: bool
 
 
 def best(values: Tensor, count: int) -> list[int]:
@@ -184,7 +185,9 @@ class _Round:
         self.hidden: list[Tensor] = []
         self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
         logits = head.logits(self.output)
-        self.pool.add(None, (forced.first or tuple(best(logits[0], t)),), logits.log_softmax(-1))
+        first = tuple(best(logits[0], t))
+        self.own = forced.first in ((), first)
+        self.pool.add(None, (forced.first or first,), logits.log_softmax(-1))
 
     def feed(self, i: int) -> tuple[_Beams, _Beams]:
         """Add the rows of step i; returns the beams expected and the beams fed."""
@@ -192,17 +195,21 @@ class _Round:
         if i in self.forced.input_ids:
             parents = self.forced.parents.get(i, (-1,) * self.t)
             beams = self.pool.locate(self.forced.input_ids[i], parents, expected)
+        attended = self.attends(i, beams.parents)
+        self.own &= beams == expected and tuple(attended) == beams.parents
         before = len(self.tokens) - self.t  # where the rows of the step before begin
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
-        self.origins += [-1 if beam < 0 else before + beam for beam in self.attends(i, beams.parents)]
+        self.origins += [-1 if beam < 0 else before + beam for beam in attended]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
         return expected, beams
 
     def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor) -> None:
         """Take what the head said about the rows of step i: output [t,h']."""
         logits = self.head.logits(output)
-        chosen = self.forced.chosen.get(i) or tuple(tuple(best(row, self.t)) for row in logits)
+        best_of = tuple(tuple(best(row, self.t)) for row in logits)
+        chosen = self.forced.chosen.get(i) or best_of
+        self.own &= chosen == best_of
         self.pool.add(fed, chosen, logits.log_softmax(-1))
         self.output = output
         step = Step(
@@ -217,7 +224,7 @@ class _Round:
     def chain(self) -> Chain:
         pool = self.pool
         candidates = Candidates(tokens=tuple(pool.tokens), scores=tuple(pool.scores), parents=tuple(pool.parents))
-        return Chain(steps=tuple(self.steps), candidates=candidates)
+        return Chain(steps=tuple(self.steps), candidates=candidates, own=self.own)
 
 
 def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Tensor]:

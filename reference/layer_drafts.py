@@ -9,6 +9,7 @@ Symbols: c committed length, k layers, T tokens, h hidden width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -120,6 +121,17 @@ class LayerDrafts:
         """The chain of each decode round. There are no DRAFT rows, and no distributions."""
         tokens, none = self.timeline.tokens, np.empty((0, 0))
         return [(chain_tree(tokens[part.start], self.chain(part.start)), none) for part, _ in rounds]
+
+    @cached_property
+    def _own(self) -> dict[int, Tree]:
+        """By committed length, the chain that the layers propose where nobody else has proposed anything."""
+        windows, tokens = [replace(window, proposals=()) for _, window in self.ran], self.timeline.tokens
+        _, filled = read_depths(self.head, tokens, self.hidden, windows, self.spec.num_steps)
+        return {w.stop: chain_tree(tokens[w.stop], w.proposals) for w in filled if w.stop < len(tokens)}
+
+    def own_trees(self, parts: Sequence[Part]) -> list[Tree]:
+        """The tree of each of these decode rounds where nobody else proposes anything."""
+        return [self._own[part.start] for part in parts]
 
 
 def _windows(timeline: RequestTimeline, view: EngineView) -> list[tuple[Part, Window]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from reference import eagle3, mla, model, mtp
+from reference import eagle3, families, mla, model, mtp
 from reference.checkpoint import CheckpointError, read_json
 from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
@@ -18,13 +18,16 @@ from reference.mtp import MtpHead
 AnyHead = Head | MtpHead
 _TARGETS: dict[str | None, Callable[..., PaperTarget]] = {
     mla.ARCHITECTURE: mla.load_target,
+    mla.V2_ARCHITECTURE: mla.load_target,
+    **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
     model.STEP_ARCHITECTURE: mtp.load_step_target,
 }
 _HEADS: dict[str | None, Callable[..., AnyHead]] = {
     model.DRAFT_ARCHITECTURE: model.DraftHead.load,
     eagle3.ARCHITECTURE: eagle3.Eagle3Head.load,
-    mla.ARCHITECTURE: mla.NextNHead.load,
+    mla.ARCHITECTURE: mla.load_head,
+    **dict.fromkeys(families.FAMILIES, families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     model.STEP_ARCHITECTURE: mtp.load_step_head,
 }

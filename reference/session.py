@@ -21,6 +21,7 @@ from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import best
 from reference.engine_view import Conditions, EngineView
+from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts, distribution
 from reference.layer_drafts import LayerDrafts
 from reference.model import Head, Target
@@ -112,6 +113,8 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
             events += write(writer, drafts, temperature=request.temperature)
+            if request.temperature == 0 and not scenario.engine.rejection_sampling:
+                events += expected_accepts(drafts)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
         return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)

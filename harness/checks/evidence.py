@@ -14,7 +14,7 @@ from harness.contract.batches import Part, Share, parts_of
 from harness.contract.measured import LogitNoise, logit_noise
 from harness.contract.scenario import Scenario
 from harness.contract.tolerance import budget_for
-from harness.contract.trace import Rows, Trace
+from harness.contract.trace import EOS, Rows, Trace
 from harness.contract.types import Divergence, Kind, Phase
 
 
@@ -142,11 +142,11 @@ def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]
 
     Only of releases that leave something out once a request is done; elsewhere nothing depends on it.
     """
-    found = set()
+    found, eos = set(), engine.header.get(EOS, ())
     for request in scenario.requests if engine.header.get("truncates_at_finish") else ():
         first = len(request.input_ids)
         output = {at - first: token for at, token in full[request.rid].items() if at >= first}
-        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stop_token_ids):
+        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stops(eos)):
             found.add(request.rid)
     return frozenset(found)
 

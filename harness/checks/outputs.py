@@ -17,7 +17,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.scenario import RequestSpec
 from harness.contract.tolerance import budget_for, tie_limit
-from harness.contract.trace import RequestEnd
+from harness.contract.trace import EOS, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
 #: What must be equal for two requests to be one and the same draw.
@@ -43,14 +43,15 @@ def check_finish(evidence: Evidence) -> CheckResult:
 
 def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Divergence]:
     output = end.output_ids
-    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+    ids = request.stops(evidence.engine.header.get(EOS, ()))
+    stops = [index for index, token in enumerate(output) if token in ids]
     who = "aborted-" if end.reason == "abort" else ""
     if stops and stops[0] != len(output) - 1:
         yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
         limit = request.max_new_tokens
         yield _at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
-    elif end.reason == "stop" and request.stop_token_ids and not stops:
+    elif end.reason == "stop" and ids and not stops:
         yield _at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
         yield _at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")

@@ -134,6 +134,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "overlap": result.header.get("overlap"),
         "replaced": result.header.get("replaced", []),
         "assumed": assumed_by(result.verdict.reasons),
+        **({} if result.pair is None else {"pair": dict(result.pair)}),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "findings": [finding_document(finding, one) for one in result.results for finding in one.findings],

@@ -15,7 +15,7 @@ import torch
 from harness import defects
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
-from harness.contract.trace import Event, Trace
+from harness.contract.trace import EOS, Event, Trace
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -56,7 +56,13 @@ class Oracle:
             reference = with_own(reference, own)
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
-            self._greedy(scenario.spec, request, held=held, claim=outputs.get(request.rid, ()))
+            self._greedy(
+                scenario.spec,
+                request,
+                held=held,
+                claim=outputs.get(request.rid, ()),
+                stops=request.stops(engine.header.get(EOS, ())),
+            )
             for request in scenario.requests
         )
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
@@ -70,13 +76,15 @@ class Oracle:
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
+    def _greedy(
+        self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...], stops: tuple[int, ...]
+    ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.input_ids, request.max_new_tokens, request.stop_token_ids)
+        asked = (request.input_ids, request.max_new_tokens, stops)
         key = (held, *asked)
         if key not in self._texts:
             session = self._session(spec, held=held)
-            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request) else None
+            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request, stops) else None
             self._texts[key] = confirmed or session.generate_with_margins(*asked)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
@@ -113,8 +121,8 @@ def _logit_error(truth: Trace, own: Trace, row: int) -> float:
     return max(shared, default=float("nan"))
 
 
-def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
-    """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
-    stops = [place for place, token in enumerate(claim) if token in request.stop_token_ids]
-    whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
+def _is_whole(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:
+    """Whether a text has the length that greedy decoding would give it: up to its first stop, or the limit."""
+    places = [place for place, token in enumerate(claim) if token in stops]
+    whole = min(places[0] + 1, request.max_new_tokens) if places else request.max_new_tokens
     return bool(claim) and len(claim) == whole
