@@ -48,6 +48,7 @@ def command(
     ] = 60.0,
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
+    reference: options.Reference = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -81,6 +82,7 @@ def command(
         engine=version,
         device=device,
         revert=revert,
+        reference=reference,
         gpu_share=gpu_share,
         wanted=Wanted(
             dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page

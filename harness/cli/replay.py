@@ -34,6 +34,7 @@ def command(
     bare: Annotated[
         bool, typer.Option("--bare", help="SGLang alone, none of our code in its processes, for the same; needs a GPU.")
     ] = False,
+    reference: options.Replayed = None,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
@@ -61,6 +62,7 @@ def command(
         revert=manifest.header.get("revert") if engine is None else None,
         target=target,
         draft=draft,
+        reference=reference or str(manifest.header.get("reference", "auto")),
         gpu_share=gpu_share,
         runs=runs,
         cpu_attention=attention,

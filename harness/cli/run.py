@@ -40,6 +40,7 @@ def command(
     cpu_attention: Annotated[
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
+    reference: options.Reference = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -68,6 +69,7 @@ def command(
         target=target,
         draft=draft,
         cpu_attention=cpu_attention,
+        reference=reference,
         gpu_share=gpu_share,
         wanted=Wanted(
             dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
