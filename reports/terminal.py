@@ -15,7 +15,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import RunResult, accept_lengths_of, mean_accept_length
+from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix

@@ -127,10 +127,10 @@ class Growth:
             places.setdefault(place, node)
         taken = [-1]
         for token, parent in list(zip(tree.tokens, tree.parents, strict=True))[1:]:
-            node = places.get((taken[parent], token))
-            if node is None:
+            found = places.get((taken[parent], token))
+            if found is None:
                 return False
-            taken.append(node)
+            taken.append(found)
         if len(taken) != n or taken != sorted(set(taken)):
             return False
         left = [value for node, value in enumerate(self._values) if node not in set(taken)]
