@@ -42,7 +42,7 @@ class Sight:
         answers as if it were alone.
         """
         upto = [seen for seen, parents in branches for _ in parents]
-        own = torch.block_diag(*(ancestors(parents) for _, parents in branches)).bool()
+        own = torch.block_diag(*(ancestors(parents) for _, parents in branches)).bool()  # type: ignore[no-untyped-call]
         return Sight(upto=torch.tensor(upto, device=device), own=own.to(device))
 
     def mask(self, rows: slice, kept: int) -> Tensor:

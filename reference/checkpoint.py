@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 
@@ -107,42 +106,43 @@ def all_keys(file: Path, kind: str) -> Iterator[None]:
         raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected a config as {kind} has it") from error
 
 
-def a_pair(path: Path, draft: Config, target: Config, *, layers: bool = False) -> None:
-    """CheckpointError if a draft's config speaks of another target. layers: whether it counts the target's layers."""
-    sizes = {"hidden": "hidden size", "vocab": "vocab size"} | ({"layers": "num_hidden_layers"} if layers else {})
-    for name, words in sizes.items():
-        found, expected = getattr(draft, name), getattr(target, name)
-        if found != expected:
+def a_pair(path: Path, draft: Config, *, vocab: int, hidden: int, layers: int | None = None) -> None:
+    """CheckpointError if a draft's config speaks of another target. layers: where it counts the target's layers."""
+    sizes = {"hidden": ("hidden size", hidden), "vocab": ("vocab size", vocab), "layers": ("num_hidden_layers", layers)}
+    for name, (words, expected) in sizes.items():
+        found = getattr(draft, name)
+        if expected is not None and found != expected:
             raise CheckpointError(f"{path}: {words} is {found}; expected the target's {expected}: not a pair")
 
 
 class Weights:
-    """The tensors of a checkpoint folder, by name, converted to one dtype; held: rounded to that dtype before."""
+    """The tensors of a checkpoint folder, by name; each is read when it is taken, and held in one dtype on a device."""
 
-    def __init__(self, path: Path, dtype: torch.dtype, held: torch.dtype | None = None) -> None:
-        self.path = Path(path)
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.path, self.dtype, self.device = Path(path), dtype, torch.device(device)
         files = sorted(self.path.glob("*.safetensors"))
         if not files:
             raise CheckpointError(f"{self.path}: no *.safetensors file; expected at least one")
-        self._tensors: dict[str, Tensor] = {}
+        self._where: dict[str, tuple[Path, Any]] = {}
         for file in files:
             try:
-                loaded = load_file(file)
+                opened = safe_open(file, framework="pt")
             except SafetensorError as error:
                 raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
-            self._tensors |= {
-                name: tensor.to(held or dtype).to(dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in loaded.items()
-            }
+            self._where |= dict.fromkeys(opened.keys(), (file, opened))  # type: ignore[no-untyped-call]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._where
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must exist and have `shape`."""
-        if name not in self._tensors:
+        if name not in self._where:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
-        found = tuple(self._tensors[name].shape)
+        opened = self._where[name][1]
+        found = tuple(opened.get_slice(name).get_shape())
         if found != shape:
             raise CheckpointError(f"{self.path}: {name!r} has shape {found}; expected {shape}")
-        return self._tensors[name]
+        stored: Tensor = opened.get_tensor(name)
+        held = stored.to(self.dtype) if stored.is_floating_point() else stored
+        # a tensor as it is in the file stays a view of it; a copy does not
+        return held.to(self.device) if held is not stored or self.device.type != "cpu" else stored.clone()

@@ -3,10 +3,10 @@
 Written from Gated DeltaNet (arXiv 2412.06464) section 3 as the recurrence that it is, one row after the other:
 S' = a S (1 - b k k^T) + b v k^T, o = S' q, with q, k and v behind a short convolution along the text and q and k of
 length one. How Qwen3-Next lays its projections out is from its published config, weight names and modelling code. A
-branch starts from the matrix behind the rows that it sees; that one is made again from what the rows put into it.
+branch starts from the matrix behind the rows it sees; that one is made again from what the rows put into it.
 
-Shapes: T kept and m new rows, J = T + m, h hidden width, H value heads, K key heads, n and v width of a key and a value,
-C = 2Kn + Hv channels, w width of the convolution.
+Shapes: T kept and m new rows, J = T + m, h hidden width, H value heads, K key heads, n and v width of a key and
+value, C = 2Kn + Hv channels, w width of the convolution.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from reference.attention import Kept, Sight
-from reference.experts import Source, linear_in
+from reference.experts import Source
+from reference.model import linear
 
 #: What keeps a key of length zero from being divided by it.
 EPS = 1e-6
@@ -94,8 +95,8 @@ class DeltaMixer:
         self.norm = take(f"{prefix}norm.weight", c.value)
         self.out = take(f"{prefix}out_proj.weight", c.hidden, values)
 
-    def forward(self, x: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, DeltaKept]:
-        """x [m,h] -> what the layer adds to the residual stream [m,h], and what it keeps."""
+    def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, DeltaKept]:
+        """See reference.model.Attends; where a row stands is in the order of the rows, not in `positions`."""
         assert kept is None or isinstance(kept, DeltaKept)
         rows, wide = len(x), torch.promote_types(x.dtype, torch.float32)
         mixed, z, b, a = self._project(x)
@@ -109,17 +110,15 @@ class DeltaMixer:
         normed = read * torch.rsqrt(read.pow(2).mean(dim=-1, keepdim=True) + self.sizes.eps)
         gated = (self.norm.to(wide) * normed * silu(z.to(wide))).to(x.dtype)
         state = states[-1] if sight.own is None else None
-        return linear_in(gated.reshape(rows, -1), self.out), DeltaKept(
-            mixed=all_mixed, written=all_written, state=state
-        )
+        return linear(gated.reshape(rows, -1), self.out), DeltaKept(mixed=all_mixed, written=all_written, state=state)
 
     def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """x [m,h] -> mixed [m,C], z [m,H,v], b [m,H], a [m,H]; published weights hold them key head by key head."""
         c, rows = self.sizes, len(x)
         each = c.value_heads // c.key_heads
-        parts = linear_in(x, self.qkvz).view(rows, c.key_heads, -1)
+        parts = linear(x, self.qkvz).view(rows, c.key_heads, -1)
         q, k, v, z = torch.split(parts, [c.key, c.key, each * c.value, each * c.value], dim=-1)
-        b, a = torch.split(linear_in(x, self.ba).view(rows, c.key_heads, -1), [each, each], dim=-1)
+        b, a = torch.split(linear(x, self.ba).view(rows, c.key_heads, -1), [each, each], dim=-1)
         mixed = torch.cat([part.reshape(rows, -1) for part in (q, k, v)], dim=-1)
         return mixed, z.reshape(rows, c.value_heads, c.value), b.reshape(rows, -1), a.reshape(rows, -1)
 

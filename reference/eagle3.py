@@ -13,16 +13,18 @@ Shapes: T rows, h target width, a features, h' draft width, V target and V' draf
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
+from reference.attention import Kept, Sight
 from reference.checkpoint import CheckpointError, Config, Weights, read_json
-from reference.model import Layer, Target, rms_norm
+from reference.model import Target, linear, llama_layer, on_target, rms_norm
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
 
@@ -46,7 +48,7 @@ class Variant:
     norm_output: bool = False
 
     @staticmethod
-    def read(path: Path, config: Config, target: Config) -> Variant:
+    def read(path: Path, config: Config, target: Target) -> Variant:
         """The variant that `path`/config.json describes; CheckpointError if it does not fit the target."""
         file = Path(path) / "config.json"
         raw = read_json(file)
@@ -87,11 +89,13 @@ class Eagle3Head:
     """fc over the features, then one layer over (token embedding, state), a last norm, and a head over V' tokens."""
 
     algorithm = "EAGLE3"
+    provider = "paper"
 
     def __init__(self, weights: Weights, config: Config, variant: Variant, target: Target) -> None:
         h, wide, take = config.hidden, variant.target_hidden * len(variant.states), weights.take
         self.config, self.variant, self.target = config, variant, target
-        self.embed = take("embed_tokens.weight", config.vocab, h) if variant.own_embedding else target.embed
+        self.states: tuple[int, ...] = tuple(sorted({*variant.states, target.layers}))
+        self.embedding = take("embed_tokens.weight", config.vocab, h) if variant.own_embedding else None
         self.fc = take("fc.weight", h, wide)
         self.bias = take("fc.bias", h) if variant.fc_bias else None
         self.feature_norms = [
@@ -99,11 +103,11 @@ class Eagle3Head:
             for i in range(len(variant.states) if variant.norm_each_feature else 0)
         ]
         self.fc_norm = take("input_norm.weight", wide) if variant.norm_before_fc else None
-        self.layer = Layer(weights, "midlayer.", config, input_norm=True, width=2 * h)
+        self.layer = llama_layer(weights, "midlayer.", config, input_norm=True, width=2 * h)
         self.hidden_norm = take("midlayer.hidden_norm.weight", h)
         self.norm = take("norm.weight", h)
         self.head = take("lm_head.weight", variant.vocab, h)
-        self.target_ids = self._target_ids(weights)
+        self.target_ids = self._target_ids(weights).to(target.device)
 
     def _target_ids(self, weights: Weights) -> Tensor:
         """The target id of each draft id, int64 [V']."""
@@ -118,21 +122,22 @@ class Eagle3Head:
         return ids
 
     @staticmethod
-    def load(
-        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-    ) -> Eagle3Head:
+    def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> Eagle3Head:
         """Read an EAGLE-3 folder; CheckpointError if it is not one or does not fit `target`.
 
-        held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+        held: the dtype the weights are kept in, as an engine of that dtype holds them.
         """
         config = Config.read(path, architecture=ARCHITECTURE)
         if config.layers != 1:
             raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
-        if dtype != target.embed.dtype:
-            raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
-        return Eagle3Head(Weights(path, dtype, held), config, Variant.read(path, config, target.config), target)
+        weights = Weights(path, held or target.dtype, target.device)
+        return Eagle3Head(weights, config, Variant.read(path, config, target), target)
 
-    def features(self, states: list[Tensor]) -> Tensor:
+    def computing(self, dtype: torch.dtype) -> Self:
+        """See Drafter.computing."""
+        return on_target(self, self.target.computing(dtype))
+
+    def features(self, states: Mapping[int, Tensor]) -> Tensor:
         """The chosen hidden states side by side, [T,a*h]."""
         return torch.cat([states[state] for state in self.variant.states], dim=-1)
 
@@ -147,20 +152,28 @@ class Eagle3Head:
             features = torch.cat(normed, dim=-1)
         return linear(features, self.fc, self.bias)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens int64 [T], hidden [T,h'], positions int64 [T], mask bool [T,T] -> g [T,h']."""
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """See Head.forward; g [m,h']."""
         layer, eps = self.layer, self.config.eps
         assert layer.input_norm is not None
         normed = rms_norm(hidden, self.hidden_norm, eps)
-        read = torch.cat((rms_norm(embedding(tokens, self.embed), layer.input_norm, eps), normed), dim=-1)
+        read = torch.cat((rms_norm(self._embed(tokens), layer.input_norm, eps), normed), dim=-1)
         residual = normed if self.variant.norm_before_residual else hidden
-        g = layer.add_mlp(residual + layer.attention(read, positions, mask))
-        return rms_norm(g, self.norm, eps) if self.variant.norm_output else g
+        added, kept = layer.attention.forward(read, positions, sight, kept)
+        g = layer.add_mlp(residual + added)
+        return (rms_norm(g, self.norm, eps) if self.variant.norm_output else g), kept
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        if self.embedding is None:
+            return self.target.embed(tokens)
+        return embedding(tokens, self.embedding).to(self.target.dtype)
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h'] -> [...,V]; tokens outside the draft vocabulary get -inf."""
         normed = g if self.variant.norm_output else rms_norm(g, self.norm, self.config.eps)
         own = linear(normed, self.head)
-        logits = torch.full((*own.shape[:-1], self.config.vocab), float("-inf"), dtype=own.dtype)
+        logits = torch.full((*own.shape[:-1], self.config.vocab), float("-inf"), dtype=own.dtype, device=own.device)
         logits[..., self.target_ids] = own
         return logits

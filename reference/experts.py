@@ -23,7 +23,9 @@ from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
+
+from reference.model import RowWise, linear
 
 #: The scaled sigmoid that gpt-oss takes in place of SiLU's.
 SWIGLU_ALPHA = 1.702
@@ -35,13 +37,6 @@ class Source(Protocol):
     def __contains__(self, name: str) -> bool: ...
 
     def take(self, name: str, *shape: int) -> Tensor: ...
-
-
-class RowMap(Protocol):
-    """What a decoder layer does to each row on its own."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T,h] -> [T,h]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +147,8 @@ class GatedMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        gate, up = linear_in(x, self.gate, self.gate_bias), linear_in(x, self.up, self.up_bias)
-        return linear_in(silu(gate) * up, self.down, self.down_bias)
+        gate, up = linear(x, self.gate, self.gate_bias), linear(x, self.up, self.up_bias)
+        return linear(silu(gate) * up, self.down, self.down_bias)
 
 
 class ClampedMlp:
@@ -168,10 +163,10 @@ class ClampedMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        both = linear_in(x, self.gate_up.T, self.gate_up_bias)
+        both = linear(x, self.gate_up.T, self.gate_up_bias)
         gate, up = both[:, ::2], both[:, 1::2]
         gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
-        return linear_in(gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1), self.down.T, self.down_bias)
+        return linear(gate * torch.sigmoid(SWIGLU_ALPHA * gate) * (up + 1), self.down.T, self.down_bias)
 
 
 class SplitMlp:
@@ -182,13 +177,8 @@ class SplitMlp:
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T,h] -> [T,h]."""
-        gate, up = linear_in(x, self.gate_up).chunk(2, dim=-1)
-        return linear_in(silu(gate) * up, self.down)
-
-
-def linear_in(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As torch's, in x's dtype whatever the weights are held in."""
-    return linear(x, weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
+        gate, up = linear(x, self.gate_up).chunk(2, dim=-1)
+        return linear(silu(gate) * up, self.down)
 
 
 class Experts:
@@ -201,9 +191,9 @@ class Experts:
         self,
         name: str,
         router: Router,
-        routed: list[RowMap],
+        routed: list[RowWise],
         *,
-        shared: RowMap | None = None,
+        shared: RowWise | None = None,
         shared_gate: Tensor | None = None,
     ) -> None:
         self.name, self.router, self.routed = name, router, routed
@@ -223,9 +213,9 @@ class Experts:
         routed = wide.to(x.dtype)
         return routed if self.shared is None else routed + self._shared(x, self.shared)
 
-    def _shared(self, x: Tensor, shared: RowMap) -> Tensor:
+    def _shared(self, x: Tensor, shared: RowWise) -> Tensor:
         said = shared.forward(x)
-        return said if self.shared_gate is None else linear_in(x, self.shared_gate).sigmoid() * said
+        return said if self.shared_gate is None else linear(x, self.shared_gate).sigmoid() * said
 
 
 def routed_mlps(
@@ -236,7 +226,7 @@ def routed_mlps(
     hidden: int,
     width: int,
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
-) -> list[RowMap]:
+) -> list[RowWise]:
     """Experts `prefix`0., `prefix`1. … or, where a checkpoint has them in one tensor, slices of it."""
     fused = f"{prefix}gate_up_proj"
     if fused not in weights:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from reference.checkpoint import CheckpointError
-from reference.experts import ClampedMlp, Experts, GatedMlp, Router, Routing, RowMap, Source, routed_mlps
+from reference.experts import ClampedMlp, Experts, GatedMlp, Router, Routing, Source, routed_mlps
+from reference.model import RowWise
 
 Raw = Mapping[str, Any]
 
@@ -45,7 +46,7 @@ class Mixture:
     shared: int = 0
     names: Names = Names()
 
-    def mlp(self, weights: Source, prefix: str, layer: int) -> RowMap:
+    def mlp(self, weights: Source, prefix: str, layer: int) -> RowWise:
         """What layer number `layer`, whose weights start with `prefix`, does to each row after attention."""
         names = self.names
         if not self.sparse(layer):
@@ -85,7 +86,7 @@ class ClampedMixture:
     routing: Routing
     limit: float
 
-    def mlp(self, weights: Source, prefix: str, layer: int) -> RowMap:
+    def mlp(self, weights: Source, prefix: str, layer: int) -> RowWise:
         """See Mixture.mlp."""
         block, e, h, i = f"{prefix}mlp.", self.routing.experts, self.hidden, self.width
         router = Router(
@@ -97,6 +98,17 @@ class ClampedMixture:
         down_bias = weights.take(f"{block}experts.down_proj_bias", e, h)
         parts = zip(gate_up, gate_up_bias, down, down_bias, strict=True)
         return Experts(block, router, [ClampedMlp(*part, limit=self.limit) for part in parts])
+
+
+def dense(raw: Raw) -> Mixture:
+    """A gated MLP in every layer."""
+    return Mixture(
+        hidden=raw["hidden_size"],
+        dense=raw["intermediate_size"],
+        width=0,
+        routing=Routing(experts=0, chosen=0),
+        sparse=lambda layer: False,
+    )
 
 
 def read_mixtral(raw: Raw) -> Mixture:

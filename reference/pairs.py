@@ -10,50 +10,66 @@ from pathlib import Path
 
 import torch
 
-from reference import eagle3, mla, model, mtp
+from reference import eagle3, families, mla, model, mtp
 from reference.checkpoint import CheckpointError, read_json
-from reference.model import Head, Target
+from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
 
 AnyHead = Head | MtpHead
-_TARGETS: dict[str | None, Callable[..., Target]] = {
+_TARGETS: dict[str | None, Callable[..., PaperTarget]] = {
     mla.ARCHITECTURE: mla.load_target,
+    mla.V2_ARCHITECTURE: mla.load_target,
+    **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
     model.STEP_ARCHITECTURE: mtp.load_step_target,
 }
 _HEADS: dict[str | None, Callable[..., AnyHead]] = {
     model.DRAFT_ARCHITECTURE: model.DraftHead.load,
     eagle3.ARCHITECTURE: eagle3.Eagle3Head.load,
-    mla.ARCHITECTURE: mla.NextNHead.load,
+    mla.ARCHITECTURE: mla.load_head,
+    **dict.fromkeys(families.FAMILIES, families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     model.STEP_ARCHITECTURE: mtp.load_step_head,
 }
 
 
 def load_pair(
-    target: Path, draft: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    target: Path,
+    draft: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[Target, AnyHead]:
     """Read both folders; CheckpointError if they are not a pair built here.
 
-    held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+    dtype: what they compute in. held: the dtype the weights are kept in, as an engine of that dtype holds them; dtype
+    unless said. The target that comes back is the head's.
     """
-    read = load_target(target, dtype, held=held)
-    return read, load_head(draft, read, dtype, held=held)
+    read = load_target(target, dtype, held=held, device=device)
+    return read, load_head(draft, read, held=held)
 
 
-def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
-    """Read the target's folder; CheckpointError if none built here. held: see load_pair."""
-    return _TARGETS.get(_architecture(path), Target.load)(path, dtype, held=held)
+def load_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
+    """Read the target's folder; CheckpointError if none built here. dtype, held: see load_pair."""
+    return _TARGETS.get(_architecture(path), PaperTarget.load)(path, dtype, held=held, device=device)
 
 
-def load_head(
-    path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-) -> AnyHead:
-    """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`. held: see load_pair."""
+def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> AnyHead:
+    """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`.
+
+    It computes in the target's dtype, on its device. held: see load_pair.
+    """
     if _architecture(path) not in _HEADS:
         found = read_json(Path(path) / "config.json").get("architectures")
         raise CheckpointError(f"{path}: architectures is {found!r}; expected one of {', '.join(map(str, _HEADS))}")
-    return _HEADS[_architecture(path)](path, target, dtype, held=held)
+    return _HEADS[_architecture(path)](path, target, held=held)
 
 
 def _architecture(path: Path) -> str | None:

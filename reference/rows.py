@@ -69,12 +69,12 @@ class Writer:
         """Where states [r,h] are found in the tensor `name`."""
         stored = self._tensors.setdefault(name, [])
         first = sum(len(one) for one in stored)
-        stored.append(states)
+        stored.append(states.to("cpu", torch.float32))
         return range(first, first + len(states))
 
     def build(self) -> tuple[Rows, dict[str, np.ndarray]]:
         """The rows, and float32 [rows,h] tensors by name."""
-        tensors = {name: torch.cat(states).to(torch.float32).numpy() for name, states in self._tensors.items()}
+        tensors = {name: torch.cat(states).numpy() for name, states in self._tensors.items()}
         return self._rows.build(), tensors
 
 
@@ -84,6 +84,7 @@ def _at_the_end(own: Sequence[Any], count: int, nothing: Any) -> list[Any]:
 
 def _top(logits: Tensor, choose: int, drawn: Sequence[Sequence[int]], temperature: float | None) -> dict[str, Any]:
     """Columns of rows with logits [r,V]; ties go to the lowest id."""
+    logits = logits.cpu()
     order = torch.sort(logits, dim=-1, descending=True, stable=True).indices
     chosen = torch.tensor(drawn) if len(drawn) else order[:, :choose]
     top = order[:, :TOP_LOGITS]

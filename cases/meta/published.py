@@ -137,9 +137,9 @@ def qwen3_next(rng: Random) -> Raw:
     raw = common(rng, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", **routed(rng))
     raw |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "output_router_logits": False}
     raw |= {"full_attention_interval": rng.choice([2, 3]), "partial_rotary_factor": 0.25, "router_aux_loss_coef": 0.001}
-    raw |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2, "linear_num_value_heads": 4}
-    raw |= {"linear_value_head_dim": 6, "shared_expert_intermediate_size": 16, "use_sliding_window": False}
-    return raw
+    raw |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2}
+    raw |= {"linear_num_value_heads": 4, "linear_value_head_dim": 6, "shared_expert_intermediate_size": 16}
+    return raw | {"use_sliding_window": False}
 
 
 FAMILIES: dict[str, Callable[[Random], Raw]] = {

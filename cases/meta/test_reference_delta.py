@@ -11,6 +11,8 @@ from reference.delta import DeltaMixer, DeltaSizes
 torch.set_num_threads(1)
 
 HIDDEN = 24
+#: A row's place is in the order of the rows.
+POSITIONS = torch.empty(0)
 SIZES = DeltaSizes(hidden=HIDDEN, key_heads=2, value_heads=4, key=8, value=6, conv=4, eps=1e-6)
 
 
@@ -53,15 +55,15 @@ def x():
 def test_a_sequence_equals_hf(net, mixer, x, rows):
     with torch.no_grad():
         theirs = net(x[None, :rows].float())[0]
-    mine, _ = mixer.forward(x[:rows], Sight.causal(rows), None)
+    mine, _ = mixer.forward(x[:rows], POSITIONS, Sight.causal(rows), None)
     assert (mine - theirs).abs().max() < 1e-5 * theirs.abs().max(), "HF computes in float32"
 
 
 def test_rows_in_parts_are_the_whole_sequence(mixer, x):
-    whole, _ = mixer.forward(x, Sight.causal(90), None)
+    whole, _ = mixer.forward(x, POSITIONS, Sight.causal(90), None)
     parts, kept, done = [], None, 0
     for rows in (1, 2, 40, 7, 40):
-        said, kept = mixer.forward(x[done : done + rows], Sight.causal(rows, kept=done), kept)
+        said, kept = mixer.forward(x[done : done + rows], POSITIONS, Sight.causal(rows, kept=done), kept)
         parts.append(said)
         done += rows
     assert torch.allclose(torch.cat(parts), whole, rtol=0, atol=1e-12)
@@ -69,11 +71,11 @@ def test_rows_in_parts_are_the_whole_sequence(mixer, x):
 
 def test_a_branch_is_the_text_that_leads_to_it(mixer, x):
     """Two branches behind different rows, one of them a tree: each row as if its way had been the whole text."""
-    _, kept = mixer.forward(x[:30], Sight.causal(30), None)
+    _, kept = mixer.forward(x[:30], POSITIONS, Sight.causal(30), None)
     new = x[40:47]
-    said, _ = mixer.forward(new, Sight.of([(30, [-1, 0]), (11, [-1, 0, 0, 2]), (0, [-1])]), kept)
+    said, _ = mixer.forward(new, POSITIONS, Sight.of([(30, [-1, 0]), (11, [-1, 0, 0, 2]), (0, [-1])]), kept)
     ways = [(30, [0]), (30, [0, 1]), (11, [2]), (11, [2, 3]), (11, [2, 4]), (11, [2, 4, 5]), (0, [6])]
     for row, (before, way) in enumerate(ways):
         text = torch.cat((x[:before], new[way]))
-        alone, _ = mixer.forward(text, Sight.causal(len(text)), None)
+        alone, _ = mixer.forward(text, POSITIONS, Sight.causal(len(text)), None)
         assert torch.allclose(said[row], alone[-1], rtol=0, atol=1e-12), row

@@ -95,7 +95,7 @@ class MimoLayers:
             prefix = f"model.mtp.layers.{index}."
             own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
             model = MiMoV2FlashModel(mimo_config(pair, 1)).eval()
-            renamed = {"norm.weight": own["final_layernorm.weight"], "embed_tokens.weight": target.embed}
+            renamed = {"norm.weight": own["final_layernorm.weight"], "embed_tokens.weight": target.embedding}
             for name, value in own.items():
                 if name.startswith(("self_attn", "mlp", "input_layernorm", "pre_mlp_layernorm")):
                     name = name.replace("pre_mlp_layernorm", "post_attention_layernorm")
@@ -108,7 +108,7 @@ class MimoLayers:
     def run(self, layer, ids, hidden):
         """What the next layer reads beside tokens, and logits [rows,V], of the next rows of one layer."""
         own = self.parts[layer]
-        token = torch.nn.functional.rms_norm(self.target.embed[torch.tensor(ids)], (64,), own["enorm.weight"], 1e-6)
+        token = torch.nn.functional.rms_norm(self.target.embed(torch.tensor(ids)), (64,), own["enorm.weight"], 1e-6)
         state = torch.nn.functional.rms_norm(hidden, (64,), own["hnorm.weight"], 1e-6)
         joined = torch.cat((token, state), dim=-1) @ own["eh_proj.weight"].T
         with torch.no_grad():

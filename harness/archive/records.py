@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from harness.archive.facts import EngineFacts, Header
+from harness.archive.facts import EngineFacts, Header, PairFacts
 from harness.archive.trace_io import plain
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Verdict
@@ -34,6 +34,8 @@ class RunManifest(_Strict):
     seed: int | None = None
     #: what the engine said about itself, or would have been: release, device, environment
     engine: EngineFacts = Field(default_factory=EngineFacts)
+    #: the pair that the user named: names, sizes and digests (see harness.driving.pairs)
+    pair: PairFacts | None = None
 
 
 class ReproducerManifest(_Strict):

@@ -153,6 +153,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "assumed": assumed_by(result.verdict.reasons),
         "providers": providers_of(result.results),
         "witness": witness_document(result.results),
+        **({} if result.pair is None else {"pair": dict(result.pair)}),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
         "findings": [finding_document(finding, one) for one in result.results for finding in one.findings],

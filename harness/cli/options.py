@@ -43,6 +43,22 @@ Overlap = Annotated[
     ),
 ]
 Page = Annotated[int | None, typer.Option("--page-size", "--page", help="Tokens a KV page holds.")]
+Context = Annotated[
+    int | None,
+    typer.Option("--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."),
+]
+Chunk = Annotated[
+    int | None, typer.Option("--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's.")
+]
+Running = Annotated[int | None, typer.Option("--max-running-requests", help="Requests a batch at most.")]
+Pool = Annotated[int | None, typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests.")]
+GraphBatch = Annotated[
+    int | None, typer.Option("--cuda-graph-max-bs", help="Largest batch with a CUDA graph. Default: graphs of 1, 2, 4.")
+]
+MemFraction = Annotated[
+    float | None,
+    typer.Option("--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."),
+]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]

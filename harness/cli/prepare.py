@@ -23,7 +23,8 @@ from harness.contract.providers import PAPER, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
-from harness.driving.pairs import OwnPair, checkpoint_pairs, load_now, own_pair
+from harness.driving.own_pair import OwnPair, described
+from harness.driving.pairs import checkpoint_pairs, load_now
 from harness.driving.runner import Plan
 from harness.engines import envs
 from harness.engines.launch import CpuAttention
@@ -45,8 +46,7 @@ def make_plan(
     revert: int | None = None,
     cpu_attention: str = "torch",
     wanted: Wanted = NOTHING,
-    target: Path | None = None,
-    draft: Path | None = None,
+    own: OwnPair | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
     reference: str = "auto",
@@ -62,7 +62,6 @@ def make_plan(
         say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
-    own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
     check_scenarios(scenarios, device=device, own=own, files=files)
@@ -73,8 +72,10 @@ def make_plan(
     lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
-    pairs = checkpoint_pairs(scenarios, device=device, target=target, draft=draft)
+    pairs = checkpoint_pairs(scenarios, device=device, own=own)
     reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files)
+    if own is not None:
+        say(described(own.facts()))
     return Plan(
         env=env,
         scenarios=tuple(scenarios),
@@ -84,7 +85,7 @@ def make_plan(
         revert=revert,
         cpu_attention=cast(CpuAttention, cpu_attention),
         reference=reference,
-        own_pair=own is not None,
+        own=own,
         lease=lease,
         assumed=assumed,
         argv=tuple(sys.argv),

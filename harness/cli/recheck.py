@@ -37,6 +37,7 @@ from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.judging import judge_scenario
+from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
 from reports.terminal import render_run
@@ -270,9 +271,9 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     _check_provider(stored, engine)
 
     pair = engine.get("pair")
-    target, draft = map(Path, pair) if pair else (None, None)
+    own = own_pair(*map(Path, pair)) if pair else None
     device = str(stored.engine.header.get("device", "cpu"))
-    pairs = checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
+    pairs = checkpoint_pairs([stored.scenario], device=device, own=own)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)

@@ -15,6 +15,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios
 from harness.contract.outputs import check_target, write_json
 from harness.driving.adapt import Wanted
+from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
 from harness.engines import component
 from harness.engines.launch import CpuAttention
@@ -47,6 +48,12 @@ def command(
     graphs: options.Graphs = None,
     overlap: options.Overlap = None,
     page: options.Page = None,
+    context_length: options.Context = None,
+    chunked_prefill_size: options.Chunk = None,
+    max_running_requests: options.Running = None,
+    max_total_tokens: options.Pool = None,
+    cuda_graph_max_bs: options.GraphBatch = None,
+    mem_fraction_static: options.MemFraction = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -57,7 +64,8 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json, inputs=scenario_file or ())
-    chosen = choose_scenarios(scenario or [], scenario_file or [], family)
+    own = own_pair(target, draft)
+    chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(
@@ -66,13 +74,22 @@ def command(
         engine=engine,
         device=device,
         revert=revert,
-        target=target,
-        draft=draft,
+        own=own,
         cpu_attention=cpu_attention,
         reference=reference,
         gpu_share=gpu_share,
         wanted=Wanted(
-            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
+            dtype=dtype,
+            attention_backend=backend,
+            cuda_graph=graphs,
+            overlap_schedule=overlap,
+            page_size=page,
+            context_length=context_length,
+            chunked_prefill_size=chunked_prefill_size,
+            max_running_requests=max_running_requests,
+            max_total_tokens=max_total_tokens,
+            cuda_graph_max_bs=cuda_graph_max_bs,
+            mem_fraction_static=mem_fraction_static,
         ),
         runs=runs,
         assumed=assume or (),

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
+from pydantic import ValidationError
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.known_issues import issues
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
-from harness.engines.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
+from harness.engines.launch import BACKENDS, DTYPES
 
 DEVICES = tuple(BACKENDS)
-MOST_PAGE = CONTEXT_LENGTH
+MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
@@ -39,13 +40,19 @@ FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What --dtype, --attention-backend, --cuda-graph, --overlap-schedule and --page-size ask for, or None."""
+    """What the options of SGLang's own names ask for (--dtype, --page-size, --context-length, …), or None."""
 
     dtype: str | None = None
     attention_backend: str | None = None
     cuda_graph: bool | None = None
     overlap_schedule: bool | None = None
     page_size: int | None = None
+    context_length: int | None = None
+    chunked_prefill_size: int | None = None
+    max_running_requests: int | None = None
+    max_total_tokens: int | None = None
+    cuda_graph_max_bs: int | None = None
+    mem_fraction_static: float | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -65,7 +72,13 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
-    engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+    try:
+        engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+    except ValidationError as error:
+        first = error.errors()[0]
+        option = "--" + str(first["loc"][0]).replace("_", "-")
+        allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+        raise UsageError(f"{option} {first['input']} cannot be\n  allowed: {allowed}") from error
     return scenario.model_copy(update={"engine": engine})
 
 

@@ -15,7 +15,7 @@ import torch
 from harness import defects
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
-from harness.contract.trace import Event, Trace
+from harness.contract.trace import EOS, Event, Trace
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -36,16 +36,15 @@ class Oracle:
     draft: Path
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
-    _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
+    _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
-    def load(self, *, held: str = "float32", dtype: str = "float32") -> Oracle:
+    def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
-        if (held, dtype) not in self._models:
+        if held not in self._models:
             torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            rounded, computed = getattr(torch, held), getattr(torch, dtype)
-            self._models[held, dtype] = load_pair(self.target, self.draft, computed, held=rounded)
+            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held))
         return self
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
@@ -57,7 +56,13 @@ class Oracle:
             reference = with_own(reference, own)
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
-            self._greedy(scenario.spec, request, held=held, claim=outputs.get(request.rid, ()))
+            self._greedy(
+                scenario.spec,
+                request,
+                held=held,
+                claim=outputs.get(request.rid, ()),
+                stops=request.stops(engine.header.get(EOS, ())),
+            )
             for request in scenario.requests
         )
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
@@ -66,18 +71,20 @@ class Oracle:
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
         if asked not in self._sessions:
-            target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
+            head = self.load(held=held)._models[held][1].computing(getattr(torch, dtype))
             wanted = defects.departures(self.assumed)
-            self._sessions[asked] = ReferenceSession(target, head, spec, departures=wanted)
+            self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
+    def _greedy(
+        self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...], stops: tuple[int, ...]
+    ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.input_ids, request.max_new_tokens, request.stop_token_ids)
+        asked = (request.input_ids, request.max_new_tokens, stops)
         key = (held, *asked)
         if key not in self._texts:
             session = self._session(spec, held=held)
-            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request) else None
+            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request, stops) else None
             self._texts[key] = confirmed or session.generate_with_margins(*asked)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
@@ -114,8 +121,8 @@ def _logit_error(truth: Trace, own: Trace, row: int) -> float:
     return max(shared, default=float("nan"))
 
 
-def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
-    """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
-    stops = [place for place, token in enumerate(claim) if token in request.stop_token_ids]
-    whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
+def _is_whole(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:
+    """Whether a text has the length that greedy decoding would give it: up to its first stop, or the limit."""
+    places = [place for place, token in enumerate(claim) if token in stops]
+    whole = min(places[0] + 1, request.max_new_tokens) if places else request.max_new_tokens
     return bool(claim) and len(claim) == whole

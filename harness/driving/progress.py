@@ -22,6 +22,7 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
@@ -51,7 +52,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
 
     lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
@@ -65,7 +66,7 @@ class Plan:
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
     reference: str = PAPER
-    own_pair: bool = False
+    own: OwnPair | None = None
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
@@ -85,20 +86,20 @@ class Plan:
             revert=self.revert,
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
+            eos=None if self.own is None else self.own.target.eos,
             lease=lease,
         )
 
     @property
     def setup(self) -> Setup:
         """How its engines and references are started."""
-        target, draft = next(iter(self.pairs.values())) if self.own_pair else (None, None)
         return Setup(
             release=self.env.version,
             device=self.device,
             revert=self.revert,
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
-            pair=(str(target), str(draft)) if self.own_pair else None,
+            pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
             reference=self.reference,
         )
 
@@ -254,7 +255,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One finished run."""
+    """One finished run. pair: of the user's own, its names, sizes and digests (see harness.driving.pairs)."""
 
     folder: Path
     engine: str
@@ -264,6 +265,7 @@ class RunResult:
     results: tuple[ScenarioResult, ...]
     verdict: Verdict
     cost: Cost
+    pair: Mapping[str, Any] | None = None
 
 
 class Interrupted(KeyboardInterrupt):

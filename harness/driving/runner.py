@@ -257,6 +257,7 @@ def _result(going: _Run, verdict: Verdict, seconds: float) -> RunResult:
         results=tuple(going.results),
         verdict=verdict,
         cost=_cost(going, seconds),
+        pair=_pair(going.plan),
     )
 
 
@@ -290,6 +291,10 @@ def _cost(going: _Run, total: float) -> Cost:
     )
 
 
+def _pair(plan: Plan) -> dict[str, Any] | None:
+    return None if plan.own is None else plan.own.facts()
+
+
 def _manifest(plan: Plan) -> dict[str, Any]:
     head, dirty = git_state()
     setup = {name: getattr(plan.setup, name) for name in Setup.__slots__}
@@ -300,6 +305,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "git_dirty": dirty,
         "host": platform.node(),
         "python": sys.version.split()[0],
+        **({} if plan.own is None else {"pair": _pair(plan)}),
         "engine": {**setup, "torch": plan.env.torch, "python": str(plan.env.python)},
     }
 

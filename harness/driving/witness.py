@@ -34,6 +34,8 @@ def plainest(scenario: Scenario, *, longest: int = 0) -> Scenario:
     config = EngineConfig(
         dtype=engine.dtype,
         attention_backend=engine.attention_backend,
+        context_length=engine.context_length,
+        mem_fraction_static=engine.mem_fraction_static,
         overlap_schedule=False,
         radix_cache=False,
         max_running_requests=1,
@@ -73,7 +75,7 @@ class Witness:
         scenario = self.expected.scenario
         plain = plainest(scenario, longest=max(map(len, prompts), default=0))
         numbered = [
-            RequestSpec(rid=f"w{number}", input_ids=prompt, max_new_tokens=tokens)
+            RequestSpec(rid=f"w{number}", input_ids=prompt, max_new_tokens=tokens, ignore_eos=True)
             for number, (prompt, tokens) in enumerate(sorted(prompts.items(), key=lambda one: (-len(one[0]), one[0])))
         ]
         self.requests = len(numbered)

@@ -128,8 +128,9 @@ def _greedy(followed: Followed, witness: Witness, output: tuple[int, ...]) -> Ev
     None where a choice is not known before the text ends or differs from what the engine answered.
     """
     request, tokens, margins = followed.request, list[int](), list[float]()
+    stops = set(request.stops(witness.expected.engine.header.get("eos_token_ids") or ()))
     text = followed.along[len(request.input_ids)]
-    while len(tokens) < request.max_new_tokens and not set(tokens[-1:]) & set(request.stop_token_ids):
+    while len(tokens) < request.max_new_tokens and not stops.intersection(tokens[-1:]):
         answer = witness.answers.get(Meaning("target", text))
         if answer is None or len(answer.ids) < 2:
             return None
