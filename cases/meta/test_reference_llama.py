@@ -13,7 +13,8 @@ DOUBLE = torch.float64
 #: Hugging Face makes angles and softmax in float32.
 CLOSE = 1e-4
 LENGTH = 70
-SEEDS = range(12)
+#: test_reference_architectures.py has the ones before.
+SEEDS = range(4, 12)
 
 
 def tokens_of(length, seed):
