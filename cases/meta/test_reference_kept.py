@@ -12,6 +12,7 @@ from cases.meta.published import FAMILIES, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
+from reference.mtp import MtpHead
 from reference.pairs import load_pair, load_target
 
 DOUBLE = torch.float64
@@ -114,8 +115,8 @@ def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(mo
         torch.testing.assert_close(torch.cat([one[state] for one in found]), whole[state], rtol=0, atol=1e-9)
         torch.testing.assert_close(hung[state][1:], alone[state][seen:], rtol=0, atol=1e-9)
 
-    for layer in getattr(head, "layers", [head] if head else []):
-        hidden = torch.randn(rows + 7, head.config.hidden if hasattr(head, "config") else target.hidden, dtype=DOUBLE)
+    for layer in head.layers if isinstance(head, MtpHead) else [head] if head else []:
+        hidden = torch.randn(rows + 7, len(head.fc) if hasattr(head, "fc") else target.hidden, dtype=DOUBLE)
         kept, said, start = None, [], 0
         for part in text[:rows].split(lengths):
             own, places = slice(start, start + len(part)), torch.arange(start, start + len(part))
