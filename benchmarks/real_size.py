@@ -1,4 +1,4 @@
-"""The pairs of `make_real_size` on one card: generated scenarios, defects put back, mutants, a long prompt; judged there.
+"""The pairs of `make_real_size` on one card: generated scenarios, defects put back, mutants, a long prompt.
 
     python -m benchmarks.real_size run --pair DIR/llama-1b --dtype float16 [--graphs] [--examples 100] [--engine 0.5.13]
         [--revert 25015] [--mutants a,b] [--long 8000] [--seconds 120] --out FILE.json
@@ -36,6 +36,8 @@ from harness.contract.scenario import Op, RequestSpec, Scenario
 from harness.contract.tolerance import budget_for
 from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted
+from harness.driving.checkpoint_files import read_checkpoint
+from harness.driving.footprint import Place, footprint
 from harness.driving.judging import JudgeQueue, judge_with
 from harness.driving.oracle import Oracle
 from harness.driving.pool import EnginePool, unwatched
@@ -245,7 +247,11 @@ def run(asked: argparse.Namespace) -> int:
     asked.start = time.monotonic()
     boot = boot_of(asked.pair)
     scenarios = scenarios_of(asked, boot)
-    oracle = Oracle(target=asked.pair / "target", draft=asked.pair / "draft", device=asked.reference_device)
+    files = [read_checkpoint("--pair", asked.pair / name) for name in ("target", "draft")]
+    need = footprint(files[0], files[1], scenarios, held=asked.dtype)
+    print(f"the reference on {asked.reference_device} takes {need}", flush=True)
+    place = Place(device=asked.reference_device, held=asked.dtype)
+    oracle = Oracle(target=asked.pair / "target", draft=asked.pair / "draft", place=place)
     oracle.load(held=asked.dtype)
     print(f"reference loaded after {time.monotonic() - asked.start:.0f} s", flush=True)
     logs = asked.out.parent / f"{asked.out.stem}-logs"
@@ -282,7 +288,7 @@ def run(asked: argparse.Namespace) -> int:
         "accept_length": float(np.mean(accept)) if accept else None,
         "card_mib": used,
         "reference_mib": torch.cuda.max_memory_allocated() // 2**20 if torch.cuda.is_available() else None,
-        "said_mib": getattr(oracle, "need_mib", None),
+        "said_mib": need.mib,
         "errors": seen.summary(),
     }
     asked.out.parent.mkdir(parents=True, exist_ok=True)
@@ -304,41 +310,64 @@ def _line(result: ScenarioResult) -> dict[str, Any]:
     }
 
 
+#: Columns of the table: heading, width.
+COLUMNS = (
+    ("pair", 9),
+    ("release", 8),
+    ("dtype", 9),
+    ("decode", 7),
+    ("what", 13),
+    ("PASS", 5),
+    ("FAIL", 5),
+    ("UNKNOWN", 8),
+    ("ties", 5),
+    ("usual", 6),
+    ("rows", 7),
+    ("engine s", 9),
+    ("ref s", 6),
+    ("checks s", 9),
+    ("said MiB", 9),
+    ("had", 6),
+    ("of limit", 9),
+    ("engine/own", 11),
+)
+
+
 def table(files: list[Path]) -> int:
-    """A line a file."""
-    print(
-        "pair      release dtype    graphs  what        PASS  FAIL  UNK  ties usual  rows     engine s  ref s judge s  ref MiB  worst/limit  eng/own"
-    )
+    """A line a file. of limit: the row nearest to it; engine/own: typical sizes of errors, least and most of a kind."""
+    print("".join(f"{name:<{width}}" for name, width in COLUMNS))
     for file in files:
         one = json.loads(file.read_text())
-        outcomes = Counter(line["outcome"] for line in one["scenarios"])
-        what = (
-            f"revert {one['revert']}"
-            if one["revert"]
-            else "mutants"
-            if one["mutants"]
-            else f"long {one['long']}"
-            if one["long"]
-            else "generated"
-        )
-        rows = sum(line["compared"].get("hidden_rows", 0) for line in one["scenarios"])
-        worst = max((kind["of_limit"].get("q1", 0.0) for kind in one["errors"].values()), default=float("nan"))
-        typical = [kind["engine_over_own"].get("q0.5", 0.0) for kind in one["errors"].values()]
-        seconds = one["seconds"]
-        print(
-            f"{one['pair']:<9} {one['engine']:<7} {one['dtype']:<8} {'graphs' if one['graphs'] else 'eager':<7} {what:<12}"
-            f"{outcomes['PASS']:>4} {outcomes['FAIL']:>5} {outcomes['UNKNOWN']:>4} {sum(line['ties'] for line in one['scenarios']):>5}"
-            f" {one['usual_ties']:>5.1f} {rows:>6}   {seconds.get('engine', 0):>8.1f} {seconds.get('reference', 0):>6.1f} {seconds.get('judge', 0):>6.1f}"
-            f"  {one['reference_mib'] or 0:>6}   {worst:>8.2f}    {min(typical, default=0):.2f}-{max(typical, default=0):.2f}"
-        )
+        print("".join(f"{value:<{width}}" for value, (_, width) in zip(_cells(one), COLUMNS, strict=True)))
         if one["mutants"]:
-            print(
-                "   ",
-                ", ".join(
-                    f"{line['name']}: {line['outcome']} {' '.join(line['root_kinds'])}" for line in one["scenarios"]
-                ),
-            )
+            for line in one["scenarios"]:
+                print(f"    {line['name']}: {line['outcome']} {' '.join(line['root_kinds'])}")
     return 0
+
+
+def _cells(one: dict[str, Any]) -> list[str]:
+    outcomes, seconds = Counter(line["outcome"] for line in one["scenarios"]), one["seconds"]
+    what = "mutants" if one["mutants"] else f"long {one['long']}" if one["long"] else "generated"
+    what = f"revert {one['revert']}" if one["revert"] else what
+    rows = sum(line["compared"].get("hidden_rows", 0) for line in one["scenarios"])
+    worst = max((kind["of_limit"].get("q1", 0.0) for kind in one["errors"].values()), default=float("nan"))
+    typical = [kind["engine_over_own"].get("q0.5", 0.0) for kind in one["errors"].values()]
+    return [
+        one["pair"],
+        one["engine"],
+        one["dtype"],
+        "graphs" if one["graphs"] else "eager",
+        what,
+        *(str(outcomes[name]) for name in ("PASS", "FAIL", "UNKNOWN")),
+        str(sum(line["ties"] for line in one["scenarios"])),
+        f"{one['usual_ties']:.1f}",
+        str(rows),
+        *(f"{seconds.get(name, 0.0):.1f}" for name in ("engine", "reference", "judge")),
+        str(one["said_mib"]),
+        str(one["reference_mib"]),
+        f"{worst:.2f}",
+        f"{min(typical, default=0):.2f}-{max(typical, default=0):.2f}",
+    ]
 
 
 def main() -> int:

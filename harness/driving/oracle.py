@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from harness import defects
+from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
+from harness.driving.footprint import CONTEXT_MIB, CPU, Place
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -38,8 +40,10 @@ class Oracle:
     draft: Path
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
-    #: where it computes, as torch calls it
-    device: str = "cpu"
+    place: Place = CPU
+    #: MiB that tensors took at most on a GPU; 0 on a CPU, where nobody counts
+    peak_mib: int = 0
+    _lease: leases.Lease | None = None
     _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
@@ -49,8 +53,17 @@ class Oracle:
         if held not in self._models:
             if self._bytes() < TINY:
                 torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held), device=self.device)
+            self._take_lease()
+            device = torch.device(self.place.device)
+            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held), device=device)
         return self
+
+    def _take_lease(self) -> None:
+        """On a GPU: a share of it, as an engine has, before anything is on it."""
+        if self.place.device == "cpu" or self._lease is not None or not self.place.said:
+            return
+        asked = leases.request((self.place.said + CONTEXT_MIB) / 1024)
+        self._lease = leases.take(asked, say=lambda _text: None)
 
     def _bytes(self) -> int:
         return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
@@ -73,6 +86,8 @@ class Oracle:
             )
             for request in scenario.requests
         )
+        if self.place.device != "cpu":
+            self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
