@@ -54,6 +54,7 @@ def command(
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
     reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     target: options.Target = None,
     draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
@@ -97,6 +98,7 @@ def command(
         device=device,
         revert=revert,
         reference=reference,
+        reference_device=reference_device,
         own=own,
         gpu_share=gpu_share,
         wanted=Wanted(

@@ -42,6 +42,7 @@ def command(
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
     reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -77,6 +78,7 @@ def command(
         own=own,
         cpu_attention=cpu_attention,
         reference=reference,
+        reference_device=reference_device,
         gpu_share=gpu_share,
         wanted=Wanted(
             dtype=dtype,

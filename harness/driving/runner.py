@@ -121,7 +121,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
-                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
+                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed, plan.place)
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
@@ -276,6 +276,10 @@ def _left_behind(going: _Run) -> str:
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
 
 
+def _loaded(one: Future[Oracle]) -> bool:
+    return one.done() and not one.cancelled() and one.exception() is None
+
+
 def _cost(going: _Run, total: float) -> Cost:
     spent = Counter[str]()
     for result in going.results:
@@ -285,6 +289,8 @@ def _cost(going: _Run, total: float) -> Cost:
         boot_seconds=going.boot_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
+        reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),
+        reference_said_mib=going.plan.place.said or 0,
         judge_seconds=spent["judge"],
         store_seconds=spent["store"],
         total_seconds=total,
