@@ -14,7 +14,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import RunResult, accept_lengths_of, mean_accept_length
+from harness.driving.progress import HARDLY, RunResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -37,6 +37,8 @@ COMPARED = {
     "token_counts": "token counts",
 }
 NOT_EXERCISED = "not exercised"
+#: How reasons begin that are no reason for an outcome.
+BESIDE = (NOT_EXERCISED, ASSUMED, HARDLY)
 
 
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
@@ -132,14 +134,14 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
     for one in result.results:
         if one.verdict.outcome is Outcome.UNKNOWN:
             for reason in one.verdict.reasons:
-                if not reason.startswith((NOT_EXERCISED, ASSUMED)):
+                if not reason.startswith(BESIDE):
                     found.setdefault(reason, []).append(one.scenario.name)
     return found
 
 
 def caveats(result: RunResult) -> list[str]:
     """What the verdict does not speak of, or took for granted."""
-    return [reason for reason in result.verdict.reasons if reason.startswith((NOT_EXERCISED, ASSUMED))]
+    return [reason for reason in result.verdict.reasons if reason.startswith(BESIDE)]
 
 
 def verdict_line(result: RunResult) -> str:

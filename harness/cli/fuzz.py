@@ -67,6 +67,7 @@ def command(
     max_total_tokens: options.Pool = None,
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
+    trust_remote_code: options.TrustCode = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -109,6 +110,7 @@ def command(
             max_total_tokens=max_total_tokens,
             cuda_graph_max_bs=cuda_graph_max_bs,
             mem_fraction_static=mem_fraction_static,
+            trust_remote_code=trust_remote_code,
         ),
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),

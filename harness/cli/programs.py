@@ -123,6 +123,7 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
     yield from _of_engine(scenario, device, None if own is not None else RECIPES.get(scenario.checkpoint))
     if own is not None:
         yield from _of_pair(scenario, own)
+        yield from _of_device(own, device)
     for name in scenario.wants:
         if name not in POINTS:
             yield f"wants: {unknown('coverage point', name, POINTS)}"
@@ -153,6 +154,12 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"spec.num_steps is {spec.num_steps}, and --draft {own.draft.folder} has {own.layers} MTP layers, "
             f"one for each step\n  allowed: 1 to {own.layers}"
         )
+    for option, one in (("--target", own.target), ("--draft", own.draft)):
+        if one.config.get("auto_map") and not scenario.engine.trust_remote_code:
+            yield (
+                f"{option} {one.folder}: auto_map in config.json names Python files of its own, which SGLang runs only "
+                f"when told\n  read them, then add:  --trust-remote-code"
+            )
     target, draft = own.target.positions, own.draft.positions
     if target is not None and context > target:
         yield (
@@ -165,6 +172,24 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"so that SGLang does not boot\n"
             f"  allowed: at most {draft}:  --context-length {draft}; or make SGLang do it:  export {LONGER}=1"
         )
+
+
+def _of_device(own: OwnPair, device: str) -> Iterator[str]:
+    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
+    for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
+        quantised = one.of_text("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+            yield (
+                f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
+                f"for quantised weights\n{gpu}"
+            )
+        if one.linear_attention:
+            yield (
+                f"{option} {one.folder}: {one.linear_attention} in config.json asks for linear attention, which SGLang "
+                f"computes in bfloat16 alone\n{gpu}"
+            )
 
 
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:

@@ -53,6 +53,7 @@ class Wanted:
     max_total_tokens: int | None = None
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
+    trust_remote_code: bool | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
