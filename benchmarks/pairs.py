@@ -1,4 +1,4 @@
-"""Runs shrunken copies of published pairs through `eaglecheck run` and `fuzz`, and writes what came of them as a table.
+"""Runs shrunken copies of published pairs through `eaglecheck run`, and writes what came of them as a table.
 
     python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13      every pair of FOLDER on both releases
     python -m benchmarks.pairs FOLDER --table docs/evidence/pairs.md       the table of what was run by now
@@ -20,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._bench import machine
-from cases.families import FAMILIES
+from cases import catalogue
+from cases.boots import Boot
+from cases.generation import generate
 
 #: Generated scenarios a pair, and their seed.
 EXAMPLES, SEED = 4, 17
@@ -29,29 +31,34 @@ HEAD = "| pair | architectures | provider: target, draft | release | verdict | r
 
 
 def cell(folder: Path, *, engine: str) -> dict[str, Any]:
-    """One pair on one release: its scenario, then generated ones where the pair was accepted."""
+    """One pair on one release: its scenario and generated ones of the same boot configuration."""
     draft = (folder / "draft").resolve()
     pair = ["--engine", engine, "--target", str(folder / "target"), "--draft", str(draft)]
     if any("auto_map" in json.loads((one / "config.json").read_text()) for one in (folder / "target", draft)):
         pair.append(TRUSTING)
-    first = _eaglecheck("run", *pair, "--scenario-file", str(folder / "scenario.json"))
-    if first["exit"] == 2:
-        return {"pair": folder.name, "engine": engine, "run": first}
-    family = "eagle3" if json.loads((folder / "pair.json").read_text())["algorithm"] == "EAGLE3" else "eagle"
-    drawn = ["--examples", str(EXAMPLES), "--seed", str(SEED), "--shrink", "0"]
-    more = _eaglecheck("fuzz", *pair, "--family", family, "--boot", FAMILIES[family].boots[0].name, *drawn)
-    return {"pair": folder.name, "engine": engine, "run": first, "fuzz": more}
-
-
-def _eaglecheck(*arguments: str) -> dict[str, Any]:
-    """What a command ended with: its exit code, its document, and what it said where it has none."""
     with tempfile.TemporaryDirectory(prefix="eaglecheck-pairs-") as place:
-        file = Path(place) / "document.json"
-        command = [sys.executable, "-m", "harness.cli", *arguments, "--json", str(file)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        document = json.loads(file.read_text()) if file.exists() else None
-    said = (done.stderr if done.returncode == 2 else "\n".join(done.stdout.splitlines()[-3:])).strip()
-    return {"exit": done.returncode, "said": said, "document": document, "command": " ".join(arguments)}
+        files = [folder / "scenario.json", *_generated(folder, Path(place))]
+        named = [part for file in files for part in ("--scenario-file", str(file))]
+        return {"pair": folder.name, "engine": engine} | _eaglecheck(*pair, *named, place=Path(place))
+
+
+def _generated(folder: Path, place: Path) -> Iterator[Path]:
+    given = catalogue.read_scenario(folder / "scenario.json")
+    engine = given.engine.model_copy(update={"chunked_prefill_size": None})
+    boot = Boot(name=f"{folder.name[:40]}", why="the pair's own", spec=given.spec, engine=engine)
+    for scenario in generate(boot, count=EXAMPLES, seed=SEED):
+        file = place / f"{scenario.name}.json"
+        file.write_text(scenario.model_dump_json(exclude_defaults=True))
+        yield file
+
+
+def _eaglecheck(*arguments: str, place: Path) -> dict[str, Any]:
+    """What `run` ended with: its exit code, its document, and what it said where it has none."""
+    file = place / "document.json"
+    command = [sys.executable, "-m", "harness.cli", "run", *arguments, "--json", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    document = json.loads(file.read_text()) if file.exists() else None
+    return {"exit": done.returncode, "said": done.stderr.strip() or done.stdout[-2000:].strip(), "document": document}
 
 
 def table(folder: Path) -> Iterator[str]:
@@ -63,48 +70,35 @@ def table(folder: Path) -> Iterator[str]:
 
 
 def _row(folder: Path, found: dict[str, Any]) -> str:
-    parts = [found[name] for name in ("run", "fuzz") if name in found and found[name]["document"]]
-    documents = [part["document"] for part in parts]
+    document = found["document"] or {}
     configs = [json.loads((folder / found["pair"] / name / "config.json").read_text()) for name in ("target", "draft")]
     names = dict.fromkeys(config["architectures"][0] for config in configs)
-    rows = sum(document["compared"].get("hidden_rows", 0) for document in documents)
-    lengths = [document["accept_length"] for document in documents if document["accept_length"]]
+    said, length = document.get("providers"), document.get("accept_length")
     columns = [
         found["pair"],
         " + ".join(names),
-        _providers(documents),
+        f"{said['target']}, {said['draft']}" if said else "",
         found["engine"],
-        _verdict(found, documents),
-        str(rows or ""),
-        f"{lengths[0]:.2f}" if lengths else "",
-        _why(found, documents),
+        _verdict(found, document),
+        str(document.get("compared", {}).get("hidden_rows", "")),
+        f"{length:.2f}" if length else "",
+        _why(found, document).replace("|", "\\|").replace("\n", " "),
     ]
     return f"| {' | '.join(columns)} |"
 
 
-def _providers(documents: list[dict[str, Any]]) -> str:
-    said = next((document["providers"] for document in documents if document.get("providers")), None)
-    return f"{said['target']}, {said['draft']}" if said else ""
-
-
-def _verdict(found: dict[str, Any], documents: list[dict[str, Any]]) -> str:
-    if found["run"]["exit"] == 2:
+def _verdict(found: dict[str, Any], document: dict[str, Any]) -> str:
+    if found["exit"] == 2:
         return "refused"
-    words = [document["verdict"] for document in documents]
-    scenarios = sum(len(document["scenarios"]) for document in documents)
-    worst = next((word for word in ("FAIL", "UNKNOWN", "PASS") if word in words), "no verdict")
-    return f"{worst} of {scenarios}"
+    return f"{document['verdict']} of {len(document['scenarios'])}" if document else "no verdict"
 
 
-def _why(found: dict[str, Any], documents: list[dict[str, Any]]) -> str:
+def _why(found: dict[str, Any], document: dict[str, Any]) -> str:
     """The signatures of a FAIL, the reasons of an UNKNOWN, or the refusal."""
-    if found["run"]["exit"] == 2:
-        said = found["run"]["said"].removeprefix("eaglecheck: ").splitlines()
-        return said[0].replace("|", "\\|") if said else ""
-    findings = [one for document in documents for one in document["findings"]]
-    roots = sorted({f"`{one['signature']}`" for one in findings if not one["consequence_of"]})
-    reasons = {reason for document in documents if document["verdict"] == "UNKNOWN" for reason in document["reasons"]}
-    return "; ".join([*roots, *sorted(reasons)[:2]]).replace("|", "\\|").replace("\n", " ")
+    if not document:
+        return next(iter(found["said"].removeprefix("eaglecheck: ").splitlines()), "")
+    roots = sorted({f"`{one['signature']}`" for one in document["findings"] if not one["consequence_of"]})
+    return "; ".join(roots + (document["reasons"][:2] if document["verdict"] == "UNKNOWN" else []))
 
 
 def main() -> None:
