@@ -7,11 +7,14 @@ It must not import torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from cases import catalogue, fixed
+from pydantic import ValidationError
+
+from cases import catalogue, fixed, prompts
 from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
@@ -20,10 +23,12 @@ from harness.both_sides.mutants import MUTANTS
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import called
+from harness.driving.adapt import Wanted, called, refused_setting
 from harness.driving.own_pair import OwnPair
 from harness.engines.launch import BACKENDS
 
+#: More requests than these arrive together in one step.
+MOST_ARRIVALS = 1000
 #: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
@@ -62,6 +67,37 @@ def choose_scenarios(
             )
         seen[one.name, one.id] = file
     return chosen
+
+
+def of_prompts(file: Path, own: OwnPair | None, wanted: Wanted, *, rate: float, new_tokens: int, seed: int) -> Scenario:
+    """One scenario of a file's prompts, on the user's pair."""
+    if not 0 < rate <= MOST_ARRIVALS:
+        raise UsageError(f"--arrivals {rate:g}: requests a scheduler step\n  allowed: above 0, at most {MOST_ARRIVALS}")
+    tokens = tokens_of(file, own, wanted)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)[:60] or "prompts"
+    try:
+        return prompts.scenario_of(
+            tokens,
+            name=name,
+            spec=usual_spec(own),
+            engine=wanted.changes(),
+            rate=rate,
+            new_tokens=new_tokens,
+            seed=seed,
+        )
+    except ValidationError as error:
+        raise UsageError(f"--prompts {file}: {refused_setting(error)}") from error
+
+
+def tokens_of(file: Path, own: OwnPair | None, wanted: Wanted) -> list[tuple[int, ...]]:
+    """The prompts of a file in the target's token ids."""
+    if own is None:
+        raise UsageError(
+            "--prompts goes through the tokenizer of a checkpoint\n  name one:  --target FOLDER --draft FOLDER"
+        )
+    texts = prompts.read_prompts(file)
+    encode = prompts.tokenizer(own.target.folder, trust_remote_code=bool(wanted.trust_remote_code))
+    return prompts.tokenized(texts, encode)
 
 
 def usual_spec(own: OwnPair | None) -> SpecConfig:
