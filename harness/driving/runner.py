@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
-from harness.contract.merge import merge
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -41,6 +40,7 @@ from harness.driving.progress import (
     Setup,
     Started,
     Stepped,
+    verdict_of,
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
@@ -131,7 +131,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
                 finally:
                     going.engines.end()
                 going.settle()
-        verdict = merge([result.verdict for result in going.results])
+        verdict = verdict_of(going.results)
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
@@ -266,7 +266,7 @@ def _cut_off(going: _Run, why: str) -> Verdict:
     going.results += going.queue.finished()
     judged, total = len(going.results), len(going.plan.scenarios)
     rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
-    return merge([*(result.verdict for result in going.results), rest])
+    return verdict_of(going.results, rest)
 
 
 def _left_behind(going: _Run) -> str:
