@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from benchmarks._bench import machine
@@ -29,8 +30,7 @@ from harness.driving.judging import judge_scenario, load_oracle
 from harness.driving.own_pair import own_pair
 from harness.driving.pool import EnginePool
 from harness.driving.progress import Setup
-from harness.driving.witness import Witness
-from harness.driving.witness_trace import reference_trace
+from harness.driving.witness_trace import ask
 from harness.engines import envs
 from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
@@ -48,8 +48,8 @@ CHOSEN = (
     "chunk-position-restarts",
 )
 REVERT, TREE = 26329, {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
-#: What a clean run drives: batches, chunks, a shared budget, the prefix cache, aborts.
-CLEAN = "clean"
+#: What a clean run drives: a batch, chunks, a prefix that is cached, and an abort.
+CLEAN, SHAPES = "clean", ("four-together", "chunk-borders", "shared-prefix", "abort-midway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ def pairs_of(names: Sequence[str], folders: Sequence[Path]) -> Iterator[PairFold
 
 def cases_of(pair: PairFolders) -> Iterator[Case]:
     """Everything that is asked of a pair."""
-    for one in fixed.shapes(spec=pair.spec):
+    for one in fixed.shapes(spec=pair.spec, only=SHAPES):
         yield Case(pair=pair, name=CLEAN, scenario=_fitted(one, pair))
     tree = pair.spec.model_copy(update=TREE)
     together = EXERCISES["chain"][0].model_copy(update={"spec": tree, "name": "tree"})
@@ -146,13 +146,7 @@ def run(cases: Sequence[Case], drives: Drives, *, release: str) -> None:
         case.judged["paper"] = judge_scenario(
             case.scenario, case.trace, oracle.answer(case.scenario, case.trace), setup=setup
         ).verdict
-        witness = Witness(case.scenario, case.trace)
-        try:
-            for asked in witness.scenarios():
-                witness.hear(asked, drives(asked, case.pair, case.revert))
-        except EngineError as error:
-            case.error = str(error).splitlines()[0]
-        reference = reference_trace(witness)
+        reference = ask(case.scenario, case.trace, partial(drives, pair=case.pair, revert=case.revert))
         case.judged["witness"] = judge_scenario(case.scenario, case.trace, reference, setup=setup).verdict
         case.trace = None
 
