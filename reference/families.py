@@ -37,22 +37,22 @@ Raw = Mapping[str, Any]
 class Family:
     """What a config describes. attention: of layer i. centred: norms are stored less one.
 
-    join, draft: its next-token layer's parts, the prefix of that layer's weights and the number that it counts as.
+    join, draft: its next-token layer's parts, and the prefix of that layer's weights.
     """
 
     config: Config
-    attention: Callable[[Weights, str, int], Attends]
+    attention: Callable[[Weights, str, int | None], Attends]
     mixture: Mixture | ClampedMixture
     centred: bool = False
     join: Join | None = None
-    draft: tuple[str, int] = ("", 0)
+    draft: str = ""
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
         return (CentredWeights if self.centred else Weights)(path, dtype, device)
 
-    def layer(self, weights: Weights, prefix: str, number: int) -> DecoderLayer:
-        """Decoder layer `number`, whose weights start with `prefix`."""
+    def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
+        """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
         h = self.config.hidden
         return DecoderLayer(
             input_norm=weights.take(f"{prefix}input_layernorm.weight", h),
@@ -69,7 +69,8 @@ class CentredWeights(Weights):
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """See Weights.take."""
         stored = super().take(name, *shape)
-        plain = not name.endswith("norm.weight") or name.endswith("linear_attn.norm.weight")
+        *_, parent, module, _ = ("", "", *name.split("."))
+        plain = "norm" not in module or parent == "linear_attn"
         return stored if plain else stored.to(torch.promote_types(stored.dtype, torch.float32)) + 1
 
 
@@ -133,7 +134,7 @@ def _heads(raw: Raw, rotation: Rotation, **more: Any) -> Heads:
     return Heads(rotation=rotation, **sizes, **more)
 
 
-def _same(heads: Heads) -> Callable[[Weights, str, int], Attends]:
+def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
     """Every layer's attention is of one kind."""
     return lambda weights, prefix, number: GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
@@ -163,7 +164,7 @@ def read_qwen3_moe(raw: Raw) -> Family:
     biased = bool(raw.get("attention_bias", False))
     heads = _heads(raw, _rotation(raw), bias=biased, out_bias=biased, normed=True)
     mixture = read_qwen(raw)
-    return Family(config=_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft=("mtp.layers.0.", 0))
+    return Family(config=_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
 
 
 def read_qwen3_next(raw: Raw) -> Family:
@@ -188,8 +189,8 @@ def read_qwen3_next(raw: Raw) -> Family:
         eps=config.eps,
     )
 
-    def attention(weights: Weights, prefix: str, number: int) -> Attends:
-        if number < config.layers and kinds[number] == "linear_attention":
+    def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
+        if number is not None and kinds[number] == "linear_attention":
             return DeltaMixer(weights, f"{prefix}linear_attn.", sizes)
         return GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
@@ -199,7 +200,7 @@ def read_qwen3_next(raw: Raw) -> Family:
         mixture=read_qwen(raw),
         centred=True,
         join=QWEN,
-        draft=("mtp.layers.0.", config.layers),
+        draft="mtp.layers.0.",
     )
 
 
@@ -217,7 +218,7 @@ def read_glm(raw: Raw) -> Family:
         attention=_same(heads),
         mixture=read_sigmoid(raw),
         join=behind(config.layers),
-        draft=(f"model.layers.{config.layers}.", config.layers),
+        draft=f"model.layers.{config.layers}.",
     )
 
 
@@ -230,7 +231,7 @@ def read_mimo(raw: Raw) -> Family:
         attention=_same(heads),
         mixture=dense(raw),
         join=MIMO,
-        draft=("model.mtp_layers.0.", 0),
+        draft="model.mtp_layers.0.",
     )
 
 
@@ -240,7 +241,7 @@ def read_ernie_family(raw: Raw) -> Family:
         raise CheckpointError("use_bias is true; this reference builds only false")
     config, mixture = _sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
-    return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft=("model.mtp_block.0.", -1))
+    return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")
 
 
 def read_gpt_oss_family(raw: Raw) -> Family:
@@ -253,8 +254,8 @@ def read_gpt_oss_family(raw: Raw) -> Family:
     if raw.get("attention_bias", True) is not True:
         raise CheckpointError("attention_bias is false; this reference builds only true")
 
-    def attention(weights: Weights, prefix: str, number: int) -> Attends:
-        window = windows[kinds[number]]
+    def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
+        window = windows[kinds[number]] if number is not None else None
         heads = _heads(raw, rotation, bias=True, out_bias=True, sinks=True, window=window)
         return GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
@@ -308,4 +309,4 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
         raise CheckpointError(f"{path}: {family.config.architecture} has no next-token layer")
     a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
     weights = family.weights(path, held or target.dtype, target.device)
-    return NextNHead(weights, family.join, family.layer(weights, *family.draft), target, family.config.eps)
+    return NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)

@@ -46,10 +46,14 @@ class Mixture:
     shared: int = 0
     names: Names = Names()
 
-    def mlp(self, weights: Source, prefix: str, layer: int) -> RowWise:
-        """What layer number `layer`, whose weights start with `prefix`, does to each row after attention."""
+    def mlp(self, weights: Source, prefix: str, layer: int | None) -> RowWise:
+        """What layer number `layer`, whose weights start with `prefix`, does to each row after attention.
+
+        None: a layer beside those that are counted, which is what its weights are.
+        """
         names = self.names
-        if not self.sparse(layer):
+        router = f"{prefix}{names.block}{names.gate}"
+        if not (router in weights if layer is None else self.sparse(layer)):
             return GatedMlp(weights, f"{prefix}mlp.", hidden=self.hidden, width=self.dense)
         block, routing = f"{prefix}{names.block}", self.routing
         correction = None
@@ -63,7 +67,7 @@ class Mixture:
                 shared_gate = weights.take(f"{block}{names.shared_gate}", 1, self.hidden)
         return Experts(
             block,
-            Router(weights.take(f"{block}{names.gate}", routing.experts, self.hidden), routing, correction=correction),
+            Router(weights.take(router, routing.experts, self.hidden), routing, correction=correction),
             routed_mlps(
                 weights,
                 f"{block}{names.experts}",
@@ -86,7 +90,7 @@ class ClampedMixture:
     routing: Routing
     limit: float
 
-    def mlp(self, weights: Source, prefix: str, layer: int) -> RowWise:
+    def mlp(self, weights: Source, prefix: str, layer: int | None) -> RowWise:
         """See Mixture.mlp."""
         block, e, h, i = f"{prefix}mlp.", self.routing.experts, self.hidden, self.width
         router = Router(

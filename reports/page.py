@@ -26,7 +26,7 @@ from reports.live import drafted, engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import COMPARED, accept_text, verdict_line
+from reports.terminal import COMPARED, accept_text, judges, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
     from harness.night.charts import Trends
@@ -124,7 +124,8 @@ def engine_lines(report: Report) -> list[str]:
     if not header.get("worker"):
         return ["no engine came up"]
     facts, *ours = engine_facts(header)
-    return [facts, *([f"replacement kernels: {', '.join(ours)}"] if ours else [])]
+    kernels = f"replacement kernels: {', '.join(ours)}" if ours else ""
+    return [facts, *filter(None, [kernels, judges(report.result.results)])]
 
 
 def exercised(report: Report) -> list[tuple[str, int]]:

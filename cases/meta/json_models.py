@@ -86,6 +86,12 @@ class Cost(Strict):
     total_seconds: Seconds
 
 
+class Witness(Strict):
+    requests: Count
+    rows: Count
+    without: Count
+
+
 class Scenario(Strict):
     name: str
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
@@ -93,6 +99,8 @@ class Scenario(Strict):
     reasons: list[str]
     kinds: list[str]
     known: list[str]
+    providers: dict[str, str]
+    witness: Witness | None
     text_identical: bool | None
     rounds: Count
     draft_steps: Count
@@ -123,6 +131,8 @@ class Run(Strict):
     overlap: bool | None
     replaced: list[Replaced]
     assumed: list[str]
+    providers: dict[str, str]
+    witness: Witness | None
     verdict: Annotated[Outcome, Field(strict=False)]
     reasons: list[str]
     findings: list[Finding]

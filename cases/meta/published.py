@@ -142,9 +142,17 @@ def qwen3_next(rng: Random) -> Raw:
     return raw | {"use_sliding_window": False}
 
 
+def mimo(rng: Random) -> Raw:
+    raw = common(rng, architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=1)
+    raw |= {"attention_bias": True, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 36}
+    return raw | {"use_mrope": False}
+
+
+#: What Hugging Face's class of a family is called, where it has none under the published name.
+SAME_AS = {"mimo": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}}
 FAMILIES: dict[str, Callable[[Random], Raw]] = {
     make.__name__: make
-    for make in (mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe, ernie, gpt_oss, qwen3_next)
+    for make in (mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe, ernie, gpt_oss, qwen3_next, mimo)
 }
 
 
@@ -153,7 +161,7 @@ def make_target(family: str, seed: int, folder: Path) -> PreTrainedModel:
     raw = FAMILIES[family](Random(f"{family} {seed}"))
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "config.json"
-    file.write_text(json.dumps(raw))
+    file.write_text(json.dumps(raw | SAME_AS.get(family, {})))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(
         AutoConfig.from_pretrained(folder), attn_implementation="eager", torch_dtype=torch.float64

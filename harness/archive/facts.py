@@ -56,6 +56,7 @@ class EngineFacts(BaseModel):
     cpu_attention: Attention | None = None
     pair: Pair | None = None
     assumed: Assumed | None = None
+    reference: str | None = None
 
     def known(self) -> dict[str, Any]:
         """What it says, as JSON has it."""

@@ -22,6 +22,7 @@ from harness.checks.coverage import check_handshake, compared_enough, coverage_w
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
 from harness.checks.registry import CHECKS, CheckResult, run_check
+from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
 from harness.contract.batches import Part
 from harness.contract.measured import usual_ties
@@ -134,17 +135,18 @@ def _assumed(evidence: Evidence) -> list[str]:
 
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
+    unseen, limits = witnessed(evidence)
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
     lost = [why for event in evidence.engine.events if (why := ranks.lost_by(event))]
-    unknown = lost or [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt)]
+    unknown = lost or [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt), *unseen]
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
     return Verdict(
         outcome=outcome,
-        reasons=(*failed, *unknown, *notes, *assumed, *result.notes),
+        reasons=(*failed, *unknown, *notes, *limits, *assumed, *result.notes),
         coverage=coverage,
         inside=inside,
         compared=compared,

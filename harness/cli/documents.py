@@ -87,6 +87,21 @@ def accept_document(accept: AcceptLengths | None) -> dict[str, Any] | None:
     }
 
 
+def providers_of(results: Sequence[ScenarioResult]) -> dict[str, str]:
+    """Who judged target and draft; names with a comma between where scenarios had different ones."""
+    sides = [one.providers for one in results if one.providers]
+    return {side: ", ".join(dict.fromkeys(one[side] for one in sides)) for side in ("target", "draft") if sides}
+
+
+def witness_document(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
+    """How many rows a witness was asked of, and of how many there was none; null where no witness judged."""
+    asked = [one.witnessed for one in results if one.witnessed.rows]
+    if not asked:
+        return None
+    missing, rows = (sum(column) for column in zip(*(one.missing for one in asked), strict=True))
+    return {"requests": sum(one.requests for one in asked), "rows": rows, "without": missing}
+
+
 def scenario_document(result: ScenarioResult) -> dict[str, Any]:
     """One scenario of a run."""
     return {
@@ -96,6 +111,8 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "reasons": list(result.verdict.reasons),
         "kinds": list(result.verdict.root_kinds),
         "known": known_ids(result),
+        "providers": dict(result.providers),
+        "witness": witness_document([result]),
         "text_identical": result.text_identical,
         "rounds": result.rounds,
         "draft_steps": result.draft_steps,
@@ -134,6 +151,8 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "overlap": result.header.get("overlap"),
         "replaced": result.header.get("replaced", []),
         "assumed": assumed_by(result.verdict.reasons),
+        "providers": providers_of(result.results),
+        "witness": witness_document(result.results),
         **({} if result.pair is None else {"pair": dict(result.pair)}),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),

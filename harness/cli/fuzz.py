@@ -53,6 +53,7 @@ def command(
     ] = 60.0,
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
+    reference: options.Reference = "auto",
     target: options.Target = None,
     draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
@@ -95,6 +96,7 @@ def command(
         engine=version,
         device=device,
         revert=revert,
+        reference=reference,
         own=own,
         gpu_share=gpu_share,
         wanted=Wanted(

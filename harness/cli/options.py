@@ -72,6 +72,18 @@ Draft = Annotated[
     Path | None,
     typer.Option("--draft", "--speculative-draft-model-path", help="Draft checkpoint folder that goes with --target."),
 ]
+Reference = Annotated[
+    Literal["auto", "paper", "witness"],
+    typer.Option(
+        "--reference",
+        help="Who says what rows should hold: paper (our own modules), witness (the same SGLang, one plain request "
+        "at a time), or auto: the first that knows the pair.",
+    ),
+]
+Replayed = Annotated[
+    Literal["auto", "paper", "witness"] | None,
+    typer.Option("--reference", help="As of `run`. Default: who judged the reproducer."),
+]
 Family = Annotated[
     str | None,
     typer.Option("--family", help="The scenarios of this draft family, for example tree, instead of the default ones."),

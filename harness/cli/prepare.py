@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
@@ -18,9 +19,10 @@ from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
 from harness.contract import known_issues
 from harness.contract.outputs import writable
+from harness.contract.providers import PAPER, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
+from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import checkpoint_pairs, load_now
 from harness.driving.runner import Plan
@@ -47,6 +49,7 @@ def make_plan(
     own: OwnPair | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
+    reference: str = "auto",
     env: envs.EngineEnv | None = None,
     files: Sequence[Path | None] = (),
 ) -> Plan:
@@ -70,8 +73,8 @@ def make_plan(
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
+    reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files)
     if own is not None:
-        load_now(own)
         say(described(own.facts()))
     return Plan(
         env=env,
@@ -81,11 +84,44 @@ def make_plan(
         device=device,
         revert=revert,
         cpu_attention=cast(CpuAttention, cpu_attention),
+        reference=reference,
         own=own,
         lease=lease,
         assumed=assumed,
         argv=tuple(sys.argv),
     )
+
+
+def provider(
+    asked: str,
+    own: OwnPair | None,
+    scenarios: Sequence[Scenario],
+    *,
+    say: Say,
+    assumed: Sequence[str] = (),
+    files: Sequence[Path | None] = (),
+) -> str:
+    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none."""
+    if asked != WITNESS:
+        try:
+            if own is not None:
+                load_now(own)
+            return PAPER
+        except UsageError as error:
+            if asked == PAPER or _unwitnessed(scenarios, assumed, files):
+                raise
+            say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
+    if why := _unwitnessed(scenarios, assumed, files):
+        raise UsageError(f"--reference {WITNESS}: {why}")
+    return WITNESS
+
+
+def _unwitnessed(scenarios: Sequence[Scenario], assumed: Sequence[str], files: Sequence[Path | None]) -> str:
+    """Why the first scenario that has no witness has none; empty if all have one."""
+    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
+        if why := unwitnessed(scenario, assumed=assumed):
+            return f"{called(scenario, file)}: {why}"
+    return ""
 
 
 def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:

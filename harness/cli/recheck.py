@@ -31,6 +31,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
+from harness.contract.providers import WITNESS, is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
@@ -267,6 +268,8 @@ def _reproducer(stored: StoredScenario) -> Path | None:
 def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:
     from harness.driving.oracle import Oracle
 
+    _check_provider(stored, engine)
+
     pair = engine.get("pair")
     own = own_pair(*map(Path, pair)) if pair else None
     device = str(stored.engine.header.get("device", "cpu"))
@@ -274,6 +277,17 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
+
+
+def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:
+    """UsageError where a witness judged: that takes an engine."""
+    header = header_of(trace_files(stored.folder, "reference")["json"])
+    if is_witness(header or {}) or engine.get("reference") == WITNESS:
+        again = run_again(stored.folder if (stored.folder / MANIFEST).is_file() else stored.folder.parent)
+        raise UsageError(
+            f"--fresh-reference: {stored.folder} was judged by the witness, which is an engine and not computed here\n"
+            f"  judge it with the stored one:  eaglecheck recheck {_short(stored.folder)}\n  ask it anew:  {again}"
+        )
 
 
 def _assumed(stored: StoredScenario, engine: Mapping[str, Any]) -> tuple[str, ...]:

@@ -35,6 +35,7 @@ def command(
     bare: Annotated[
         bool, typer.Option("--bare", help="SGLang alone, none of our code in its processes, for the same; needs a GPU.")
     ] = False,
+    reference: options.Replayed = None,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
@@ -60,6 +61,7 @@ def command(
         device=manifest.device,
         revert=manifest.header.get("revert") if engine is None else None,
         own=own_pair(*map(Path, pair)) if pair else None,
+        reference=reference or str(manifest.header.get("reference", "auto")),
         gpu_share=gpu_share,
         runs=runs,
         cpu_attention=attention,

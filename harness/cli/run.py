@@ -41,6 +41,7 @@ def command(
     cpu_attention: Annotated[
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
+    reference: options.Reference = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -75,6 +76,7 @@ def command(
         revert=revert,
         own=own,
         cpu_attention=cpu_attention,
+        reference=reference,
         gpu_share=gpu_share,
         wanted=Wanted(
             dtype=dtype,

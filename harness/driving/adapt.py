@@ -210,3 +210,19 @@ def unserved(scenario: Scenario, *, version: str) -> str:
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""
+
+
+def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
+    """Why a witness says nothing of this scenario, with what to do instead; empty if it does."""
+    if scenario.spec.algorithm == "MTP":
+        return (
+            "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
+            "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
+        )
+    predicted = [one for one in assumed if issues()[one].assume == "predicted"]
+    if predicted:
+        return (
+            f"--assume {predicted[0]}: a witness is SGLang itself, and predicts nothing\n"
+            f"  allowed: --reference paper, or leave --assume {predicted[0]} out"
+        )
+    return ""

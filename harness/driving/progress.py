@@ -16,6 +16,7 @@ from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
+from harness.contract.providers import PAPER, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
@@ -29,7 +30,10 @@ from harness.engines.process import Launch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How an engine and its reference were started; a replay repeats it. pair: the folders of a pair of the user's."""
+    """How an engine and its reference were started; a replay repeats it.
+
+    pair: the folders of a pair of the user's. reference: which provider was asked (see harness.contract.providers).
+    """
 
     release: str
     device: str = "cpu"
@@ -37,11 +41,12 @@ class Setup:
     cpu_attention: CpuAttention = "torch"
     assumed: tuple[str, ...] = ()
     pair: tuple[str, str] | None = None
+    reference: str = PAPER
 
     def plain(self) -> dict[str, Any]:
         """As a reproducer keeps it."""
         known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
-        known["cpu_attention"] = self.cpu_attention
+        known |= {"cpu_attention": self.cpu_attention, "reference": self.reference}
         return known | ({"pair": list(self.pair)} if self.pair else {})
 
 
@@ -60,6 +65,7 @@ class Plan:
     device: str = "cpu"
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
+    reference: str = PAPER
     own: OwnPair | None = None
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
@@ -94,6 +100,7 @@ class Plan:
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
             pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
+            reference=self.reference,
         )
 
 
@@ -104,6 +111,7 @@ class ScenarioResult:
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
     accepted: accept length, the bonus included -> verifies of that length. accept: expected and observed ones;
     accept_of: those of the rounds that a finding and its consequences touch, by signature; None where nothing is known.
+    providers: who judged target and draft, empty without a reference. witnessed: what of it, where a witness did.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
@@ -119,6 +127,8 @@ class ScenarioResult:
     rounds: int
     draft_steps: int
     accepted: Mapping[int, int]
+    providers: Mapping[str, str] = field(default_factory=dict)
+    witnessed: Witnessed = field(default_factory=Witnessed)
     accept: AcceptLengths | None = None
     accept_of: Mapping[str, AcceptLengths | None] = field(default_factory=dict)
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
@@ -152,6 +162,8 @@ class ScenarioResult:
             rounds=len(trace.rounds),
             draft_steps=sum(record.forwards.get("DRAFT", 0) for record in trace.rounds),
             accepted=Counter(rounds.observed.values()),
+            providers={} if reference is None else providers_in(reference.header),
+            witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
             accept=rounds.all(),
             accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
             known=_known(scenario, setup, verdict, findings),

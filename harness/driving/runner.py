@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
 from harness.contract.merge import merge
+from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
-from harness.driving.judging import JudgeQueue, judge_with, load_oracle, unjudged
+from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle, unjudged
 from harness.driving.pool import EnginePool
 from harness.driving.progress import (
     Booted,
@@ -47,6 +48,16 @@ from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
+    from harness.driving.witness import Witness
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Driven:
+    """A scenario whose witness was not asked yet. seconds: what the engine took."""
+
+    scenario: Scenario
+    trace: Trace
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -59,6 +70,7 @@ class _Run:
     engines: EnginePool = field(init=False)
     oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
     queue: JudgeQueue = field(default_factory=JudgeQueue)
+    driven: list[_Driven] = field(default_factory=list)
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
@@ -108,13 +120,14 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     going = _Run(plan=plan, observers=observers, writer=writer)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
-            for name, (target, draft) in plan.pairs.items():
+            for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
                 going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
                         if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
                             _run_scenario(going, scenario)
+                    _ask_witnesses(going)
                 finally:
                     going.engines.end()
                 going.settle()
@@ -144,7 +157,7 @@ def in_boot_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
 def _run_scenario(going: _Run, scenario: Scenario) -> None:
     """Drive it, and leave it with the judge; the engine is booted again only after it died."""
     going.settle(leave=1)
-    number = len(going.results) + len(going.queue) + 1
+    number = len(going.results) + len(going.queue) + len(going.driven) + 1
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     start = time.monotonic()
     try:
@@ -158,7 +171,11 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         going.settle()
         going.record(_stored(going, unjudged(scenario, str(error), setup=going.plan.setup)))
         return
-    going.queue.put(partial(_judge, going, scenario, trace, time.monotonic() - start))
+    seconds = time.monotonic() - start
+    if going.plan.reference == WITNESS:
+        going.driven.append(_Driven(scenario=scenario, trace=trace, seconds=seconds))
+    else:
+        going.queue.put(partial(_judge, going, scenario, trace, seconds))
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
@@ -170,6 +187,42 @@ def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
         going.settle(leave=1)
 
     return going.engines.drive(launch, scenario, on_step=on_step)
+
+
+def _ask_witnesses(going: _Run) -> None:
+    """The witness of every scenario that was driven, once the engine under test is not needed any more."""
+    from harness.driving.witness import Witness, plainest  # the reference's trees, and so torch
+
+    lost: dict[str, str] = {}  # boot configuration -> why it has no engine
+    while going.driven:
+        driven = min(going.driven, key=lambda one: plainest(one.scenario).boot_key())
+        start = time.monotonic()
+        witness = Witness(driven.scenario, driven.trace)
+        for asked in witness.scenarios():
+            if asked.boot_key() in lost:
+                break
+            try:
+                launch = going.plan.launch(asked, lease=going.engines.lease)
+                booting = time.monotonic()
+                going.engines.use(launch)
+                start += time.monotonic() - booting  # what a boot takes is counted there
+                witness.hear(asked, going.engines.drive(launch, asked))
+            except EngineError as error:
+                lost[asked.boot_key()] = str(error).splitlines()[0]
+        witness.faults |= dict.fromkeys(f"the witness has no engine: {why}" for why in lost.values())
+        going.driven.remove(driven)
+        going.queue.put(partial(_judge_witnessed, going, driven, witness, time.monotonic() - start))
+        going.settle(leave=1)
+
+
+def _judge_witnessed(going: _Run, driven: _Driven, witness: Witness, seconds: float) -> ScenarioResult:
+    """Judge and store one scenario with what its witness said."""
+    from harness.driving.witness_trace import reference_trace
+
+    spent = {"engine": driven.seconds, "reference": seconds}
+    reference = reference_trace(witness)
+    setup = going.plan.setup
+    return _stored(going, judge_scenario(driven.scenario, driven.trace, reference, setup=setup, seconds=spent))
 
 
 def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:

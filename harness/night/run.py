@@ -18,6 +18,7 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
+from harness.contract.providers import JUDGED_BY, NOT_COMPARED
 from harness.contract.scenario import Scenario
 from harness.contract.types import Kind, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, total
@@ -31,7 +32,7 @@ from harness.night.store import disk
 from harness.search.tally import roots, size
 
 #: Reasons that say what was not looked at, without making a verdict unknown.
-NOT_A_CAUSE = ("not exercised", ASSUMED)
+NOT_A_CAUSE = ("not exercised", JUDGED_BY, NOT_COMPARED, ASSUMED)
 #: Words and reasons kept of one cell.
 MOST_REASONS, MOST_WORDS = 5, 2000
 
