@@ -23,12 +23,14 @@ from reference.mixtures import (
     ClampedMixture,
     Mixture,
     dense,
+    read_deepseek_v2,
     read_ernie,
     read_gpt_oss,
     read_mixtral,
     read_qwen,
     read_sigmoid,
 )
+from reference.mla import Latent, LatentAttention
 from reference.model import Attends, DecoderLayer, PaperTarget, Target
 from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
@@ -106,6 +108,13 @@ def _no_window(raw: Raw) -> None:
         raise CheckpointError("use_sliding_window is true; this reference builds only false for this family")
 
 
+def _only(raw: Raw, wanted: Mapping[str, Any]) -> None:
+    """Keys that may be left out or have this one value."""
+    for key, only in wanted.items():
+        if (found := raw.get(key, only)) != only:
+            raise CheckpointError(f"{key} is {found!r}; this reference builds only {only!r}")
+
+
 def _one_at_most(raw: Raw) -> None:
     """How many next-token layers there are."""
     if (count := raw.get("num_nextn_predict_layers", 0)) not in (0, 1):
@@ -175,7 +184,6 @@ def read_qwen3_next(raw: Raw) -> Family:
 def read_glm(raw: Raw) -> Family:
     """GLM-4.5: half of each head turns; the next-token layer stands behind the last one."""
     config = read_sizes(raw)
-    _one_at_most(raw)
     heads = _heads(
         raw,
         _rotation(raw, share=_share(raw, 0.5)),
@@ -191,10 +199,23 @@ def read_glm(raw: Raw) -> Family:
     )
 
 
+def read_deepseek(raw: Raw) -> Family:
+    """DeepSeek-V2 and V3, Kimi-K2: latent attention; the next-token layer of V3 stands behind the last one."""
+    _only(raw, {"attention_bias": False, "rope_interleave": True, "ep_size": 1})
+    config, latent = read_sizes(raw), Latent.read(raw)
+    third = config.architecture == "DeepseekV3ForCausalLM"
+    return Family(
+        config=config,
+        attention=lambda weights, prefix, number: LatentAttention(weights, f"{prefix}self_attn.", latent),
+        mixture=(read_sigmoid if third else read_deepseek_v2)(raw),
+        join=behind(config.layers) if third else None,
+        draft=f"model.layers.{config.layers}.",
+    )
+
+
 def read_mimo(raw: Raw) -> Family:
     """MiMo-7B: Qwen2's arithmetic."""
     _no_window(raw)
-    _one_at_most(raw)
     if raw.get("use_mrope"):
         raise CheckpointError("use_mrope is true; this reference builds only false")
     heads = _heads(raw, _rotation(raw), bias=bool(raw.get("attention_bias", True)))
@@ -209,8 +230,8 @@ def read_mimo(raw: Raw) -> Family:
 
 def read_ernie_family(raw: Raw) -> Family:
     """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
-    if raw.get("use_bias"):
-        raise CheckpointError("use_bias is true; this reference builds only false")
+    _only(raw, {"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True})
+    raw.get("moe_capacity")  # how many rows an expert takes in training
     config, mixture = read_sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
     return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")
@@ -237,6 +258,8 @@ def read_gpt_oss_family(raw: Raw) -> Family:
 
 
 FAMILIES: dict[str, Callable[[Raw], Family]] = {
+    "DeepseekV2ForCausalLM": read_deepseek,
+    "DeepseekV3ForCausalLM": read_deepseek,
     "MixtralForCausalLM": read_mixtral_family,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
@@ -255,6 +278,8 @@ def read(path: Path) -> Family:
     with all_keys(keys.file, architecture):
         family = FAMILIES[architecture](keys)
         keys.refuse("hidden_act", but="silu")
+        keys.refuse("mlp_bias", but=False)
+        _one_at_most(keys)
         keys.all_claimed()
         return family
 

@@ -188,6 +188,7 @@ def read_deepseek_v2(raw: Raw) -> Mixture:
         )
     if raw["norm_topk_prob"] and scaling != 1:
         raise CheckpointError(f"norm_topk_prob with routed_scaling_factor {scaling}; this reference builds one of them")
+    groups, kept = raw.get("n_group"), raw.get("topk_group")
     grouped = method == "group_limited_greedy"
     return Mixture(
         hidden=raw["hidden_size"],
@@ -198,8 +199,8 @@ def read_deepseek_v2(raw: Raw) -> Mixture:
             chosen=raw["num_experts_per_tok"],
             normed=raw["norm_topk_prob"],
             scaling=scaling,
-            groups=raw["n_group"] if grouped else 1,
-            kept=raw["topk_group"] if grouped else 1,
+            groups=(groups or 1) if grouped else 1,
+            kept=(kept or 1) if grouped else 1,
         ),
         sparse=_deepseek_sparse(raw),
         shared=(raw.get("n_shared_experts") or 0) * raw["moe_intermediate_size"],
