@@ -17,6 +17,7 @@ import torch
 from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture
 from reference.checkpoint import sizes as read_sizes
 from reference.delta import DeltaMixer, DeltaSizes
+from reference.experts import SWIGLU_ALPHA
 from reference.heads import GroupedAttention, Heads
 from reference.keys import Keys
 from reference.mixtures import (
@@ -101,18 +102,20 @@ def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
     return lambda weights, prefix, number: GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
 
-def _no_window(raw: Raw) -> None:
-    for key in ("sliding_window", "max_window_layers"):
-        raw.get(key)  # say nothing where no window is used
-    if raw.get("use_sliding_window"):
-        raise CheckpointError("use_sliding_window is true; this reference builds only false for this family")
-
-
 def _only(raw: Raw, wanted: Mapping[str, Any]) -> None:
     """Keys that may be left out or have this one value."""
     for key, only in wanted.items():
         if (found := raw.get(key, only)) != only:
             raise CheckpointError(f"{key} is {found!r}; this reference builds only {only!r}")
+
+
+def _no_window(raw: Raw) -> None:
+    for key in ("sliding_window", "max_window_layers"):
+        raw.get(key)  # say nothing where no window is used
+    _only(raw, {"use_sliding_window": False})
+    kinds = set(raw.get("layer_types") or ()) - {"linear_attention"}
+    if kinds - {"full_attention"}:
+        raise CheckpointError(f"layer_types has {sorted(kinds)}; this reference builds only 'full_attention' here")
 
 
 def _one_at_most(raw: Raw) -> None:
@@ -201,8 +204,9 @@ def read_glm(raw: Raw) -> Family:
 
 def read_deepseek(raw: Raw) -> Family:
     """DeepSeek-V2 and V3, Kimi-K2: latent attention; the next-token layer of V3 stands behind the last one."""
-    _only(raw, {"attention_bias": False, "rope_interleave": True, "ep_size": 1})
     config, latent = read_sizes(raw), Latent.read(raw)
+    width = latent.nope + latent.rotated
+    _only(raw, {"attention_bias": False, "rope_interleave": True, "ep_size": 1, "qk_head_dim": width})
     third = config.architecture == "DeepseekV3ForCausalLM"
     return Family(
         config=config,
@@ -230,7 +234,7 @@ def read_mimo(raw: Raw) -> Family:
 
 def read_ernie_family(raw: Raw) -> Family:
     """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
-    _only(raw, {"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True})
+    _only(raw, {"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True, "moe_norm_min": 1e-12})
     raw.get("moe_capacity")  # how many rows an expert takes in training
     config, mixture = read_sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
@@ -246,8 +250,7 @@ def read_gpt_oss_family(raw: Raw) -> Family:
         raise CheckpointError(f"layer_types are {sorted(set(kinds))}; this reference builds {sorted(windows)}")
     if raw.get("experts_per_token", raw["num_experts_per_tok"]) != raw["num_experts_per_tok"]:
         raise CheckpointError(f"experts_per_token is {raw['experts_per_token']}; expected num_experts_per_tok")
-    if raw.get("attention_bias", True) is not True:
-        raise CheckpointError("attention_bias is false; this reference builds only true")
+    _only(raw, {"attention_bias": True, "swiglu_alpha": SWIGLU_ALPHA})
 
     def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
         window = windows[kinds[number]] if number is not None else None

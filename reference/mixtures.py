@@ -135,7 +135,9 @@ def read_qwen(raw: Raw) -> Mixture:
         dense=raw["intermediate_size"],
         width=raw["moe_intermediate_size"],
         routing=Routing(
-            experts=raw["num_experts"], chosen=raw["num_experts_per_tok"], normed=raw.get("norm_topk_prob", False)
+            experts=raw.get("num_experts") or raw["num_local_experts"],
+            chosen=raw["num_experts_per_tok"],
+            normed=raw.get("norm_topk_prob", False),
         ),
         sparse=lambda layer: layer not in dense and (layer + 1) % every == 0,
         shared=raw.get("shared_expert_intermediate_size") or 0,
