@@ -1,13 +1,12 @@
-"""Writes pairs in the shape of published ones, at their real size, with random weights: seeded, in seconds on a card.
+"""Writes pairs in the shape of published ones, at their real size, with random weights; seeded, seconds on a card.
 
-    python -m benchmarks.make_real_size FOLDER [--only llama-1b,qwen3-4b,llama-8b] [--device cuda] [--layers N] [--plain]
+    python -m benchmarks.make_real_size FOLDER [--only llama-1b,qwen3-4b,llama-8b] [--device cuda] [--plain]
 
-Numbers of the configs are those of Llama-3.2-1B (with an EAGLE-1 head), Qwen3-4B and Llama-3.1-8B (with EAGLE-3 heads of
-32,000 tokens), vocabulary and ties of embeddings too. Random weights neither agree nor repeat, so a few things are
+Numbers of the configs are those of Llama-3.2-1B (with an EAGLE-1 head), Qwen3-4B and Llama-3.1-8B (with EAGLE-3 heads
+of 32,000 tokens), vocabulary and ties of embeddings too. Random weights neither agree nor repeat, so a few things are
 arranged: the row of a token's usual successor in the output leans towards that token's embedding (itself, where
 embedding and output are one), layers add little to it, and a draft passes its token on. Two columns of the residual
-stream carry large values from the second layer on, as in trained models. --plain: no rotation of Llama 3.1's kind;
---layers: fewer, for a try on a CPU.
+stream carry large values from the second layer on, as in trained models. --plain: no rotation of Llama 3.1's kind.
 """
 
 from __future__ import annotations
@@ -138,6 +137,12 @@ def config(shape: Shape, *, plain: bool = False) -> dict[str, Any]:
     return found | ({"mlp_bias": False} if shape.model_type == "llama" else {"use_sliding_window": False})
 
 
+def draft_config(shape: Shape, architecture: str) -> dict[str, Any]:
+    """What both kinds of heads have in common: one layer, no scaled rotation."""
+    own = {"architectures": [architecture], "model_type": "llama", "num_hidden_layers": 1, "rope_scaling": None}
+    return config(shape) | own
+
+
 class Writer:
     """Draws tensors on a device, in bfloat16, and writes them to a folder in files of at most SHARD bytes."""
 
@@ -175,8 +180,10 @@ class Writer:
         (self.folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
-def layer(to: Writer, prefix: str, shape: Shape, *, gain: float, heavy: Tensor | None, width: int | None = None) -> None:
-    """One decoder layer; gain: how much it adds. heavy: columns that carry large values; width: what attention reads."""
+def layer(
+    to: Writer, prefix: str, shape: Shape, *, gain: float, heavy: Tensor | None, width: int | None = None
+) -> None:
+    """One decoder layer. gain: how much it adds; heavy: columns with large values; width: what attention reads."""
     h, wide, narrow = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     read, qwen = width or h, shape.architecture == "Qwen3ForCausalLM" and width is None
     sharp = 1.6 / math.sqrt(read)
@@ -253,11 +260,17 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     """An EAGLE-1 head: its output is not normed, and about as large as a state of the target."""
     to, h = Writer(folder, seed=seed, device=device), shape.hidden
     token = 0.5 / ends.unit
-    to.put("fc.weight", torch.cat((token * torch.eye(h, device=device), to.random(h, h, std=0.5 / math.sqrt(h))), dim=1))
+    to.put(
+        "fc.weight", torch.cat((token * torch.eye(h, device=device), to.random(h, h, std=0.5 / math.sqrt(h))), dim=1)
+    )
     layer(to, "layers.0.", shape, gain=0.3, heavy=None)
     to._now.pop("layers.0.input_layernorm.weight")
     to.put("embed_tokens.weight", ends.embedding)
-    settings = config(shape) | {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "num_hidden_layers": 1}
+    settings = config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
     to.finish(settings | {"bias": False, "rope_scaling": None})
 
 
@@ -285,7 +298,11 @@ def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     proposable = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
     proposable[ends.ids] = True
     to.put("t2d", proposable)
-    settings = config(shape) | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    settings = config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
     to.finish(settings | {"draft_vocab_size": len(ends.ids), "rope_scaling": None, "tie_word_embeddings": False})
 
 
