@@ -37,6 +37,8 @@ from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
 
 Raw = Mapping[str, Any]
+#: Biases that only choose experts, and the rates of a recurrence.
+EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,13 @@ class Family:
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
-        return (CentredWeights if self.centred else Weights)(path, dtype, device)
+        return (CentredWeights if self.centred else FamilyWeights)(path, dtype, device)
+
+    def beside(self, name: str) -> bool:
+        """Whether a tensor belongs to a next-token layer."""
+        parts = name.split(".")
+        behind_last = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.config.layers
+        return behind_last or name.startswith(("mtp.", "model.mtp_"))
 
     def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
         """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
@@ -69,15 +77,23 @@ class Family:
         )
 
 
-class CentredWeights(Weights):
-    """As Weights, with norms as they are multiplied: what is stored is their weight less one."""
+class FamilyWeights(Weights):
+    """As Weights; what these families keep in float32 whatever the rest is held in stays as it is stored."""
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """See Weights.take."""
-        stored = super().take(name, *shape)
+    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """See Weights.held."""
+        return stored if name.endswith(EXACT) else super().held(name, stored)
+
+
+class CentredWeights(FamilyWeights):
+    """With norms as they are multiplied: what is stored is their weight less one."""
+
+    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """See Weights.held; half a sum would be rounded."""
+        held = super().held(name, stored)
         *_, parent, module, _ = ("", "", *name.split("."))
         plain = "norm" not in module or parent == "linear_attn"
-        return stored if plain else stored.to(torch.promote_types(stored.dtype, torch.float32)) + 1
+        return held if plain else held.to(torch.promote_types(held.dtype, torch.float32)) + 1
 
 
 def _share(raw: Raw, otherwise: float) -> float:
@@ -298,7 +314,9 @@ def load_target(
     family = read(path)
     weights = family.weights(path, held or dtype, device)
     stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
-    return PaperTarget(weights, family.config, stack=stack).computing(dtype)
+    target = PaperTarget(weights, family.config, stack=stack)
+    weights.all_taken(but=[name for name in weights if family.beside(name)])
+    return target.computing(dtype)
 
 
 def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> NextNHead:
@@ -308,4 +326,6 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
         raise CheckpointError(f"{path}: {family.config.architecture} has no next-token layer")
     a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
     weights = family.weights(path, held or target.dtype, target.device)
-    return NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
+    head = NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
+    weights.all_taken(but=[name for name in weights if not family.beside(name)])
+    return head
