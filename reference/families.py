@@ -219,16 +219,21 @@ def read_glm(raw: Raw) -> Family:
 
 
 def read_deepseek(raw: Raw) -> Family:
-    """DeepSeek-V2 and V3, Kimi-K2: latent attention; the next-token layer of V3 stands behind the last one."""
+    """DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention; the next-token layer stands behind the last one.
+
+    Norms of latents have the config's eps. Hugging Face's classes write 1e-6 there, which is DeepSeek's value too.
+    """
     config, latent = read_sizes(raw), Latent.read(raw)
     width = latent.nope + latent.rotated
     _only(raw, {"attention_bias": False, "rope_interleave": True, "ep_size": 1, "qk_head_dim": width})
-    third = config.architecture == "DeepseekV3ForCausalLM"
+    for place in (raw, scaling_of(raw)):
+        _only(place, {"partial_rotary_factor": 1.0})
+    second = config.architecture == "DeepseekV2ForCausalLM"
     return Family(
         config=config,
         attention=lambda weights, prefix, number: LatentAttention(weights, f"{prefix}self_attn.", latent),
-        mixture=(read_sigmoid if third else read_deepseek_v2)(raw),
-        join=behind(config.layers) if third else None,
+        mixture=(read_deepseek_v2 if second else read_sigmoid)(raw),
+        join=None if second else behind(config.layers),
         draft=f"model.layers.{config.layers}.",
     )
 
@@ -284,6 +289,7 @@ FAMILIES: dict[str, Callable[[Raw], Family]] = {
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,
     "Glm4MoeForCausalLM": read_glm,
+    "Glm4MoeLiteForCausalLM": read_deepseek,
     "MiMoForCausalLM": read_mimo,
     "Ernie4_5_MoeForCausalLM": read_ernie_family,
     "GptOssForCausalLM": read_gpt_oss_family,

@@ -146,7 +146,10 @@ def read_qwen(raw: Raw) -> Mixture:
 
 
 def _deepseek_sparse(raw: Raw) -> Callable[[int], bool]:
-    first, every = raw.get("first_k_dense_replace", 0), raw.get("moe_layer_freq", 1)
+    first, every, kinds = (raw.get(key) for key in ("first_k_dense_replace", "moe_layer_freq", "mlp_layer_types"))
+    if kinds and first is None:
+        return lambda layer: kinds[layer] == "sparse"
+    first, every = first or 0, every or 1
     return lambda layer: layer >= first and layer % every == 0
 
 
