@@ -158,6 +158,14 @@ def deepseek_v3(rng: Random) -> Raw:
     return raw | {"norm_topk_prob": rng.random() < 0.7}
 
 
+def glm4_moe_lite(rng: Random) -> Raw:
+    raw = _latent(rng, 3) | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+    for key in ("ep_size", "moe_layer_freq", "seq_aux", "first_k_dense_replace"):
+        del raw[key]  # the first of these layers is dense
+    raw |= {"rope_scaling": None, "partial_rotary_factor": 1.0, "topk_method": "noaux_tc", "norm_topk_prob": True}
+    return raw | {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
+
+
 def glm4_moe(rng: Random) -> Raw:
     raw = common(rng, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", **routed(rng, "n_routed_experts"))
     raw |= {"attention_bias": rng.random() < 0.7, "partial_rotary_factor": 0.5, "use_qk_norm": rng.random() < 0.5}
@@ -216,6 +224,7 @@ FAMILIES: dict[str, Callable[[Random], Raw]] = {
         deepseek_v2,
         deepseek_v3,
         glm4_moe,
+        glm4_moe_lite,
         ernie,
         gpt_oss,
         qwen3_next,
