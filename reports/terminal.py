@@ -15,7 +15,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
+from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -39,7 +39,7 @@ COMPARED = {
 }
 NOT_EXERCISED = "not exercised"
 #: How reasons begin that say what a verdict does not speak of.
-CAVEATS = (NOT_EXERCISED, JUDGED_BY, NOT_COMPARED, ASSUMED)
+CAVEATS = (NOT_EXERCISED, JUDGED_BY, NOT_COMPARED, ASSUMED, HARDLY)
 
 
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:

@@ -59,6 +59,15 @@ MemFraction = Annotated[
     float | None,
     typer.Option("--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."),
 ]
+TrustCode = Annotated[
+    bool | None, typer.Option("--trust-remote-code", help="Let SGLang run the Python files that come with --target.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", help="Text, a prompt a line or paragraph, or JSON lines; goes through the tokenizer of --target."
+    ),
+]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]

@@ -16,6 +16,7 @@ from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
+from harness.contract.merge import merge
 from harness.contract.providers import PAPER, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
@@ -27,6 +28,9 @@ from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
+
+#: How a note about a draft begins that is accepted in at most this share of at least so many verifies.
+HARDLY, MOST_AGREED, LEAST_VERIFIES = "the draft hardly ever agrees", 0.02, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +231,23 @@ def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
     for one in results:
         counts.update(one.accepted)
     return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
+
+
+def verdict_of(results: Sequence[ScenarioResult], *more: Verdict) -> Verdict:
+    """The verdict of a run, and what has to be known beside it. more: what is said of the rest of the run."""
+    merged = merge([*(one.verdict for one in results), *more])
+    return replace(merged, reasons=(*merged.reasons, *hardly_agrees(results)))
+
+
+def hardly_agrees(results: Sequence[ScenarioResult]) -> list[str]:
+    """What a draft that is next to never accepted leaves unseen: one line, none where it agrees or too little ran."""
+    counts: Counter[int] = Counter()
+    for one in results:
+        counts.update(one.accepted)
+    if counts.total() < LEAST_VERIFIES or counts.total() - counts[1] > MOST_AGREED * counts.total():
+        return []
+    longest = max(one.scenario.spec.num_steps for one in results) + 1
+    return [f"{HARDLY}: accept length {mean_accept_length(results):.2f} of {longest}; a wrong chain cannot show in it"]
 
 
 def accept_lengths_of(results: Iterable[ScenarioResult]) -> AcceptLengths | None:
