@@ -68,7 +68,7 @@ def footprint(
     weights = sum(_weights(one, BYTES[held]) for one in folders)
     rows = max(sum(map(_rows, scenario.requests)) for scenario in scenarios)
     work = max(_work(target, request, scenario.spec) for scenario in scenarios for request in scenario.requests)
-    return Footprint(weights=weights, kept=kept, work=work)
+    return Footprint(weights=weights, kept=rows * kept_a_row(target, draft), work=work)
 
 
 def _weights(one: CheckpointFiles, size: int) -> int:
