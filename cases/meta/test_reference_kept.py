@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from cases.checkpoints import make
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
+from reference.mtp import MtpHead
 from reference.pairs import load_pair
 
 DOUBLE = torch.float64
@@ -92,8 +93,8 @@ def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(ro
         torch.testing.assert_close(torch.cat([one[state] for one in found]), whole[state], rtol=0, atol=1e-9)
         torch.testing.assert_close(hung[state][1:], alone[state][seen:], rtol=0, atol=1e-9)
 
-    for layer in getattr(head, "layers", [head]):
-        hidden = torch.randn(rows + 7, head.config.hidden if hasattr(head, "config") else target.hidden, dtype=DOUBLE)
+    for layer in head.layers if isinstance(head, MtpHead) else [head]:
+        hidden = torch.randn(rows + 7, len(head.fc) if hasattr(head, "fc") else target.hidden, dtype=DOUBLE)
         kept, said, start = None, [], 0
         for part in text[:rows].split(lengths):
             own, places = slice(start, start + len(part)), torch.arange(start, start + len(part))
