@@ -89,6 +89,14 @@ Reference = Annotated[
         "at a time), or auto: the first that knows the pair.",
     ),
 ]
+ReferenceDevice = Annotated[
+    str,
+    typer.Option(
+        "--reference-device",
+        help="Where the paper reference computes: cpu, cuda, cuda:N, or auto: the engine's card where a pair of your "
+        "own fits beside it.",
+    ),
+]
 Replayed = Annotated[
     Literal["auto", "paper", "witness"] | None,
     typer.Option("--reference", help="As of `run`. Default: who judged the reproducer."),

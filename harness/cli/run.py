@@ -43,6 +43,7 @@ def command(
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
     reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -104,6 +105,7 @@ def command(
         own=own,
         cpu_attention=cpu_attention,
         reference=reference,
+        reference_device=reference_device,
         gpu_share=gpu_share,
         wanted=wanted,
         runs=runs,

@@ -23,6 +23,7 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.footprint import CPU, Place
 from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
@@ -57,6 +58,7 @@ class Setup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
+    place: where the reference computes.
 
     lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
@@ -71,6 +73,7 @@ class Plan:
     cpu_attention: CpuAttention = "torch"
     reference: str = PAPER
     own: OwnPair | None = None
+    place: Place = CPU
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
@@ -269,6 +272,9 @@ class Cost:
     boot_seconds: float = 0.0
     engine_seconds: float = 0.0
     reference_seconds: float = 0.0
+    #: MiB that the reference had at most, and what it said before; 0 where nobody counts
+    reference_mib: int = 0
+    reference_said_mib: int = 0
     judge_seconds: float = 0.0
     store_seconds: float = 0.0
     total_seconds: float = 0.0
