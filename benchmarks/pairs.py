@@ -23,6 +23,7 @@ from cases.boots import Boot
 from cases.generation import generate
 from harness.cli import prepare
 from harness.cli.documents import run_document
+from harness.cli.programs import past_eos
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
@@ -90,7 +91,7 @@ def _scenarios(folder: Path) -> Iterator[Scenario]:
     yield given
     engine = given.engine.model_copy(update={"chunked_prefill_size": None})
     boot = Boot(name=folder.name[:40], why="the pair's own", spec=given.spec, engine=engine)
-    yield from generate(boot, count=EXAMPLES, seed=SEED)
+    yield from map(past_eos, generate(boot, count=EXAMPLES, seed=SEED))
 
 
 def table(folder: Path) -> Iterator[str]:
