@@ -175,7 +175,9 @@ class Writer:
         (self.folder / "config.json").write_text(json.dumps(settings, indent=1) + "\n")
 
 
-def layer(to: Writer, prefix: str, shape: Shape, *, gain: float, heavy: Tensor | None, width: int | None = None) -> None:
+def layer(
+    to: Writer, prefix: str, shape: Shape, *, gain: float, heavy: Tensor | None, width: int | None = None
+) -> None:
     """One decoder layer; gain: how much it adds. heavy: columns that carry large values; width: what attention reads."""
     h, wide, narrow = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     read, qwen = width or h, shape.architecture == "Qwen3ForCausalLM" and width is None
@@ -253,11 +255,17 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     """An EAGLE-1 head: its output is not normed, and about as large as a state of the target."""
     to, h = Writer(folder, seed=seed, device=device), shape.hidden
     token = 0.5 / ends.unit
-    to.put("fc.weight", torch.cat((token * torch.eye(h, device=device), to.random(h, h, std=0.5 / math.sqrt(h))), dim=1))
+    to.put(
+        "fc.weight", torch.cat((token * torch.eye(h, device=device), to.random(h, h, std=0.5 / math.sqrt(h))), dim=1)
+    )
     layer(to, "layers.0.", shape, gain=0.3, heavy=None)
     to._now.pop("layers.0.input_layernorm.weight")
     to.put("embed_tokens.weight", ends.embedding)
-    settings = config(shape) | {"architectures": ["LlamaForCausalLMEagle"], "model_type": "llama", "num_hidden_layers": 1}
+    settings = config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
     to.finish(settings | {"bias": False, "rope_scaling": None})
 
 
@@ -285,7 +293,11 @@ def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     proposable = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
     proposable[ends.ids] = True
     to.put("t2d", proposable)
-    settings = config(shape) | {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1}
+    settings = config(shape) | {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+    }
     to.finish(settings | {"draft_vocab_size": len(ends.ids), "rope_scaling": None, "tie_word_embeddings": False})
 
 

@@ -1,6 +1,7 @@
 """Loads the models of a pair from its two folders, by the architecture that each names.
 
-It must not build anything itself.
+A target that is not built here is its own module from Hugging Face; a draft is always ours. This module must not build
+anything itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 
 from reference import eagle3, families, mla, model, mtp
 from reference.checkpoint import CheckpointError, read_json
+from reference.hf_target import HfTarget
 from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
 
@@ -56,9 +58,15 @@ def load_target(
     *,
     held: torch.dtype | None = None,
     device: torch.device | str = "cpu",
-) -> PaperTarget:
-    """Read the target's folder; CheckpointError if none built here. dtype, held: see load_pair."""
-    return _TARGETS.get(_architecture(path), PaperTarget.load)(path, dtype, held=held, device=device)
+) -> Target:
+    """Read the target's folder; CheckpointError with what each provider says if none has it. See load_pair."""
+    try:
+        return _TARGETS.get(_architecture(path), PaperTarget.load)(path, dtype, held=held, device=device)
+    except CheckpointError as ours:
+        try:
+            return HfTarget.load(path, dtype, held=held, device=device)
+        except CheckpointError as theirs:
+            raise CheckpointError(f"{ours}\n  nor does transformers provide it: {theirs}") from theirs
 
 
 def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> AnyHead:
@@ -69,7 +77,10 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
     if _architecture(path) not in _HEADS:
         found = read_json(Path(path) / "config.json").get("architectures")
         raise CheckpointError(f"{path}: architectures is {found!r}; expected one of {', '.join(map(str, _HEADS))}")
-    return _HEADS[_architecture(path)](path, target, held=held)
+    head = _HEADS[_architecture(path)](path, target, held=held)
+    if isinstance(target, HfTarget):
+        target.carries(head)
+    return head
 
 
 def _architecture(path: Path) -> str | None:
