@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 
 from reference.attention import Kept, Sight
-from reference.checkpoint import CheckpointError, read_json
+from reference.checkpoint import CheckpointError, Weights, read_json
+from reference.keys import CHANGES_NOTHING
 from reference.model import Drafter, Trunk
 
 #: Rows of one forward: paths of a tree are run side by side up to this many.
@@ -33,11 +33,8 @@ ROWS = 1 << 14
 DRAFT_TENSORS = re.compile(r"(^|\.)mtp\b|(^|\.)mtp_")
 #: What a module computes anew, whatever a file says.
 COMPUTED_TENSORS = re.compile(r"rotary_emb|inv_freq|masked_bias$|attn\.bias$")
-#: Keys of a config that no module's arithmetic reads.
-UNREAD = {
-    *("architectures", "auto_map", "torch_dtype", "dtype", "transformers_version", "use_cache", "_name_or_path"),
-    *("model_type", "num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers"),
-}
+#: Keys of a config that speak of a draft's layers in the same folder.
+DRAFT_KEYS = {"num_nextn_predict_layers", "num_mtp_layers", "mtp_num_layers"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +264,11 @@ def _readable(path: Path) -> None:
     try:
         with _quiet():
             config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)
-        known = _read_by(type(config))
+        known = _read_by(type(config)) | DRAFT_KEYS | {"architectures"}
+        known |= {key for keys in CHANGES_NOTHING.values() for key in keys.split()}
     except Exception as error:  # whatever a config makes it say
         raise CheckpointError(f"{file}: transformers cannot read it ({_brief(error)})") from error
-    for key in raw.keys() - known - UNREAD:
+    for key in {key for key, value in raw.items() if value is not None} - known:
         raise CheckpointError(f"{file}: {key} is {raw[key]!r}; transformers' {type(config).__name__} does not read it")
 
 
@@ -328,11 +326,7 @@ def _module(path: Path, held: torch.dtype) -> Any:
 def _ignored(path: Path, module: Any) -> list[str]:
     """Tensors of the files that the module drops without a word."""
     patterns = [re.compile(one) for one in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    names = list[str]()
-    for file in sorted(path.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as opened:
-            names += opened.keys()
-    return [name for name in names if any(one.search(name) for one in patterns)]
+    return [name for name in Weights(path, torch.float32) if any(one.search(name) for one in patterns)]
 
 
 def _is_drafts(name: str, module: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cases.meta.published import FAMILIES, VOCAB, make_target
-from reference.pairs import load_target
+from reference.pairs import paper_target
 
 torch.set_num_threads(1)
 
@@ -26,7 +26,7 @@ def hf_states(hf, tokens):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_state_and_all_logits_equal_hf(family, seed, tmp_path):
     hf = make_target(family, seed, tmp_path)
-    target = load_target(tmp_path, torch.float64)
+    target = paper_target(tmp_path, torch.float64)
     tokens = torch.randint(VOCAB, (ROWS,), generator=torch.Generator().manual_seed(seed))
     theirs, rounded = hf_states(hf, tokens), hf_states(hf.float(), tokens)
     states = target.hidden_states(tokens)

@@ -13,8 +13,9 @@ from cases.checkpoints import make
 from cases.meta.test_reference_session import SPECS, assert_same_rows, request_of, scenario_of
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
+from reference.eagle1 import DraftHead
 from reference.hf_target import HfTarget
-from reference.model import DraftHead, PaperTarget
+from reference.llama import load_target as load_llama
 from reference.pairs import load_pair, load_target
 from reference.session import ReferenceSession
 
@@ -124,7 +125,7 @@ def test_weights_are_held_once_and_computed_with_in_either_width(loaded):
 @torch.inference_mode()
 def test_it_says_what_our_own_target_says(tmp_path, family):
     written(tmp_path, family, **OWN[family])
-    ours, theirs = PaperTarget.load(tmp_path), HfTarget.load(tmp_path)
+    ours, theirs = load_llama(tmp_path), HfTarget.load(tmp_path)
     assert (ours.vocab, ours.hidden, ours.layers) == (theirs.vocab, theirs.hidden, theirs.layers)
     keep = range(ours.layers + 1)
     trunks = [target.read(TOKENS, keep=keep) for target in (ours, theirs)]
@@ -145,7 +146,7 @@ def test_a_request_has_the_same_rows_whoever_provides_its_target(tmp_path, spec)
     pair = make("eagle-tiny", tmp_path)
     sessions = [
         ReferenceSession(target, DraftHead.load(pair.draft, target), spec)
-        for target in (PaperTarget.load(pair.target), HfTarget.load(pair.target))
+        for target in (load_llama(pair.target), HfTarget.load(pair.target))
     ]
     request = request_of(random.Random(3), new=16)
     traces = [session.speculate(request, chunk=9) for session in sessions]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from cases.meta import handmade
+from cases.meta.test_cli_bad_input import call
+from harness.archive.writer import RunWriter
 from harness.checks import judge
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
+from harness.cli import prepare
 from harness.contract.providers import providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
+from harness.contract.usage import UsageError
 from harness.driving.adapt import unwitnessed
 from harness.driving.witness import Witness, plainest
 from harness.driving.witness_texts import Meaning, Texts
@@ -250,3 +255,63 @@ def test_the_best_paths_grow_and_ties_are_the_engine_s():
     tied = Growth(Texts(), text=0, t=2, dtype="float32")
     tied.begin((1, 2), (0.4, 0.4))
     assert [one.token for one in tied.feed((2, 1), (-1, -1))[0]] == [2, 1]
+
+
+@pytest.fixture
+def witnessed_run(tmp_path):
+    """A stored run of one scenario that a witness judged."""
+    engine, _ = handmade.build(CHAIN)
+    engine = replace(engine, header={**engine.header, "release": "0.5.23", "revert": None})
+    reference = reference_trace(heard(CHAIN, engine))
+    verdict, divergences = judge(CHAIN, engine, reference)
+    facts = {"release": "0.5.23", "device": "cpu", "revert": None, "reference": "witness"}
+    writer = RunWriter.create(tmp_path / "runs", manifest={"engine": facts})
+    writer.save_scenario(CHAIN, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
+    writer.finish(verdict)
+    writer.close()
+    return writer.folder
+
+
+def test_a_run_that_a_witness_judged_is_judged_again_by_its_stored_rows(witnessed_run, tmp_path):
+    report = tmp_path / "again.json"
+    done = call("recheck", str(witnessed_run), "--json", str(report))
+    assert done.exit_code == 0, done.output
+    assert "judged by witness" in done.output
+    assert "agrees with its witness" in done.output
+    document = json.loads(report.read_text())
+    assert document["providers"] == {"target": "witness", "draft": "witness"}
+    early = [one for one in document["reasons"] if one.startswith("not compared: DRAFT_PREFILL")]
+    assert len(early) == 1
+    assert 0 < document["witness"]["without"] < document["witness"]["rows"]
+
+
+def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
+    done = call("recheck", str(witnessed_run), "--fresh-reference")
+    assert done.exit_code == 2
+    assert "judged by the witness" in done.output
+    assert "--reference witness" in done.output
+    (stored,) = witnessed_run.glob("*/reference.json")
+    stored.unlink()  # then the run itself still says so
+    assert "judged by the witness" in call("recheck", str(witnessed_run), "--fresh-reference").output
+
+
+def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
+    def unknown(_pair):
+        raise UsageError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
+
+    said = []
+    assert prepare.provider("auto", None, [CHAIN], say=said.append) == "paper"
+    assert prepare.provider("witness", None, [CHAIN], say=said.append) == "witness"
+    monkeypatch.setattr(prepare, "load_now", unknown)
+    assert prepare.provider("auto", object(), [CHAIN], say=said.append) == "witness"
+    (line,) = said
+    assert line.startswith(
+        "--target and --draft cannot be used: hidden_act is 'relu2'\n  judged by the witness instead"
+    )
+    with pytest.raises(UsageError, match="relu2"):
+        prepare.provider("paper", object(), [CHAIN], say=said.append)
+    layered = CHAIN.model_copy(update={"spec": CHAIN.spec.model_copy(update={"algorithm": "MTP"})})
+    with pytest.raises(UsageError, match="relu2"):
+        prepare.provider("auto", object(), [layered], say=said.append)
+    with pytest.raises(UsageError, match=r"scenario 'handmade': spec\.algorithm is MTP"):
+        prepare.provider("witness", None, [layered], say=said.append)

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
-from harness.contract.merge import merge
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -41,6 +40,7 @@ from harness.driving.progress import (
     Setup,
     Started,
     Stepped,
+    verdict_of,
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
@@ -48,7 +48,6 @@ from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
-    from harness.driving.witness import Witness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,17 +120,18 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
-                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
+                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed, plan.place)
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
                         if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
                             _run_scenario(going, scenario)
-                    _ask_witnesses(going)
+                    if going.driven:
+                        _ask_witnesses(going)
                 finally:
                     going.engines.end()
                 going.settle()
-        verdict = merge([result.verdict for result in going.results])
+        verdict = verdict_of(going.results)
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
@@ -190,39 +190,39 @@ def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
 
 
 def _ask_witnesses(going: _Run) -> None:
-    """The witness of every scenario that was driven, once the engine under test is not needed any more."""
-    from harness.driving.witness import Witness, plainest  # the reference's trees, and so torch
+    """The witness of every scenario that was driven, now that the engine under test is not needed any more."""
+    from harness.driving.witness import plainest
+    from harness.driving.witness_trace import ask  # the reference's trees, and so torch
 
-    lost: dict[str, str] = {}  # boot configuration -> why it has no engine
-    while going.driven:
-        driven = min(going.driven, key=lambda one: plainest(one.scenario).boot_key())
-        start = time.monotonic()
-        witness = Witness(driven.scenario, driven.trace)
-        for asked in witness.scenarios():
-            if asked.boot_key() in lost:
-                break
-            try:
-                launch = going.plan.launch(asked, lease=going.engines.lease)
-                booting = time.monotonic()
-                going.engines.use(launch)
-                start += time.monotonic() - booting  # what a boot takes is counted there
-                witness.hear(asked, going.engines.drive(launch, asked))
-            except EngineError as error:
-                lost[asked.boot_key()] = str(error).splitlines()[0]
-        witness.faults |= dict.fromkeys(f"the witness has no engine: {why}" for why in lost.values())
+    lost = dict[str, str]()  # boot configuration -> why it has no engine
+
+    def drive(asked: Scenario) -> Trace:
+        key = asked.boot_key()
+        if key in lost:
+            raise EngineError(lost[key])
+        try:
+            launch = going.plan.launch(asked, lease=going.engines.lease)
+            booting = time.monotonic()
+            going.engines.use(launch)
+            boots.append(time.monotonic() - booting)
+            return going.engines.drive(launch, asked)
+        except EngineError as error:
+            lost[key] = str(error)
+            raise
+
+    for driven in sorted(going.driven, key=lambda one: plainest(one.scenario).boot_key()):
+        start, boots = time.monotonic(), list[float]()
+        reference = ask(driven.scenario, driven.trace, drive)
         going.driven.remove(driven)
-        going.queue.put(partial(_judge_witnessed, going, driven, witness, time.monotonic() - start))
+        seconds = {"engine": driven.seconds, "reference": time.monotonic() - start - sum(boots)}
+        going.queue.put(partial(_judge_witnessed, going, driven, reference, seconds))
         going.settle(leave=1)
 
 
-def _judge_witnessed(going: _Run, driven: _Driven, witness: Witness, seconds: float) -> ScenarioResult:
+def _judge_witnessed(going: _Run, driven: _Driven, reference: Trace, seconds: dict[str, float]) -> ScenarioResult:
     """Judge and store one scenario with what its witness said."""
-    from harness.driving.witness_trace import reference_trace
-
-    spent = {"engine": driven.seconds, "reference": seconds}
-    reference = reference_trace(witness)
     setup = going.plan.setup
-    return _stored(going, judge_scenario(driven.scenario, driven.trace, reference, setup=setup, seconds=spent))
+    return _stored(going, judge_scenario(driven.scenario, driven.trace, reference, setup=setup, seconds=seconds))
 
 
 def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:
@@ -266,7 +266,7 @@ def _cut_off(going: _Run, why: str) -> Verdict:
     going.results += going.queue.finished()
     judged, total = len(going.results), len(going.plan.scenarios)
     rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
-    return merge([*(result.verdict for result in going.results), rest])
+    return verdict_of(going.results, rest)
 
 
 def _left_behind(going: _Run) -> str:
@@ -274,6 +274,10 @@ def _left_behind(going: _Run) -> str:
     judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(going.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
+
+
+def _loaded(one: Future[Oracle]) -> bool:
+    return one.done() and not one.cancelled() and one.exception() is None
 
 
 def _cost(going: _Run, total: float) -> Cost:
@@ -285,6 +289,8 @@ def _cost(going: _Run, total: float) -> Cost:
         boot_seconds=going.boot_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
+        reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),
+        reference_said_mib=going.plan.place.said or 0,
         judge_seconds=spent["judge"],
         store_seconds=spent["store"],
         total_seconds=total,

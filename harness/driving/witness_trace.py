@@ -6,20 +6,33 @@ module must not judge.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from harness.contract.providers import WITNESS, Witnessed, header_of
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Event, RowBuilder, Trace
 from harness.contract.types import Phase
 from harness.driving.witness import Answer, Witness
 from harness.driving.witness_rows import Expected, Followed
 from harness.driving.witness_texts import Meaning
+from harness.engines.errors import EngineError
 
 #: Phases whose rows draft: the choices of the others come without scores.
 DRAFTING = (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND, Phase.PREBUILT)
+
+
+def ask(scenario: Scenario, engine: Trace, drive: Callable[[Scenario], Trace]) -> Trace:
+    """The witness' answer to what an engine did. drive: an engine's trace of a plain scenario, or EngineError."""
+    witness = Witness(scenario, engine)
+    try:
+        for asked in witness.scenarios():
+            witness.hear(asked, drive(asked))
+    except EngineError as error:
+        witness.faults[f"the witness has no engine: {str(error).splitlines()[0]}"] = None
+    return reference_trace(witness)
 
 
 def reference_trace(witness: Witness) -> Trace:
