@@ -271,7 +271,8 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
         "model_type": "llama",
         "num_hidden_layers": 1,
     }
-    to.finish(settings | {"bias": False, "rope_scaling": None})
+    # SGLang deletes the head of a draft that ties its embeddings twice, and does not boot
+    to.finish(settings | {"bias": False, "rope_scaling": None, "tie_word_embeddings": False})
 
 
 def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) -> None:
