@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import re
+import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -288,12 +290,20 @@ def _quiet() -> Iterator[None]:
 
 
 def _read_by(kind: Any) -> set[str]:
-    """Keys that a class of configs reads: those it has by itself, and older names of what turns its heads."""
+    """Keys that a class of configs and its module read: those that the class has by itself, older names of what turns
+    its heads, and those that the module asks the config for."""
     own = kind().to_dict()
     rotation = own.get("rope_parameters") or {}
     nested = [each for each in rotation.values() if isinstance(each, dict)] or [rotation]
     older = {"rope_theta", "rope_scaling"} if "rope_parameters" in own else set()
-    return {*own, *kind.attribute_map, *(name for each in nested for name in each), *older}
+    return {*own, *kind.attribute_map, *(name for each in nested for name in each), *older, *_asked_for(kind)}
+
+
+def _asked_for(kind: Any) -> set[str]:
+    """What the module of a class of configs asks its config for, by its source."""
+    module = _transformers().AutoModelForCausalLM._model_mapping[kind]
+    source = inspect.getsource(sys.modules[module.__module__])
+    return {one or other for one, other in re.findall(r'config\.(\w+)|getattr\((?:self\.)?config, "(\w+)"', source)}
 
 
 def _module(path: Path, held: torch.dtype) -> Any:
