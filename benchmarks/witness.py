@@ -48,8 +48,8 @@ CHOSEN = (
     "chunk-position-restarts",
 )
 REVERT, TREE = 26329, {"num_steps": 3, "eagle_topk": 2, "num_draft_tokens": 6}
-#: What a clean run drives: chunks, a prefix that is cached, and an abort from a batch.
-CLEAN, SHAPES = "clean", ("chunk-borders", "shared-prefix", "abort-midway")
+#: What a clean run drives: a batch, chunks, a prefix that is cached, and an abort.
+CLEAN, SHAPES = "clean", ("four-together", "chunk-borders", "shared-prefix", "abort-midway")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
