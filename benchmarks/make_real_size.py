@@ -1,13 +1,12 @@
-"""Writes pairs in the shape of published ones, at their real size, with random weights: seeded, in seconds on a card.
+"""Writes pairs in the shape of published ones, at their real size, with random weights; seeded, seconds on a card.
 
-    python -m benchmarks.make_real_size FOLDER [--only llama-1b,qwen3-4b,llama-8b] [--device cuda] [--layers N] [--plain]
+    python -m benchmarks.make_real_size FOLDER [--only llama-1b,qwen3-4b,llama-8b] [--device cuda] [--plain]
 
-Numbers of the configs are those of Llama-3.2-1B (with an EAGLE-1 head), Qwen3-4B and Llama-3.1-8B (with EAGLE-3 heads of
-32,000 tokens), vocabulary and ties of embeddings too. Random weights neither agree nor repeat, so a few things are
+Numbers of the configs are those of Llama-3.2-1B (with an EAGLE-1 head), Qwen3-4B and Llama-3.1-8B (with EAGLE-3 heads
+of 32,000 tokens), vocabulary and ties of embeddings too. Random weights neither agree nor repeat, so a few things are
 arranged: the row of a token's usual successor in the output leans towards that token's embedding (itself, where
 embedding and output are one), layers add little to it, and a draft passes its token on. Two columns of the residual
-stream carry large values from the second layer on, as in trained models. --plain: no rotation of Llama 3.1's kind;
---layers: fewer, for a try on a CPU.
+stream carry large values from the second layer on, as in trained models. --plain: no rotation of Llama 3.1's kind.
 """
 
 from __future__ import annotations
@@ -138,6 +137,12 @@ def config(shape: Shape, *, plain: bool = False) -> dict[str, Any]:
     return found | ({"mlp_bias": False} if shape.model_type == "llama" else {"use_sliding_window": False})
 
 
+def draft_config(shape: Shape, architecture: str) -> dict[str, Any]:
+    """What both kinds of heads have in common: one layer, no scaled rotation."""
+    own = {"architectures": [architecture], "model_type": "llama", "num_hidden_layers": 1, "rope_scaling": None}
+    return config(shape) | own
+
+
 class Writer:
     """Draws tensors on a device, in bfloat16, and writes them to a folder in files of at most SHARD bytes."""
 
@@ -178,7 +183,7 @@ class Writer:
 def layer(
     to: Writer, prefix: str, shape: Shape, *, gain: float, heavy: Tensor | None, width: int | None = None
 ) -> None:
-    """One decoder layer; gain: how much it adds. heavy: columns that carry large values; width: what attention reads."""
+    """One decoder layer. gain: how much it adds; heavy: columns with large values; width: what attention reads."""
     h, wide, narrow = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     read, qwen = width or h, shape.architecture == "Qwen3ForCausalLM" and width is None
     sharp = 1.6 / math.sqrt(read)
@@ -266,7 +271,8 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
         "model_type": "llama",
         "num_hidden_layers": 1,
     }
-    to.finish(settings | {"bias": False, "rope_scaling": None})
+    # SGLang deletes the head of a draft that ties its embeddings twice, and does not boot
+    to.finish(settings | {"bias": False, "rope_scaling": None, "tie_word_embeddings": False})
 
 
 def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) -> None:

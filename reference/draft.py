@@ -23,6 +23,7 @@ from torch import Tensor
 
 from reference.attention import Kept, Sight
 from reference.model import Head, Trunk
+from reference.rows import best_ids
 from reference.tree import Candidates
 from reference.verify import grouped
 
@@ -121,7 +122,7 @@ class Chain:
 
 def best(values: Tensor, count: int) -> list[int]:
     """Indices of the `count` largest of values [m], best first, ties to the lowest index."""
-    return torch.sort(values, descending=True, stable=True).indices[:count].tolist()
+    return best_ids(values, count).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

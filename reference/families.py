@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture, read_json
+from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture
+from reference.checkpoint import sizes as read_sizes
 from reference.delta import DeltaMixer, DeltaSizes
-from reference.heads import GroupedAttention, Heads, Rotation, plain_frequencies, yarn_frequencies, yarn_size
+from reference.heads import GroupedAttention, Heads
+from reference.keys import Keys
 from reference.mixtures import (
     ClampedMixture,
     Mixture,
@@ -29,6 +31,7 @@ from reference.mixtures import (
 )
 from reference.model import Attends, DecoderLayer, PaperTarget, Target
 from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
+from reference.rotation import Rotation, read_rotation, scaling_of
 
 Raw = Mapping[str, Any]
 
@@ -74,64 +77,21 @@ class CentredWeights(Weights):
         return stored if plain else stored.to(torch.promote_types(stored.dtype, torch.float32)) + 1
 
 
-def _sizes(raw: Raw) -> Config:
-    heads = raw["num_attention_heads"]
-    return Config(
-        architecture=raw["architectures"][0],
-        vocab=raw["vocab_size"],
-        hidden=raw["hidden_size"],
-        intermediate=raw["intermediate_size"],
-        layers=raw["num_hidden_layers"],
-        heads=heads,
-        kv_heads=raw.get("num_key_value_heads") or heads,
-        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
-        eps=raw["rms_norm_eps"],
-        rope_theta=_theta(raw),
-        tied=raw.get("tie_word_embeddings", False),
-    )
-
-
-def _theta(raw: Raw) -> float:
-    return float(raw.get("rope_theta") or _scaling(raw).get("rope_theta") or 10000.0)
-
-
-def _scaling(raw: Raw) -> Raw:
-    found: Raw = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    return found
-
-
 def _share(raw: Raw, otherwise: float) -> float:
     """How much of each head turns."""
-    found: float = raw.get("partial_rotary_factor") or _scaling(raw).get("partial_rotary_factor") or otherwise
+    found: float = raw.get("partial_rotary_factor") or scaling_of(raw).get("partial_rotary_factor") or otherwise
     return found
 
 
 def _rotation(raw: Raw, *, share: float = 1.0, interleaved: bool = False) -> Rotation:
     """share: of the head that turns."""
-    config, scaling = _sizes(raw), _scaling(raw)
-    kind, width = scaling.get("rope_type", scaling.get("type", "default")), int(config.head_dim * share)
-    if kind == "default":
-        return Rotation(frequencies=plain_frequencies(width, config.rope_theta), interleaved=interleaved)
-    if kind != "yarn":
-        raise CheckpointError(f"rope_type is {kind!r}; this reference builds 'default' and 'yarn'")
-    factor = float(scaling["factor"])
-    frequencies = yarn_frequencies(
-        width,
-        config.rope_theta,
-        factor=factor,
-        original=int(scaling["original_max_position_embeddings"]),
-        fast=float(scaling.get("beta_fast", 32)),
-        slow=float(scaling.get("beta_slow", 1)),
-        truncate=bool(scaling.get("truncate", True)),
-    )
-    scale = float(scaling.get("attention_factor") or yarn_size(factor))
-    return Rotation(frequencies=frequencies, interleaved=interleaved, scale=scale)
+    return read_rotation(raw, head_dim=read_sizes(raw).head_dim, share=share, interleaved=interleaved)
 
 
 def _heads(raw: Raw, rotation: Rotation, **more: Any) -> Heads:
-    config = _sizes(raw)
-    sizes = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
-    return Heads(rotation=rotation, **sizes, **more)
+    config = read_sizes(raw)
+    own = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
+    return Heads(rotation=rotation, **own, **more)
 
 
 def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
@@ -140,22 +100,30 @@ def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
 
 
 def _no_window(raw: Raw) -> None:
+    for key in ("sliding_window", "max_window_layers"):
+        raw.get(key)  # say nothing where no window is used
     if raw.get("use_sliding_window"):
         raise CheckpointError("use_sliding_window is true; this reference builds only false for this family")
+
+
+def _one_at_most(raw: Raw) -> None:
+    """How many next-token layers there are."""
+    if (count := raw.get("num_nextn_predict_layers", 0)) not in (0, 1):
+        raise CheckpointError(f"num_nextn_predict_layers is {count}; this reference builds only one")
 
 
 def read_mixtral_family(raw: Raw) -> Family:
     """Llama's attention; sliding_window is null in all published Mixtral checkpoints."""
     if raw.get("sliding_window"):
         raise CheckpointError(f"sliding_window is {raw['sliding_window']!r}; this reference builds only null here")
-    return Family(config=_sizes(raw), attention=_same(_heads(raw, _rotation(raw))), mixture=read_mixtral(raw))
+    return Family(config=read_sizes(raw), attention=_same(_heads(raw, _rotation(raw))), mixture=read_mixtral(raw))
 
 
 def read_qwen2_moe(raw: Raw) -> Family:
     """Biases of queries, keys and values, whatever attention_bias says."""
     _no_window(raw)
     heads = _heads(raw, _rotation(raw), bias=bool(raw.get("qkv_bias", True)))
-    return Family(config=_sizes(raw), attention=_same(heads), mixture=read_qwen(raw))
+    return Family(config=read_sizes(raw), attention=_same(heads), mixture=read_qwen(raw))
 
 
 def read_qwen3_moe(raw: Raw) -> Family:
@@ -164,19 +132,19 @@ def read_qwen3_moe(raw: Raw) -> Family:
     biased = bool(raw.get("attention_bias", False))
     heads = _heads(raw, _rotation(raw), bias=biased, out_bias=biased, normed=True)
     mixture = read_qwen(raw)
-    return Family(config=_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
+    return Family(config=read_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
 
 
 def read_qwen3_next(raw: Raw) -> Family:
     """Gated delta networks, and gated attention in every full_attention_interval-th layer and the next-token layer."""
     _no_window(raw)
-    config, every = _sizes(raw), raw.get("full_attention_interval", 4)
+    config, every = read_sizes(raw), raw.get("full_attention_interval", 4)
     kinds = raw.get("layer_types") or [
         "linear_attention" if (i + 1) % every else "full_attention" for i in range(config.layers)
     ]
     biased = bool(raw.get("attention_bias", False))
     rotation = _rotation(
-        raw, share=raw.get("partial_rotary_factor") or _scaling(raw).get("partial_rotary_factor", 0.25)
+        raw, share=raw.get("partial_rotary_factor") or scaling_of(raw).get("partial_rotary_factor", 0.25)
     )
     heads = _heads(raw, rotation, bias=biased, out_bias=biased, normed=True, gated=True)
     sizes = DeltaSizes(
@@ -206,7 +174,8 @@ def read_qwen3_next(raw: Raw) -> Family:
 
 def read_glm(raw: Raw) -> Family:
     """GLM-4.5: half of each head turns; the next-token layer stands behind the last one."""
-    config = _sizes(raw)
+    config = read_sizes(raw)
+    _one_at_most(raw)
     heads = _heads(
         raw,
         _rotation(raw, share=_share(raw, 0.5)),
@@ -225,9 +194,12 @@ def read_glm(raw: Raw) -> Family:
 def read_mimo(raw: Raw) -> Family:
     """MiMo-7B: Qwen2's arithmetic."""
     _no_window(raw)
+    _one_at_most(raw)
+    if raw.get("use_mrope"):
+        raise CheckpointError("use_mrope is true; this reference builds only false")
     heads = _heads(raw, _rotation(raw), bias=bool(raw.get("attention_bias", True)))
     return Family(
-        config=_sizes(raw),
+        config=read_sizes(raw),
         attention=_same(heads),
         mixture=dense(raw),
         join=MIMO,
@@ -239,18 +211,20 @@ def read_ernie_family(raw: Raw) -> Family:
     """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
     if raw.get("use_bias"):
         raise CheckpointError("use_bias is true; this reference builds only false")
-    config, mixture = _sizes(raw), read_ernie(raw)
+    config, mixture = read_sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
     return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")
 
 
 def read_gpt_oss_family(raw: Raw) -> Family:
     """Sinks, biases everywhere, and a window in every other layer."""
-    config, rotation = _sizes(raw), _rotation(raw)
+    config, rotation = read_sizes(raw), _rotation(raw)
     windows = {"sliding_attention": raw["sliding_window"], "full_attention": None}
     kinds = raw.get("layer_types") or [list(windows)[i % 2] for i in range(config.layers)]
     if set(kinds) - set(windows):
         raise CheckpointError(f"layer_types are {sorted(set(kinds))}; this reference builds {sorted(windows)}")
+    if raw.get("experts_per_token", raw["num_experts_per_tok"]) != raw["num_experts_per_tok"]:
+        raise CheckpointError(f"experts_per_token is {raw['experts_per_token']}; expected num_experts_per_tok")
     if raw.get("attention_bias", True) is not True:
         raise CheckpointError("attention_bias is false; this reference builds only true")
 
@@ -276,16 +250,13 @@ FAMILIES: dict[str, Callable[[Raw], Family]] = {
 
 def read(path: Path) -> Family:
     """What `path`/config.json describes; CheckpointError if that is not built here."""
-    file = Path(path) / "config.json"
-    raw = read_json(file)
-    architecture = of_architecture(file, raw, *FAMILIES)
-    if raw.get("hidden_act", "silu") != "silu":
-        raise CheckpointError(f"{file}: hidden_act is {raw['hidden_act']!r}; this reference builds only 'silu'")
-    try:
-        with all_keys(file, architecture):
-            return FAMILIES[architecture](raw)
-    except CheckpointError as error:
-        raise error if str(file) in str(error) else CheckpointError(f"{file}: {error}") from error
+    keys = Keys.read(path)
+    architecture = of_architecture(keys.file, keys, *FAMILIES)
+    with all_keys(keys.file, architecture):
+        family = FAMILIES[architecture](keys)
+        keys.refuse("hidden_act", but="silu")
+        keys.all_claimed()
+        return family
 
 
 def load_target(

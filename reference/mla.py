@@ -22,10 +22,11 @@ import torch
 from torch import Tensor
 
 from reference.attention import Kept, KeyValues, Sight, attend
-from reference.checkpoint import Config, Weights, a_pair, all_keys, of_architecture, read_json
+from reference.checkpoint import Config, Weights, a_pair, all_keys, built_here, of_architecture, read_json, sizes
 from reference.mixtures import Mixture, read_deepseek_v2, read_sigmoid
 from reference.model import DecoderLayer, PaperTarget, Target, linear, rms_norm
 from reference.nextn import NextNHead, behind
+from reference.rotation import plain_frequencies
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
 V2_ARCHITECTURE = "DeepseekV2ForCausalLM"
@@ -82,11 +83,6 @@ class Yarn:
 
     def _size(self, mscale: float) -> float:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
-
-
-def plain_frequencies(width: int, theta: float) -> Tensor:
-    """float32 [width/2]: radians a position for each pair."""
-    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +164,11 @@ def read_latent(path: Path) -> tuple[LatentConfig, Mixture]:
     raw = read_json(file)
     architecture = of_architecture(file, raw, ARCHITECTURE, V2_ARCHITECTURE)
     scaling = raw.get("rope_scaling")
-    plain = Config.read(path, architecture=architecture, rotation="yarn" if scaling else "default")
+    wanted = {"hidden_act": "silu", "attention_bias": False, "rope_type": "yarn"}
+    kind = scaling.get("rope_type", scaling.get("type")) if scaling else "yarn"
+    built_here(file, {**wanted, **raw, "rope_type": kind}, wanted)  # what a config leaves out is as wanted
     with all_keys(file, "DeepSeek"):
+        plain = sizes(raw)
         config = LatentConfig(
             **{name: getattr(plain, name) for name in Config.__slots__},
             q_rank=raw["q_lora_rank"],

@@ -1,9 +1,8 @@
-"""The models of one request: a target and an EAGLE draft head, made of decoder layers that keep their rows.
+"""What the models of one request are made of: decoder layers that keep their rows, a target, and what drafts for it.
 
-Written from the Llama paper (arXiv 2302.13971), RoPE (arXiv 2104.09864) and EAGLE (arXiv 2401.15077), to be checked
-against them in one sitting. A forward runs new rows over those that its caller kept; nothing here remembers a call.
-Weights are held once, in one dtype; `computing` gives a view of the same weights that computes in another, and casts
-them one by one. This module must not import sglang or transformers.
+Written from the Llama paper (arXiv 2302.13971). A forward runs new rows over those that its caller kept; nothing here
+remembers a call. Weights are held once, in one dtype; `computing` gives a view of the same weights that computes in
+another, and casts them one by one. This module must not import sglang or transformers.
 
 Shapes: T rows, m new rows, h hidden width, V vocabulary, H heads, G key/value heads, d head width, L layers.
 """
@@ -13,22 +12,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
-from reference.attention import Kept, KeyValues, Sight, attend
-from reference.checkpoint import CheckpointError, Config, Weights, a_pair
+from reference.attention import Kept, Sight
+from reference.checkpoint import Config, Weights
 
-TARGET_ARCHITECTURE = "LlamaForCausalLM"
-#: The same arithmetic, and a norm over each query and key head before they are rotated (arXiv 2505.09388).
-QWEN3_ARCHITECTURE = "Qwen3ForCausalLM"
-#: The same norms, and a gate a head (see reference.mtp).
-STEP_ARCHITECTURE = "Step3p5ForCausalLM"
-DRAFT_ARCHITECTURE = "LlamaForCausalLMEagle"
 #: How many rows are in the second half of a layer at a time.
 ROWS = 4096
 
@@ -44,66 +36,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [...,h] divided by its root mean square over h, times weight [h]; never narrower than float32 inside."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return weight.to(x.dtype) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
-
-
-def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotate x [T,H,d] by positions [T]: pair (i, i + d/2) turns by position * theta^(-2i/d), as HF lays pairs out."""
-    d, wide = x.shape[-1], torch.promote_types(x.dtype, torch.float32)  # half precision cannot hold an angle
-    frequency = 1.0 / theta ** (torch.arange(0, d, 2, dtype=wide, device=x.device) / d)
-    angle = positions[:, None] * frequency
-    cos, sin = angle.cos()[:, None, :].to(x.dtype), angle.sin()[:, None, :].to(x.dtype)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
-
-
-class Attention:
-    """Queries, keys and values of each row; a norm a head and a gate a head where the architecture has them.
-
-    width: what it reads a row, h unless said.
-    """
-
-    def __init__(self, weights: Weights, prefix: str, config: Config, *, width: int | None = None) -> None:
-        c, take, width = config, weights.take, width or config.hidden
-        wide, narrow = c.heads * c.head_dim, c.kv_heads * c.head_dim
-        self.config = config
-        self.q = take(f"{prefix}q_proj.weight", wide, width)
-        self.k = take(f"{prefix}k_proj.weight", narrow, width)
-        self.v = take(f"{prefix}v_proj.weight", narrow, width)
-        self.o = take(f"{prefix}o_proj.weight", c.hidden, wide)
-        gated = c.architecture == STEP_ARCHITECTURE
-        normed = gated or c.architecture == QWEN3_ARCHITECTURE
-        self.q_norm = take(f"{prefix}q_norm.weight", c.head_dim) if normed else None
-        self.k_norm = take(f"{prefix}k_norm.weight", c.head_dim) if normed else None
-        self.head_gate = take(f"{prefix}g_proj.weight", c.heads, width) if gated else None
-
-    def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
-        """x [m,width], positions int64 [m] -> what attention adds to the residual stream, [m,h], and all rows kept."""
-        c, rows = self.config, x.shape[0]
-        q = self._normed(linear(x, self.q).view(rows, c.heads, c.head_dim), self.q_norm)
-        k = self._normed(linear(x, self.k).view(rows, c.kv_heads, c.head_dim), self.k_norm)
-        q, k = rope(q, positions, c.rope_theta), rope(k, positions, c.rope_theta)
-        v = linear(x, self.v).view(rows, c.kv_heads, c.head_dim)
-        held = KeyValues(keys=k, values=v, positions=positions).behind(kept)
-        mixed = attend(q, held, sight, scale=c.head_dim**-0.5)
-        if self.head_gate is not None:
-            mixed = mixed * linear(x, self.head_gate).sigmoid()[:, :, None]
-        return linear(mixed.reshape(rows, -1), self.o), held
-
-    def _normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
-        return x if weight is None else rms_norm(x, weight, self.config.eps)
-
-
-class Mlp:
-    """A gated MLP of any width."""
-
-    def __init__(self, weights: Weights, prefix: str, *, hidden: int, width: int) -> None:
-        self.gate = weights.take(f"{prefix}gate_proj.weight", width, hidden)
-        self.up = weights.take(f"{prefix}up_proj.weight", width, hidden)
-        self.down = weights.take(f"{prefix}down_proj.weight", hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T,h] -> [T,h]."""
-        return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
 
 
 class Attends(Protocol):
@@ -147,26 +79,6 @@ class DecoderLayer:
         """x [T,h] -> [T,h]: the second half of the layer."""
         blocks = [x[start : start + ROWS] for start in range(0, len(x), ROWS)]
         return torch.cat([one + self.mlp.forward(rms_norm(one, self.post_norm, self.eps)) for one in blocks])
-
-
-def llama_layer(
-    weights: Weights,
-    prefix: str,
-    config: Config,
-    *,
-    input_norm: bool = True,
-    width: int | None = None,
-    post_norm: str = "post_attention_layernorm",
-) -> DecoderLayer:
-    """A Llama layer. width: what attention reads a row, h unless said. post_norm: what the second norm is called."""
-    take, h = weights.take, config.hidden
-    return DecoderLayer(
-        input_norm=take(f"{prefix}input_layernorm.weight", h) if input_norm else None,
-        attention=Attention(weights, f"{prefix}self_attn.", config, width=width),
-        post_norm=take(f"{prefix}{post_norm}.weight", h),
-        mlp=Mlp(weights, f"{prefix}mlp.", hidden=h, width=config.intermediate),
-        eps=config.eps,
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,35 +128,18 @@ class Target(Protocol):
 
 
 class PaperTarget:
-    """A target computed here. stack: its layers, Llama's or Qwen3's unless given."""
+    """A target computed here. stack: its layers."""
 
     provider = "paper"
 
-    def __init__(self, weights: Weights, config: Config, *, stack: Sequence[Layer] | None = None) -> None:
+    def __init__(self, weights: Weights, config: Config, *, stack: Sequence[Layer]) -> None:
         self.config, self.dtype, self.device = config, weights.dtype, weights.device
         self.vocab, self.hidden, self.layers = config.vocab, config.hidden, config.layers
         self.embedding = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
-        self.stack: Sequence[Layer] = stack or [
-            llama_layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)
-        ]
+        self.stack = stack
         self.norm = weights.take("model.norm.weight", config.hidden)
         tied = config.tied and "lm_head.weight" not in weights
         self.head = self.embedding if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
-
-    @staticmethod
-    def load(
-        path: Path,
-        dtype: torch.dtype = torch.float32,
-        *,
-        held: torch.dtype | None = None,
-        device: torch.device | str = "cpu",
-    ) -> PaperTarget:
-        """Read an HF Llama or Qwen3 folder; CheckpointError if it is neither.
-
-        held: the dtype another program keeps the weights in, so that both compute with the same numbers.
-        """
-        config = Config.read(path, architecture=TARGET_ARCHITECTURE, or_else=QWEN3_ARCHITECTURE)
-        return PaperTarget(Weights(path, held or dtype, device), config).computing(dtype)
 
     def computing(self, dtype: torch.dtype) -> Self:
         """See Target.computing."""
@@ -343,57 +238,6 @@ class Head(Drafter, Protocol):
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h'] -> [...,V] over the target's vocabulary; -inf for tokens it cannot propose."""
-
-
-class DraftHead:
-    """EAGLE's autoregression head: fc over (token embedding, feature), then one decoder layer; no final norm.
-
-    Embedding and lm_head are the target's, and the layer has no input norm (EAGLE section 3.1 and its released
-    weights). Row j holds the token at j+1 and the feature at j, and its output stands for the feature at j+1.
-    """
-
-    algorithm = "EAGLE"
-    provider = "paper"
-
-    def __init__(self, weights: Weights, config: Config, target: Target) -> None:
-        h = config.hidden
-        self.config, self.target = config, target
-        self.states: tuple[int, ...] = (target.layers,)
-        self.fc = weights.take("fc.weight", h, 2 * h)
-        self.bias = weights.take("fc.bias", h) if "fc.bias" in weights else None
-        self.layer = llama_layer(weights, "layers.0.", config, input_norm=False)
-
-    @staticmethod
-    def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> DraftHead:
-        """Read an EAGLE folder; CheckpointError if it is not one or does not fit `target`. held: see PaperTarget."""
-        config = Config.read(path, architecture=DRAFT_ARCHITECTURE)
-        a_pair(path, config, vocab=target.vocab, hidden=target.hidden)
-        if config.layers != 1:
-            raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
-        return DraftHead(Weights(path, held or target.dtype, target.device), config, target)
-
-    def computing(self, dtype: torch.dtype) -> Self:
-        """See Drafter.computing."""
-        return on_target(self, self.target.computing(dtype))
-
-    def features(self, states: Mapping[int, Tensor]) -> Tensor:
-        """The target's last hidden state after its final norm, [T,h]."""
-        return states[self.target.layers]
-
-    def enter(self, features: Tensor) -> Tensor:
-        """As it is: the first draft row and all later ones read the same kind of state."""
-        return features
-
-    def forward(
-        self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
-    ) -> tuple[Tensor, Kept]:
-        """See Head.forward; g [m,h]."""
-        x = linear(torch.cat((self.target.embed(tokens), hidden), dim=-1), self.fc, self.bias)
-        return self.layer.forward(x, positions, sight, kept)
-
-    def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
 
 
 D = TypeVar("D")

@@ -36,18 +36,22 @@ from reference.checkpoint import (
     built_here,
     of_architecture,
     read_json,
+    sizes,
 )
+from reference.heads import Heads
+from reference.llama import llama_layer
 from reference.model import (
-    STEP_ARCHITECTURE,
+    DecoderLayer,
     PaperTarget,
     Target,
     linear,
-    llama_layer,
     on_target,
     rms_norm,
 )
+from reference.rotation import Rotation, plain_frequencies
 
 MIMO_ARCHITECTURE = "MiMoV2FlashForCausalLM"
+STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 #: Parts of a MiMo-V2 target that are not Llama arithmetic, and the values that switch them off.
 _OFF: dict[str, Any] = {
     "attention_value_scale": None,
@@ -64,7 +68,11 @@ def read_mimo(path: Path) -> Config:
     """A MiMo-V2 config whose arithmetic is Llama's; CheckpointError if it asks for anything else."""
     file = Path(path) / "config.json"
     raw = read_json(file)
-    config = Config.read(path, architecture=MIMO_ARCHITECTURE)
+    of_architecture(file, raw, MIMO_ARCHITECTURE)
+    plain = {"hidden_act": "silu", "attention_bias": False, "rope_scaling": None}
+    built_here(file, plain | raw, plain)  # what a config leaves out is as wanted
+    with all_keys(file, "MiMo-V2"):
+        config = sizes(raw)
     wanted = _OFF | {
         "layernorm_epsilon": config.eps,
         "v_head_dim": config.head_dim,
@@ -77,6 +85,28 @@ def read_mimo(path: Path) -> Config:
     wanted |= {name: [0] * config.layers for name in _OFF_EVERYWHERE}
     built_here(file, raw, wanted)
     return config
+
+
+def mtp_layer(
+    weights: Weights, prefix: str, config: Config, *, post_norm: str = "post_attention_layernorm"
+) -> DecoderLayer:
+    """A layer of a target, or of one depth."""
+    gated = config.architecture == STEP_ARCHITECTURE
+    heads = Heads(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        eps=config.eps,
+        rotation=Rotation(frequencies=plain_frequencies(config.head_dim, config.rope_theta)),
+        normed=gated,
+        head_gated=gated,
+    )
+    return llama_layer(weights, prefix, heads, intermediate=config.intermediate, post_norm=post_norm)
+
+
+def _stack(weights: Weights, config: Config) -> list[DecoderLayer]:
+    return [mtp_layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
 
 
 class MtpLayer:
@@ -98,7 +128,7 @@ class MtpLayer:
         self.token_norm = weights.take(f"{prefix}enorm.weight", h)
         self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
         self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = llama_layer(weights, prefix, config, post_norm=post_norm)
+        self.layer = mtp_layer(weights, prefix, config, post_norm=post_norm)
         self.final_norm = weights.take(f"{prefix}{final}.weight", h)
 
     def forward(
@@ -164,7 +194,8 @@ def load_mimo_target(
 ) -> PaperTarget:
     """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_mimo(path)
-    return PaperTarget(Weights(path, held or dtype, device), config).computing(dtype)
+    weights = Weights(path, held or dtype, device)
+    return PaperTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
 
 
 #: What lists with an entry a layer must say everywhere for what is built here.
@@ -256,7 +287,8 @@ def load_step_target(
 ) -> PaperTarget:
     """The main model of a Step-3.5 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_step(path)
-    return StepTarget(StepWeights(path, held or dtype, device), config).computing(dtype)
+    weights = StepWeights(path, held or dtype, device)
+    return StepTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
 
 
 def load_step_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> MtpHead:

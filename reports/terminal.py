@@ -15,7 +15,7 @@ from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
-from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
+from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -39,7 +39,7 @@ COMPARED = {
 }
 NOT_EXERCISED = "not exercised"
 #: How reasons begin that say what a verdict does not speak of.
-CAVEATS = (NOT_EXERCISED, JUDGED_BY, NOT_COMPARED, ASSUMED)
+CAVEATS = (NOT_EXERCISED, JUDGED_BY, NOT_COMPARED, ASSUMED, HARDLY)
 
 
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
@@ -123,9 +123,17 @@ def render_cost(console: Console, result: RunResult) -> None:
         say(
             console,
             f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
-            f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s, "
+            f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s{_memory(cost)}, "
             f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
         )
+
+
+def _memory(cost: Cost) -> str:
+    """What the reference had at most of what it said before, on a GPU."""
+    if not cost.reference_mib:
+        return ""
+    more = ", more than said" if cost.reference_mib > cost.reference_said_mib else ""
+    return f" ({cost.reference_mib / 1024:.1f} of {cost.reference_said_mib / 1024:.1f} GiB said{more})"
 
 
 def render_open(console: Console, result: RunResult, *, printed: set[str]) -> None:

@@ -18,8 +18,9 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
 from harness.driving.progress import ScenarioResult, Setup
+from reference.eagle1 import DraftHead
 from reference.expected import committed_by
-from reference.model import DraftHead, PaperTarget
+from reference.llama import load_target as load_llama
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 from reference.tree import with_depths
@@ -58,7 +59,7 @@ def text_of(request, trace):
 def heads(tmp_path_factory):
     """A draft head, and the same one with a wrong fc."""
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    good = DraftHead.load(pair.draft, PaperTarget.load(pair.target))
+    good = DraftHead.load(pair.draft, load_llama(pair.target))
     bad = copy.copy(good)
     bad.fc = good.fc + 0.04 * torch.randn(good.fc.shape, generator=torch.Generator().manual_seed(5))
     return good, bad

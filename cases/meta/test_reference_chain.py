@@ -6,7 +6,8 @@ import torch
 from cases.checkpoints import Recipe, make_recipe
 from reference.attention import Sight
 from reference.draft import Forced, Reading, draft
-from reference.model import DraftHead, PaperTarget
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 
 torch.set_num_threads(1)
 
@@ -17,7 +18,7 @@ SHAPES = [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3), (4, 2)]
 def head(tmp_path_factory):
     recipe = Recipe(name="chain", seed=5, vocab=24, hidden=16, intermediate=16, head_dim=8, layers=2)
     pair = make_recipe(recipe, tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, PaperTarget.load(pair.target, torch.float64))
+    return DraftHead.load(pair.draft, load_llama(pair.target, torch.float64))
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from cases.checkpoints import RECIPES, make
 from cases.recipes import TrainedRecipe
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
+from reference.eagle1 import DraftHead
 from reference.eagle3 import Eagle3Head
-from reference.model import DraftHead, PaperTarget
+from reference.llama import load_target as load_llama
 from reference.pairs import load_head
 
 torch.set_num_threads(1)
@@ -112,7 +113,7 @@ def tokens_of(length, seed=0):
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_features_states_and_logits_equal_the_assembled_head(pair, length):
     tokens = tokens_of(length + 1, seed=length)
-    target = PaperTarget.load(pair.target)
+    target = load_llama(pair.target)
     head = Eagle3Head.load(pair.draft, target)
     theirs, hf = features_by_hf(pair.target, tokens[:-1], layers_of(pair.name))
     mine = head.features(target.hidden_states(tokens[:-1]))
@@ -159,7 +160,7 @@ def uneven(*shape, seed=5):
 
 
 def answers(pair, folder):
-    tokens, target = tokens_of(31), PaperTarget.load(pair.target)
+    tokens, target = tokens_of(31), load_llama(pair.target)
     head = Eagle3Head.load(folder, target)
     features = head.features(target.hidden_states(tokens[:-1]))
     g, _ = head.forward(tokens[1:], head.enter(features), torch.arange(30), Sight.causal(30))
@@ -219,18 +220,18 @@ def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "do not name ascending layers"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
         ({"target_hidden_size": 32}, "target hidden size is 32; expected the target's 64"),
         ({"vocab_size": 400}, "vocab_size is 400; expected the target's 512"),
         ({"draft_vocab_size": 400}, r"lm_head.weight' has shape \(432, 64\); expected \(400, 64\)"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; this reference builds only 1"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; expected layers.0 and on"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}}, r"fc.weight' has shape \(64, 192\)"),
     ],
 )
 def test_a_head_that_does_not_fit_says_where_and_what_was_expected(tiny, tmp_path, config, words):
     folder = rewritten(tiny, tmp_path / "d", config)
     with pytest.raises(CheckpointError, match=words) as caught:
-        Eagle3Head.load(folder, PaperTarget.load(tiny.target))
+        Eagle3Head.load(folder, load_llama(tiny.target))
     assert str(folder) in str(caught.value)
 
 
@@ -242,21 +243,21 @@ def test_a_map_that_leads_twice_to_one_token_or_nowhere_is_refused(tiny, tmp_pat
     for number, bad in enumerate((twice, outside)):
         folder = rewritten(tiny, tmp_path / str(number), {}, {"d2t": bad})
         with pytest.raises(CheckpointError, match="d2t does not lead to 432 different target ids"):
-            Eagle3Head.load(folder, PaperTarget.load(tiny.target))
+            Eagle3Head.load(folder, load_llama(tiny.target))
 
 
 def test_a_default_needs_layers_enough_to_tell_low_middle_and_high_apart(tiny, tmp_path):
     folder = rewritten(tiny, tmp_path / "d")
-    target = PaperTarget.load(tiny.target)
+    target = load_llama(tiny.target)
     target.layers = 5
     with pytest.raises(CheckpointError, match="the default layers do not name ascending"):
         Eagle3Head.load(folder, target)
 
 
 def test_a_folder_is_read_by_its_architecture(tiny, tmp_path):
-    target = PaperTarget.load(tiny.target)
+    target = load_llama(tiny.target)
     assert isinstance(load_head(tiny.draft, target), Eagle3Head)
     plain = make("eagle-tiny", tmp_path)
-    assert isinstance(load_head(plain.draft, PaperTarget.load(plain.target)), DraftHead)
-    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of LlamaForCausalLMEagle, "):
+    assert isinstance(load_head(plain.draft, load_llama(plain.target)), DraftHead)
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of DeepseekV3ForCausalLM, "):
         load_head(tiny.target, target)

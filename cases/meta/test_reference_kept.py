@@ -1,14 +1,19 @@
 """Kept rows give what a forward over the whole sequence gives: chunks, single tokens and branches, for every layer."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cases.checkpoints import make
+from cases.meta.published import FAMILIES, make_target
+from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
-from reference.pairs import load_pair
+from reference.mtp import MtpHead
+from reference.pairs import load_pair, load_target
 
 DOUBLE = torch.float64
 
@@ -62,19 +67,37 @@ def root(tmp_path_factory):
     return tmp_path_factory.mktemp("pairs")
 
 
+def read_pair(name, root, dtype=DOUBLE, **held):
+    """A pair of ours, or a random one of a published family; without a head where the family has none."""
+    if name not in FAMILIES:
+        pair = make(name, root)
+        return load_pair(pair.target, pair.draft, dtype, **held)
+    folder = root / name
+    if name not in (*BEHIND, *BESIDE):
+        make_target(name, 1, folder)
+        return load_target(folder, dtype, **held), None
+    make_pair(name, 1, folder)
+    return load_pair(folder, folder, dtype, **held)
+
+
 NAMES = ["eagle-tiny", "qwen3-eagle", "eagle3-two", "eagle3-normed", "mla-tiny", "mtp-tiny", "mtp-chained"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.fixture(scope="module")
+def models(root):
+    """Each read once."""
+    return functools.cache(lambda name: read_pair(name, root))
+
+
+@pytest.mark.parametrize("name", [*NAMES, *FAMILIES])
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(draw=st.data())
 @torch.inference_mode()
-def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(root, name, draw):
+def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(models, name, draw):
     """A target and each layer of its head; a branch is a path of a tree, and alone it is a sequence like any other."""
-    pair = make(name, root)
-    target, head = load_pair(pair.target, pair.draft, DOUBLE)
+    target, head = models(name)
     lengths = draw.draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
-    text = torch.randint(500, (sum(lengths) + 6,), generator=torch.Generator().manual_seed(sum(lengths)))
+    text = torch.randint(target.vocab, (sum(lengths) + 6,), generator=torch.Generator().manual_seed(sum(lengths)))
     rows, path = sum(lengths), text[sum(lengths) :]
     seen = draw.draw(st.integers(1, rows))
     nodes = torch.tensor([3, *path.tolist()])  # the path hangs beside a foreign node, on rows 0..seen-1
@@ -92,8 +115,8 @@ def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(ro
         torch.testing.assert_close(torch.cat([one[state] for one in found]), whole[state], rtol=0, atol=1e-9)
         torch.testing.assert_close(hung[state][1:], alone[state][seen:], rtol=0, atol=1e-9)
 
-    for layer in getattr(head, "layers", [head]):
-        hidden = torch.randn(rows + 7, head.config.hidden if hasattr(head, "config") else target.hidden, dtype=DOUBLE)
+    for layer in head.layers if isinstance(head, MtpHead) else [head] if head else []:
+        hidden = torch.randn(rows + 7, len(head.fc) if hasattr(head, "fc") else target.hidden, dtype=DOUBLE)
         kept, said, start = None, [], 0
         for part in text[:rows].split(lengths):
             own, places = slice(start, start + len(part)), torch.arange(start, start + len(part))

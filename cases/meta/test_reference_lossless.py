@@ -9,7 +9,8 @@ from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
 from harness.contract.scenario import RequestSpec, SpecConfig
 from reference.draft import Forced, Reading, draft
-from reference.model import DraftHead, PaperTarget
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify
@@ -28,14 +29,14 @@ SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for s
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, PaperTarget.load(pair.target))
+    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     recipe = Recipe(name="small", seed=9, vocab=12, hidden=16, intermediate=16, head_dim=8, layers=2)
     pair = make_recipe(recipe, tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, PaperTarget.load(pair.target))
+    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 def _request(rng):

@@ -10,7 +10,8 @@ import torch
 from cases.checkpoints import make
 from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
-from reference.model import DraftHead, PaperTarget
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
@@ -27,7 +28,7 @@ SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for s
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, PaperTarget.load(pair.target))
+    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 def request_of(rng, vocab=510, *, rid="r0", longest=40, new=12, **more):

@@ -37,6 +37,10 @@ class RunManifest(_Strict):
     #: the pair that the user named: names, sizes and digests (see harness.driving.pairs)
     pair: PairFacts | None = None
 
+    def known_pair(self) -> dict[str, Any] | None:
+        """The pair, as JSON has it; None where the run was of a pair of ours."""
+        return None if self.pair is None else self.pair.model_dump(mode="json", exclude_defaults=True)
+
 
 class ReproducerManifest(_Strict):
     """manifest.json of a reproducer: enough to run it again and to know when it is fixed."""

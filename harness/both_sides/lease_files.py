@@ -25,7 +25,9 @@ EVERYBODYS = "/tmp/eaglecheck-leases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A live engine and its share in MiB, as its lock file says. pid: the engine host, which leads its session."""
+    """A live engine and its share in MiB, as its lock file says. pid: the engine host, which leads its session; or a
+    process that computes its reference on the card.
+    """
 
     uuid: str
     slot: int

@@ -12,10 +12,11 @@ from rich.console import Console
 
 from cases.boots import Boot
 from cases.families import FAMILIES
+from cases.prompts import with_prompts
 from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
-from harness.cli.programs import check_family, of_pair, usual_family
+from harness.cli.programs import check_family, of_pair, tokens_of, usual_family
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
@@ -54,6 +55,7 @@ def command(
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
     reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     target: options.Target = None,
     draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
@@ -68,6 +70,8 @@ def command(
     max_total_tokens: options.Pool = None,
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
+    trust_remote_code: options.TrustCode = None,
+    prompts: options.Prompts = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -90,6 +94,23 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    wanted = Wanted(
+        dtype=dtype,
+        attention_backend=backend,
+        cuda_graph=graphs,
+        overlap_schedule=overlap,
+        page_size=page,
+        context_length=context_length,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        cuda_graph_max_bs=cuda_graph_max_bs,
+        mem_fraction_static=mem_fraction_static,
+        trust_remote_code=trust_remote_code,
+    )
+    if prompts is not None:
+        tokens = tokens_of(prompts, own, wanted)
+        scenarios = [with_prompts(one, tokens, seed=chosen) for one in scenarios]
     plan = prepare.make_plan(
         scenarios,
         say=lambda text: say(console, text),
@@ -97,21 +118,10 @@ def command(
         device=device,
         revert=revert,
         reference=reference,
+        reference_device=reference_device,
         own=own,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype,
-            attention_backend=backend,
-            cuda_graph=graphs,
-            overlap_schedule=overlap,
-            page_size=page,
-            context_length=context_length,
-            chunked_prefill_size=chunked_prefill_size,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
-            cuda_graph_max_bs=cuda_graph_max_bs,
-            mem_fraction_static=mem_fraction_static,
-        ),
+        wanted=wanted,
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
     )

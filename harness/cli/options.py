@@ -59,6 +59,15 @@ MemFraction = Annotated[
     float | None,
     typer.Option("--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."),
 ]
+TrustCode = Annotated[
+    bool | None, typer.Option("--trust-remote-code", help="Let SGLang run the Python files that come with --target.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", help="Text, a prompt a line or paragraph, or JSON lines; goes through the tokenizer of --target."
+    ),
+]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]
@@ -78,6 +87,14 @@ Reference = Annotated[
         "--reference",
         help="Who says what rows should hold: paper (our own modules), witness (the same SGLang, one plain request "
         "at a time), or auto: the first that knows the pair.",
+    ),
+]
+ReferenceDevice = Annotated[
+    str,
+    typer.Option(
+        "--reference-device",
+        help="Where the paper reference computes: cpu, cuda, cuda:N, or auto: the engine's card where a pair of your "
+        "own fits beside it.",
     ),
 ]
 Replayed = Annotated[

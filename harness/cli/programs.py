@@ -7,11 +7,14 @@ It must not import torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from cases import catalogue, fixed
+from pydantic import ValidationError
+
+from cases import catalogue, fixed, prompts
 from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
@@ -20,10 +23,12 @@ from harness.both_sides.mutants import MUTANTS
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import called
+from harness.driving.adapt import Wanted, called, refused_setting
 from harness.driving.own_pair import OwnPair
 from harness.engines.launch import BACKENDS
 
+#: More requests than these arrive together in one step.
+MOST_ARRIVALS = 1000
 #: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
@@ -62,6 +67,37 @@ def choose_scenarios(
             )
         seen[one.name, one.id] = file
     return chosen
+
+
+def of_prompts(file: Path, own: OwnPair | None, wanted: Wanted, *, rate: float, new_tokens: int, seed: int) -> Scenario:
+    """One scenario of a file's prompts, on the user's pair."""
+    if not 0 < rate <= MOST_ARRIVALS:
+        raise UsageError(f"--arrivals {rate:g}: requests a scheduler step\n  allowed: above 0, at most {MOST_ARRIVALS}")
+    tokens = tokens_of(file, own, wanted)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)[:60] or "prompts"
+    try:
+        return prompts.scenario_of(
+            tokens,
+            name=name,
+            spec=usual_spec(own),
+            engine=wanted.changes(),
+            rate=rate,
+            new_tokens=new_tokens,
+            seed=seed,
+        )
+    except ValidationError as error:
+        raise UsageError(f"--prompts {file}: {refused_setting(error)}") from error
+
+
+def tokens_of(file: Path, own: OwnPair | None, wanted: Wanted) -> list[tuple[int, ...]]:
+    """The prompts of a file in the target's token ids."""
+    if own is None:
+        raise UsageError(
+            "--prompts goes through the tokenizer of a checkpoint\n  name one:  --target FOLDER --draft FOLDER"
+        )
+    texts = prompts.read_prompts(file)
+    encode = prompts.tokenizer(own.target.folder, trust_remote_code=bool(wanted.trust_remote_code))
+    return prompts.tokenized(texts, encode)
 
 
 def usual_spec(own: OwnPair | None) -> SpecConfig:
@@ -123,6 +159,7 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
     yield from _of_engine(scenario, device, None if own is not None else RECIPES.get(scenario.checkpoint))
     if own is not None:
         yield from _of_pair(scenario, own)
+        yield from _of_device(own, device)
     for name in scenario.wants:
         if name not in POINTS:
             yield f"wants: {unknown('coverage point', name, POINTS)}"
@@ -153,6 +190,12 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"spec.num_steps is {spec.num_steps}, and --draft {own.draft.folder} has {own.layers} MTP layers, "
             f"one for each step\n  allowed: 1 to {own.layers}"
         )
+    for option, one in (("--target", own.target), ("--draft", own.draft)):
+        if one.config.get("auto_map") and not scenario.engine.trust_remote_code:
+            yield (
+                f"{option} {one.folder}: auto_map in config.json names Python files of its own, which SGLang runs only "
+                f"when told\n  read them, then add:  --trust-remote-code"
+            )
     target, draft = own.target.positions, own.draft.positions
     if target is not None and context > target:
         yield (
@@ -165,6 +208,24 @@ def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
             f"so that SGLang does not boot\n"
             f"  allowed: at most {draft}:  --context-length {draft}; or make SGLang do it:  export {LONGER}=1"
         )
+
+
+def _of_device(own: OwnPair, device: str) -> Iterator[str]:
+    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
+    for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
+        quantised = one.of_text("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+            yield (
+                f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
+                f"for quantised weights\n{gpu}"
+            )
+        if one.linear_attention:
+            yield (
+                f"{option} {one.folder}: {one.linear_attention} in config.json asks for linear attention, which SGLang "
+                f"computes in bfloat16 alone\n{gpu}"
+            )
 
 
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:

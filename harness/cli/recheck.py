@@ -29,7 +29,6 @@ from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
-from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import WITNESS, is_witness
 from harness.contract.trace import Trace
@@ -39,7 +38,7 @@ from harness.contract.words import counted
 from harness.driving.judging import judge_scenario
 from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
 from reports.terminal import render_run
 
 
@@ -54,6 +53,7 @@ class _Stored:
     scenarios: Sequence[StoredScenario]
     engine: dict[str, Any]
     before: Outcome | None
+    pair: dict[str, Any] | None = None
     missing: str = ""
     live: bool = False
 
@@ -186,6 +186,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             folder=_short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine.known(),
+            pair=reader.manifest.known_pair(),
             before=reader.verdict.outcome,
         )
     # of a run that was cut off, what was stored whole: a scenario's verdict is written last
@@ -199,6 +200,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         folder=_short(reader.folder),
         scenarios=cases,
         engine=reader.manifest.engine.known(),
+        pair=reader.manifest.known_pair(),
         before=None,
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
@@ -221,7 +223,7 @@ def _engine_of(stored: _Stored) -> tuple[str, str]:
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
-    verdict = merge([one.verdict for one in results])
+    verdict = verdict_of(results)
     if stored.missing:
         outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
         verdict = replace(verdict, outcome=outcome, reasons=(*verdict.reasons, stored.missing))
@@ -235,6 +237,7 @@ def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
         results=tuple(results),
         verdict=verdict,
         cost=Cost(),
+        pair=stored.pair,
     )
 
 

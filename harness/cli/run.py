@@ -12,8 +12,9 @@ from cases import catalogue
 from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
-from harness.cli.programs import choose_scenarios
+from harness.cli.programs import choose_scenarios, of_prompts
 from harness.contract.outputs import check_target, write_json
+from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
@@ -42,6 +43,7 @@ def command(
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
     reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
@@ -54,6 +56,13 @@ def command(
     max_total_tokens: options.Pool = None,
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
+    trust_remote_code: options.TrustCode = None,
+    prompts: options.Prompts = None,
+    arrivals: Annotated[
+        float, typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average.")
+    ] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of --prompts: tokens each request asks for.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of --prompts: decides when each request arrives.")] = 0,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -65,7 +74,26 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json, inputs=scenario_file or ())
     own = own_pair(target, draft)
-    chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
+    wanted = Wanted(
+        dtype=dtype,
+        attention_backend=backend,
+        cuda_graph=graphs,
+        overlap_schedule=overlap,
+        page_size=page,
+        context_length=context_length,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        cuda_graph_max_bs=cuda_graph_max_bs,
+        mem_fraction_static=mem_fraction_static,
+        trust_remote_code=trust_remote_code,
+    )
+    if prompts is None:
+        chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
+    elif scenario or scenario_file or family:
+        raise UsageError("--prompts makes the scenario itself\n  leave --scenario, --scenario-file and --family out")
+    else:
+        chosen = [of_prompts(prompts, own, wanted, rate=arrivals, new_tokens=max_new_tokens, seed=seed)]
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(
@@ -77,20 +105,9 @@ def command(
         own=own,
         cpu_attention=cpu_attention,
         reference=reference,
+        reference_device=reference_device,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype,
-            attention_backend=backend,
-            cuda_graph=graphs,
-            overlap_schedule=overlap,
-            page_size=page,
-            context_length=context_length,
-            chunked_prefill_size=chunked_prefill_size,
-            max_running_requests=max_running_requests,
-            max_total_tokens=max_total_tokens,
-            cuda_graph_max_bs=cuda_graph_max_bs,
-            mem_fraction_static=mem_fraction_static,
-        ),
+        wanted=wanted,
         runs=runs,
         assumed=assume or (),
         files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],

@@ -117,6 +117,7 @@ class EngineConfig(_Strict):
     max_running_requests: Annotated[int, Field(ge=1, le=4096, description=RUNNING_IS)] = 8
     priority_scheduling: bool = False
     max_total_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
+    trust_remote_code: bool = False
     mem_fraction_static: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)

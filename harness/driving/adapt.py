@@ -53,6 +53,7 @@ class Wanted:
     max_total_tokens: int | None = None
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
+    trust_remote_code: bool | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -75,11 +76,16 @@ def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     try:
         engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
     except ValidationError as error:
-        first = error.errors()[0]
-        option = "--" + str(first["loc"][0]).replace("_", "-")
-        allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-        raise UsageError(f"{option} {first['input']} cannot be\n  allowed: {allowed}") from error
+        raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine})
+
+
+def refused_setting(error: ValidationError) -> str:
+    """What a message says of the first engine setting that cannot be."""
+    first = error.errors()[0]
+    option = "--" + str(first["loc"][0]).replace("_", "-")
+    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 
 def _check_values(wanted: Wanted, device: str) -> None:

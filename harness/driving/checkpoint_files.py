@@ -27,6 +27,8 @@ OWN = (
 INDEXES = {"*.safetensors": "model.safetensors.index.json", "pytorch_model*.bin": "pytorch_model.bin.index.json"}
 #: How a .bin begins that was written before torch saved zip files; its tensors' names cannot be seen from outside.
 OLD_BIN = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+#: Keys of models with layers of linear attention.
+LINEAR = ("linear_num_value_heads", "linear_attn_config")
 #: What safetensors and torch's storages call a dtype -> torch's name.
 DTYPES = {
     "F64": "float64",
@@ -103,6 +105,14 @@ class CheckpointFiles:
         rope = self.of_text("rope_scaling") or {}
         of_longer = "original_max_position_embeddings" in rope or rope.get("rope_type") == "llama3"
         return int(said * (1 if of_longer else rope.get("factor") or 1))
+
+    @property
+    def linear_attention(self) -> str:
+        """The key that asks for layers of linear attention, empty if none does."""
+        kinds = self.of_text("layer_types")
+        if isinstance(kinds, list) and "linear_attention" in kinds:
+            return "layer_types"
+        return next((key for key in LINEAR if self.of_text(key)), "")
 
     @property
     def eos(self) -> tuple[int, ...]:

@@ -13,13 +13,17 @@ import numpy as np
 import torch
 
 from harness import defects
+from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
-from harness.contract.trace import EOS, Event, Trace
+from harness.contract.trace import EOS, Event, Rows, Trace
+from harness.driving.footprint import CONTEXT_MIB, CPU, Place
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
 
+#: Weight files up to this size are of a tiny pair.
+TINY = 64 << 20
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in.
 Asked = tuple[SpecConfig, str, str]
 
@@ -36,6 +40,10 @@ class Oracle:
     draft: Path
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
+    place: Place = CPU
+    #: MiB that tensors took at most on a GPU; 0 on a CPU, where nobody counts
+    peak_mib: int = 0
+    _lease: leases.Lease | None = None
     _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
@@ -43,9 +51,22 @@ class Oracle:
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
         if held not in self._models:
-            torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held))
+            if self._bytes() < TINY:
+                torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            self._take_lease()
+            device = torch.device(self.place.device)
+            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held), device=device)
         return self
+
+    def _take_lease(self) -> None:
+        """On a GPU: a share of it, as an engine has, before anything is on it."""
+        if self.place.device == "cpu" or self._lease is not None or not self.place.said:
+            return
+        asked = leases.request((self.place.said + CONTEXT_MIB) / 1024)
+        self._lease = leases.take(asked, say=lambda _text: None)
+
+    def _bytes(self) -> int:
+        return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
@@ -65,6 +86,8 @@ class Oracle:
             )
             for request in scenario.requests
         )
+        if self.place.device != "cpu":
+            self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
@@ -105,20 +128,24 @@ def with_own(truth: Trace, own: Trace) -> Trace:
     if len(truth.rows) != len(own.rows) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
         return truth  # the other run chose otherwise somewhere it was free to choose
     beside = {f"own.{name}": tensor for name, tensor in own.tensors.items()}
-    errors = [_logit_error(truth, own, row) for row in range(len(truth.rows))]
-    beside["own.logits"] = np.asarray(errors, dtype=np.float32).reshape(-1, 1)
+    beside["own.logits"] = _logit_errors(truth.rows, own.rows)[:, None]
     return dataclasses.replace(truth, tensors={**truth.tensors, **beside})
 
 
-def _logit_error(truth: Trace, own: Trace, row: int) -> float:
-    ids, logits = truth.rows.lists["top_ids"][row], truth.rows.lists["top_logits"][row]
-    theirs = dict(zip(own.rows.lists["top_ids"][row].tolist(), own.rows.lists["top_logits"][row].tolist(), strict=True))
-    shared = [
-        abs(theirs[token] - value)
-        for token, value in zip(ids.tolist(), logits.tolist(), strict=True)
-        if token in theirs
-    ]
-    return max(shared, default=float("nan"))
+def _logit_errors(truth: Rows, own: Rows) -> np.ndarray:
+    """float32 [rows]: greatest difference among the ids that both keep; NaN where there is none."""
+    found = np.full(len(truth), np.nan, dtype=np.float32)
+    lengths = [rows.lists["top_ids"].lengths for rows in (truth, own)]
+    for one, other in {*zip(*(length.tolist() for length in lengths), strict=True)}:
+        at = np.flatnonzero((lengths[0] == one) & (lengths[1] == other))
+        if not one or not other:
+            continue
+        ids, own_ids = (rows.lists["top_ids"].stacked(at) for rows in (truth, own))
+        logits, own_logits = (rows.lists["top_logits"].stacked(at) for rows in (truth, own))
+        same = ids[:, :, None] == own_ids[:, None, :]
+        error = np.where(same, np.abs(logits[:, :, None] - own_logits[:, None, :]), -np.inf).max(axis=(1, 2))
+        found[at] = np.where(same.any(axis=(1, 2)), error, np.nan)
+    return found
 
 
 def _is_whole(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:

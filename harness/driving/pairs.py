@@ -13,18 +13,18 @@ from cases import checkpoints
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.checkpoint_files import OWN
+from harness.driving.footprint import CPU, Place
 from harness.driving.own_pair import OwnPair
 from harness.engines import envs
 
 
-def load_now(pair: OwnPair) -> None:
+def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU) -> None:
     """Read the user's pair as the reference will, before any engine is booted for it."""
-    from harness.driving.oracle import Oracle  # torch
-    from reference.checkpoint import CheckpointError
+    from harness.driving.judging import load_ahead
+    from reference.checkpoint import CheckpointError  # torch
 
-    target, draft = pair.folders
     try:
-        Oracle(target=target, draft=draft).load()
+        load_ahead(*pair.folders, assumed, place)
     except CheckpointError as error:
         raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
 

@@ -16,16 +16,21 @@ from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
+from harness.contract.merge import merge
 from harness.contract.providers import PAPER, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.footprint import CPU, Place
 from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
+
+#: How a note about a draft begins that is accepted in at most this share of at least so many verifies.
+HARDLY, MOST_AGREED, LEAST_VERIFIES = "the draft hardly ever agrees", 0.02, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +58,7 @@ class Setup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
+    place: where the reference computes.
 
     lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
@@ -67,6 +73,7 @@ class Plan:
     cpu_attention: CpuAttention = "torch"
     reference: str = PAPER
     own: OwnPair | None = None
+    place: Place = CPU
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
@@ -226,6 +233,23 @@ def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
     return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
 
 
+def verdict_of(results: Sequence[ScenarioResult], *more: Verdict) -> Verdict:
+    """The verdict of a run, and what has to be known beside it. more: what is said of the rest of the run."""
+    merged = merge([*(one.verdict for one in results), *more])
+    return replace(merged, reasons=(*merged.reasons, *hardly_agrees(results)))
+
+
+def hardly_agrees(results: Sequence[ScenarioResult]) -> list[str]:
+    """What a draft that is next to never accepted leaves unseen: one line, none where it agrees or too little ran."""
+    counts: Counter[int] = Counter()
+    for one in results:
+        counts.update(one.accepted)
+    if counts.total() < LEAST_VERIFIES or counts.total() - counts[1] > MOST_AGREED * counts.total():
+        return []
+    longest = max(one.scenario.spec.num_steps for one in results) + 1
+    return [f"{HARDLY}: accept length {mean_accept_length(results):.2f} of {longest}; a wrong chain cannot show in it"]
+
+
 def accept_lengths_of(results: Iterable[ScenarioResult]) -> AcceptLengths | None:
     """Expected and observed accept lengths of all of them; None where nothing is known."""
     return total(one.accept for one in results)
@@ -248,6 +272,9 @@ class Cost:
     boot_seconds: float = 0.0
     engine_seconds: float = 0.0
     reference_seconds: float = 0.0
+    #: MiB that the reference had at most, and what it said before; 0 where nobody counts
+    reference_mib: int = 0
+    reference_said_mib: int = 0
     judge_seconds: float = 0.0
     store_seconds: float = 0.0
     total_seconds: float = 0.0

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
-from harness.contract.merge import merge
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -41,6 +40,7 @@ from harness.driving.progress import (
     Setup,
     Started,
     Stepped,
+    verdict_of,
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
@@ -120,7 +120,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
-                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
+                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed, plan.place)
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
@@ -131,7 +131,7 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
                 finally:
                     going.engines.end()
                 going.settle()
-        verdict = merge([result.verdict for result in going.results])
+        verdict = verdict_of(going.results)
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
@@ -269,7 +269,7 @@ def _cut_off(going: _Run, why: str) -> Verdict:
     going.results += going.queue.finished()
     judged, total = len(going.results), len(going.plan.scenarios)
     rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
-    return merge([*(result.verdict for result in going.results), rest])
+    return verdict_of(going.results, rest)
 
 
 def _left_behind(going: _Run) -> str:
@@ -277,6 +277,10 @@ def _left_behind(going: _Run) -> str:
     judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(going.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
+
+
+def _loaded(one: Future[Oracle]) -> bool:
+    return one.done() and not one.cancelled() and one.exception() is None
 
 
 def _cost(going: _Run, total: float) -> Cost:
@@ -288,6 +292,8 @@ def _cost(going: _Run, total: float) -> Cost:
         boot_seconds=going.boot_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
+        reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),
+        reference_said_mib=going.plan.place.said or 0,
         judge_seconds=spent["judge"],
         store_seconds=spent["store"],
         total_seconds=total,

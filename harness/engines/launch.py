@@ -212,5 +212,6 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "chunked_prefill_size": boot_chunk(engine.page_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,
+        **({"trust_remote_code": True} if engine.trust_remote_code else {}),
         "log_level": "info",
     }
