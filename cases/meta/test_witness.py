@@ -299,7 +299,7 @@ def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
 
 
 def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
-    def unknown(_pair):
+    def unknown(_pair, **_options):
         raise UsageError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
 
     said = []
