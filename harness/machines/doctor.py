@@ -39,7 +39,7 @@ SPARE_GB = 1  # runs and checkpoints, once everything is installed
 SHOWN = 3  # folders named in one line
 SHM_MB = 64  # what SGLang's processes share; some containers give less
 ELSEWHERE = "export EAGLECHECK_HOME=/path/with/space"
-UNPACK = "python3 -m harness.machines.unpack FILE  # its bundle"
+UNPACK = "python3 -m harness.machines.unpack FILES  # its bundle"
 
 
 def diagnose() -> list[Answer]:
@@ -182,6 +182,8 @@ def _engines() -> Iterator[Answer]:
         yield ok(f"in this environment, torch {here.torch}", name=f"SGLang {here.version}")
     for engine in installed:
         yield (_unpacked if engine.unpacked else _release)(engine, f"SGLang {engine.version}")
+        if engine.slimmed:
+            yield ok("; ".join(engine.slimmed), name=f"SGLang {engine.version} slimmed")
     yield from doctor_gpu.abilities([engine for engine in installed if engine.ready and engine.unpacked])
     if here is None and not installed:
         yield missing("not installed", _install(envs.NEWEST), name=f"SGLang {envs.NEWEST}")

@@ -132,6 +132,7 @@ def _install_in(
         "dtype": boot["arguments"]["dtype"],
         "revert": boot["revert"],
         "flags": boot["flags"],
+        **({"slimmed": boot["slimmed"]} if boot.get("slimmed") else {}),
         "truncates_at_finish": release.truncates_at_finish,
         "hooks_found": probe.hooks.found,
         "hooks_missing": probe.hooks.missing,
