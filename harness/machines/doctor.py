@@ -208,7 +208,8 @@ def _unpacked(engine: envs.EngineEnv, name: str) -> Answer:
     site = next((path for path in engine.pythonpath if list(path.glob("sglang-*.dist-info"))), engine.pythonpath[0])
     if changed := changed_files(site, left_out=engine.left_out):
         return _damaged(changed, f"rm -r {shlex.quote(str(site))} && {UNPACK}", name)
-    return ok(f"as published, out of a bundle, for torch {engine.torch}", name=name)
+    torch = f"with its own torch {engine.torch}" if engine.own_torch else f"for torch {engine.torch}"
+    return ok(f"as published, out of a bundle, {torch}", name=name)
 
 
 def _damaged(changed: Sequence[str], fix: str, name: str) -> Answer:

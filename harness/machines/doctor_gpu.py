@@ -119,7 +119,7 @@ def abilities(engines: Sequence[EngineEnv]) -> Iterator[Answer]:
         return
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         for engine, answer in zip(engines, pool.map(ask, engines), strict=True):
-            yield judge(engine.version, answer)
+            yield judge(engine.version, answer, own_torch=engine.own_torch)
 
 
 def ask(engine: EngineEnv) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
     return {"error": tail[-1][:200]}
 
 
-def judge(version: str, said: dict[str, Any]) -> Answer:
+def judge(version: str, said: dict[str, Any], *, own_torch: bool = False) -> Answer:
     """What a release says of itself: the first gap that stops it, else what runs and what does not."""
     name = f"SGLang {version} on GPU"
     again = "python3 -m harness.machines.unpack FILE  # its bundle, once more"
@@ -160,7 +160,6 @@ def judge(version: str, said: dict[str, Any]) -> Answer:
     graphs = f"no CUDA graphs ({said['graphs']})" if said["graphs"] else "eager and CUDA graphs"
     lacking = [f"no {name} ({why})" for name, why in backends.items() if why]
     detail = "; ".join([f"attention {runs}", graphs, DTYPES, *lacking])
-    own_torch = said["torch"] != fit.torch_version()
     return (warn if said["graphs"] else ok)(detail, _parts(version, backends, own_torch=own_torch), name=name)
 
 

@@ -19,6 +19,9 @@ from harness.engines.closure import Progress
 from harness.machines.bundle import BundleError, Manifest
 from harness.machines.cards import cards
 
+#: Where CUDA's own packages put it.
+TOOLKIT = Path("/usr/local/cuda")
+
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:
     """BundleError if this Python, its torch, the C library, the card or the packages beside torch do not fit."""
@@ -73,7 +76,7 @@ def program(name: str) -> str:
     """The path of one of CUDA's programs: the toolkit's, else the one that the machine's own triton has; or empty."""
     homes = [Path(home, "bin") for key in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(key))]
     homes += [Path(found).resolve().parent for one in (name, "nvcc") if (found := shutil.which(one))]
-    homes += [Path("/usr/local/cuda/bin"), beside_torch() / "triton" / "backends" / "nvidia" / "bin"]
+    homes += [TOOLKIT / "bin", beside_torch() / "triton" / "backends" / "nvidia" / "bin"]
     return next((str(home / name) for home in homes if os.access(home / name, os.X_OK)), "")
 
 

@@ -181,6 +181,7 @@ def _finish(release: Release, manifest: Manifest) -> None:
             "python": manifest.python,
             "interpreter": sys.executable,
             "torch": release.torch or manifest.torch,
+            "own_torch": bool(release.torch),
             "cuda_arch": manifest.cuda_arch,
             "trees": list(release.trees),
             "environ": environ,
