@@ -50,7 +50,10 @@ class ReferenceSession:
         self, target: Target, head: Head | MtpHead, spec: SpecConfig, *, departures: Sequence[type[Departure]] = ()
     ) -> None:
         if spec.algorithm != head.algorithm:
-            raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
+            raise ValueError(
+                f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}: ask for scenarios of that "
+                f"kind, or name a draft that is one of {spec.algorithm}"
+            )
         if isinstance(head, MtpHead) and spec.num_steps > len(head.layers):
             raise ValueError(
                 f"k is {spec.num_steps}; this head has {len(head.layers)} layers, and each drafts one step"
@@ -215,6 +218,7 @@ class ReferenceSession:
             "dtype": dtype,
             "spec": self.spec.model_dump(),
             "providers": {"target": self.target.provider, "draft": self.head.provider},
+            "notes": list(self.head.notes),
         }
         return Trace(
             side="reference",
