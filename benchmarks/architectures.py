@@ -19,7 +19,7 @@ from cases.meta.published_eagle import HEADS
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference.attention import Sight
 from reference.mtp import MtpHead
-from reference.pairs import load_pair, load_target
+from reference.pairs import load_pair, paper_target
 
 SEEDS, ROWS = range(4), 70
 
@@ -49,7 +49,7 @@ def _target(family: str, seed: int) -> tuple[float, float]:
     """The greatest difference of any state or logit, and the greatest value."""
     with tempfile.TemporaryDirectory() as folder:
         hf = make_target(family, seed, Path(folder))
-        target = load_target(Path(folder), torch.float64)
+        target = paper_target(Path(folder), torch.float64)
     tokens = torch.randint(VOCAB, (ROWS,), generator=torch.Generator().manual_seed(seed))
     out, states = hf(tokens[None], output_hidden_states=True, use_cache=False), target.hidden_states(tokens)
     pairs = list(zip([*states, target.logits(states[-1])], [*out.hidden_states, out.logits], strict=True))

@@ -15,7 +15,7 @@ from harness.contract.scenario import RequestSpec, SpecConfig
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead
-from reference.pairs import load_pair, load_target
+from reference.pairs import load_pair, paper_target
 from reference.session import ReferenceSession
 
 DOUBLE = torch.float64
@@ -78,7 +78,7 @@ def read_pair(name, root, dtype=DOUBLE, **held):
     folder = root / name
     if name not in (*BEHIND, *BESIDE):
         make_target(name, 1, folder)
-        return load_target(folder, dtype, **held), None
+        return paper_target(folder, dtype, **held), None
     make_pair(name, 1, folder)
     return load_pair(folder, folder, dtype, **held)
 
