@@ -57,7 +57,7 @@ class Sight:
 
 def ancestors(parents: Sequence[int]) -> Tensor:
     """parents [n] (-1 for none, each before its children) -> bool [n,n]: row sees itself and every ancestor."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
+    seen = torch.eye(len(parents), dtype=torch.bool, device="cpu")
     for node, parent in enumerate(parents):
         if parent >= 0:
             seen[node] |= seen[parent]

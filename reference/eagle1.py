@@ -27,6 +27,7 @@ from reference.keys import Keys
 from reference.llama import heads_of, llama_layer, windows_of
 from reference.model import Layer, Target, linear, on_target
 
+OWN_EMBEDDING = "the draft's embedding is not the target's: the draft's own is used"
 #: Copies of a target's weights differ from them by no more than a change of dtype: half a step of the coarsest.
 ROUNDING = 2.0**-8
 
@@ -39,13 +40,12 @@ class DraftHead:
 
     def __init__(self, weights: Weights, prefix: str, layers: Sequence[Layer], target: Target) -> None:
         h = target.hidden
-        self.target, self.layers, self.notes = target, tuple(layers), list[str]()
+        self.target, self.layers = target, tuple(layers)
         self.states: tuple[int, ...] = (target.layers,)
         self.fc = weights.take(f"{prefix}fc.weight", h, 2 * h)
         self.bias = weights.take(f"{prefix}fc.bias", h) if f"{prefix}fc.bias" in weights else None
         self.embedding = own_embedding(weights, f"{prefix}embed_tokens.weight", h, target)
-        if self.embedding is not None:
-            self.notes.append("the draft's embedding is not the target's: the draft's own is used")
+        self.notes: Sequence[str] = () if self.embedding is None else (OWN_EMBEDDING,)
 
     @staticmethod
     def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> DraftHead:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from reference.attention import Kept, Sight
 from reference.checkpoint import CheckpointError, Config, Weights, all_keys
-from reference.eagle1 import Several, draft_heads, embedded, own_embedding, read_draft, through
+from reference.eagle1 import OWN_EMBEDDING, Several, draft_heads, embedded, own_embedding, read_draft, through
 from reference.keys import Keys
 from reference.llama import llama_layer, windows_of
 from reference.model import DecoderLayer, Target, linear, on_target, rms_norm
@@ -100,7 +100,7 @@ class Eagle3Head:
     ) -> None:
         outer, take, h = first.removesuffix("midlayer.").removesuffix("layers.0."), weights.take, _width(layers)
         wide = variant.target_hidden * len(variant.states)
-        self.variant, self.target, self.notes, self.eps = variant, target, list[str](), layers[0].eps
+        self.variant, self.target, self.eps = variant, target, layers[0].eps
         self.states: tuple[int, ...] = tuple(sorted({*variant.states, target.layers}))
         self.first, self.later = layers[0], tuple(layers[1:])
         self.fc = take(f"{outer}fc.weight", h, wide)
@@ -122,8 +122,8 @@ class Eagle3Head:
         self.embedding = own_embedding(weights, f"{outer}embed_tokens.weight", h, target)
         if self.embedding is None and h != target.hidden:
             raise CheckpointError(f"{weights.path}: has no embed_tokens.weight; the target's is {target.hidden} wide")
-        if self.embedding is not None and h == target.hidden:
-            self.notes.append("the draft's embedding is not the target's: the draft's own is used")
+        own = self.embedding is not None and h == target.hidden
+        self.notes: Sequence[str] = (OWN_EMBEDDING,) if own else ()
 
     def _target_ids(self, weights: Weights) -> Tensor:
         """The target id of each draft id, int64 [V']."""

@@ -212,6 +212,8 @@ class Drafter(Protocol):
     provider: str
     #: which of the target's states it needs (see Trunk)
     states: tuple[int, ...]
+    #: what whoever reads a verdict should know of how the checkpoint was understood
+    notes: Sequence[str]
 
     @property
     def target(self) -> Target:

@@ -159,6 +159,7 @@ class MtpHead:
 
     algorithm = "MTP"
     provider = "paper"
+    notes: Sequence[str] = ()
 
     def __init__(self, layers: Sequence[MtpLayer], target: Target, *, chained: bool = False) -> None:
         self.layers, self.target, self.chained = tuple(layers), target, chained

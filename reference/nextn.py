@@ -10,7 +10,7 @@ Shapes: m new rows, h hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -81,6 +81,7 @@ class NextNHead:
 
     algorithm = "EAGLE"
     provider = "paper"
+    notes: Sequence[str] = ()
 
     def __init__(self, weights: Weights, join: Join, layer: Layer, target: Target, eps: float) -> None:
         h, take = target.hidden, weights.take

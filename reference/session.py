@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from harness.contract.batches import Part
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
@@ -50,12 +51,16 @@ class ReferenceSession:
         self, target: Target, head: Head | MtpHead, spec: SpecConfig, *, departures: Sequence[type[Departure]] = ()
     ) -> None:
         if spec.algorithm != head.algorithm:
-            raise ValueError(f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}")
+            raise ValueError(
+                f"algorithm is {spec.algorithm!r}; the head is made for {head.algorithm!r}: ask for scenarios of that "
+                f"kind, or name a draft that is one of {spec.algorithm}"
+            )
         if isinstance(head, MtpHead) and spec.num_steps > len(head.layers):
             raise ValueError(
                 f"k is {spec.num_steps}; this head has {len(head.layers)} layers, and each drafts one step"
             )
         self.target, self.head, self.spec, self.departures = target, head, spec, tuple(departures)
+        self._replayed = dict[tuple[int, ...], Tensor]()  # the target's last states [T,h] of the last replay's texts
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
         """Greedy text without speculation, token by token; a stop id is kept and ends it."""
@@ -85,9 +90,7 @@ class ReferenceSession:
         Causality makes the rows of one forward those that token-by-token decoding would see, as long as every
         earlier token was chosen too.
         """
-        last = self.target.layers
-        rows = self.target.read([*prompt, *claim[:-1]], keep=(last,)).states[last][len(prompt) - 1 :]
-        logits = self.target.logits(rows)
+        logits = self.target.logits(self._final((*prompt, *claim[:-1]))[len(prompt) - 1 :])
         if logits.argmax(-1).tolist() != list(claim):
             return None
         top = torch.topk(logits, 2, dim=-1).values
@@ -110,6 +113,7 @@ class ReferenceSession:
                     break
         for departure in departures:
             departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
+        self._replayed = {tuple(drafts.timeline.tokens): drafts.final for _, drafts in followed}
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
             events += write(writer, drafts, temperature=request.temperature)
@@ -153,6 +157,13 @@ class ReferenceSession:
         records = tuple(part.record for part, _ in parts)
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
 
+    def _final(self, tokens: tuple[int, ...]) -> Tensor:
+        """The target's last states [T,h] over T tokens; those of a text just replayed are there already."""
+        for text, states in self._replayed.items():
+            if text[: len(tokens)] == tokens:
+                return states[: len(tokens)]
+        return self.target.read(tokens, keep=(self.target.layers,)).states[self.target.layers]
+
     def _departures(self) -> list[Departure]:
         return [departure() for departure in self.departures]
 
@@ -170,8 +181,7 @@ class ReferenceSession:
         return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
 
     def _first_token(self, request: RequestSpec, uniform: Callable[[], float] | None) -> tuple[int, ...]:
-        last = self.target.layers
-        logits = self.target.logits(self.target.read(request.input_ids, keep=(last,)).states[last][-1])
+        logits = self.target.logits(self._final(request.input_ids)[-1])
         if uniform is None:
             return (int(logits.argmax()),)
         return (draw(distribution(logits, request.temperature), uniform())[0],)
@@ -215,6 +225,7 @@ class ReferenceSession:
             "dtype": dtype,
             "spec": self.spec.model_dump(),
             "providers": {"target": self.target.provider, "draft": self.head.provider},
+            "notes": list(self.head.notes),
         }
         return Trace(
             side="reference",

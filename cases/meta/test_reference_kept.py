@@ -2,6 +2,7 @@
 
 import functools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -10,10 +11,12 @@ from hypothesis import strategies as st
 from cases.checkpoints import make
 from cases.meta.published import FAMILIES, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
+from harness.contract.scenario import RequestSpec, SpecConfig
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead
 from reference.pairs import load_pair, paper_target
+from reference.session import ReferenceSession
 
 DOUBLE = torch.float64
 
@@ -129,6 +132,22 @@ def test_chunks_single_tokens_and_branches_over_kept_rows_are_whole_sequences(mo
         states, ids = torch.cat((hidden[:seen], hidden[rows + 1 :])), torch.cat((text[:seen], path))
         expected, _ = layer.forward(ids, states, torch.arange(seen + 6), Sight.causal(seen + 6))
         torch.testing.assert_close(g[1:], expected[seen:], rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_is_made_on_another_device_than_the_models(root, name):
+    """A tensor that is made without saying where would be on "meta" here, and meet one that is not."""
+    pair = make(name, root)
+    _, head = load_pair(pair.target, pair.draft)
+    spec = SpecConfig.model_validate(
+        {"algorithm": head.algorithm, "num_steps": 2, "eagle_topk": 1, "num_draft_tokens": 3}
+    )
+    session = ReferenceSession(head.target, head, SpecConfig.model_validate(spec))
+    with torch.device("meta"):
+        trace = session.speculate(RequestSpec(rid="a", input_ids=(5, 6, 7, 8, 9), max_new_tokens=6), chunk=2)
+        assert session.generate([5, 6, 7, 8, 9], 6) == list(trace.ends[0].output_ids)
+        assert session.confirm([5, 6, 7, 8, 9], trace.ends[0].output_ids) is not None
+    assert all(isinstance(one, np.ndarray) for one in trace.tensors.values())
 
 
 @pytest.mark.parametrize("name", NAMES)

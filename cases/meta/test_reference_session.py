@@ -462,3 +462,15 @@ def test_an_aborted_request_is_replayed_as_far_as_it_got(tiny):
 def test_an_algorithm_the_head_is_not_made_for_is_refused(tiny):
     with pytest.raises(ValueError, match="algorithm is 'EAGLE3'; the head is made for 'EAGLE'"):
         ReferenceSession(tiny.target, tiny, SpecConfig(algorithm="EAGLE3"))
+
+
+def test_a_text_that_was_just_replayed_is_confirmed_without_another_forward(tiny, monkeypatch):
+    session, request, trace = run(tiny, SPECS[0])
+    text = trace.ends[0].output_ids
+    alone = session.confirm(request.input_ids, text)
+    session.replay(scenario_of(SPECS[0], request), trace)
+    monkeypatch.setattr(tiny.target, "read", lambda *_, **__: pytest.fail("a text was read again"))
+    confirmed = session.confirm(request.input_ids, text)
+    assert confirmed.tokens == alone.tokens == text
+    assert confirmed.margins == pytest.approx(alone.margins, abs=1e-4)
+    assert session.confirm(request.input_ids[:-1], (request.input_ids[-1],)) is None
