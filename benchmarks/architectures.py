@@ -17,6 +17,7 @@ from torch import Tensor
 from cases.meta.published import FAMILIES, HIDDEN, VOCAB, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference.attention import Sight
+from reference.nextn import NextNHead
 from reference.pairs import load_pair, load_target
 
 SEEDS, ROWS = range(4), 70
@@ -55,6 +56,7 @@ def _head(family: str, seed: int) -> tuple[float, float]:
     with tempfile.TemporaryDirectory() as folder:
         _, says = make_pair(family, seed, Path(folder))
         _, head = load_pair(Path(folder), Path(folder), torch.float64)
+    assert isinstance(head, NextNHead)
     source = torch.Generator().manual_seed(seed)
     tokens = torch.randint(VOCAB, (ROWS,), generator=source)
     hidden = torch.randn(ROWS, HIDDEN, dtype=torch.float64, generator=source)

@@ -1,0 +1,99 @@
+"""EAGLE and EAGLE-3 heads in every published variant against Hugging Face's layers, and what is refused of them."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cases.meta.published import VOCAB
+from cases.meta.published_eagle import HEADS
+from reference.attention import Sight
+from reference.checkpoint import CheckpointError
+from reference.pairs import load_pair
+
+DOUBLE = torch.float64
+CLOSE = 1e-4
+LENGTH = 50
+
+
+def compared(kind, seed, folder):
+    """The greatest differences of states and of logits, and the pair."""
+    made = HEADS[kind](seed, folder)
+    target, head = load_pair(made.target, made.draft, DOUBLE)
+    tokens = torch.randint(VOCAB, (LENGTH,), generator=torch.Generator().manual_seed(seed))
+    with torch.no_grad():
+        out = made.hf(tokens[None], output_hidden_states=True, use_cache=False)
+        chosen = [out.hidden_states[i + 1][0] for i in made.layers] or [out.hidden_states[-1][0]]
+        features = torch.cat(chosen, dim=-1)[:-1]
+        mine = head.features(target.read(tokens, keep=head.states).states)[:-1]
+        sight = Sight.causal(LENGTH - 1)
+        g, _ = head.forward(tokens[1:], head.enter(mine), torch.arange(LENGTH - 1), sight)
+    theirs, theirs_logits = made.says(tokens[1:], features)
+    logits = head.logits(g)
+    proposable = torch.arange(VOCAB) if made.ids is None else made.ids
+    others = torch.isin(torch.arange(VOCAB), proposable, invert=True)
+    assert (logits[:, others] == float("-inf")).all()
+    torch.testing.assert_close(mine, features, rtol=0, atol=CLOSE)
+    return (g - theirs).abs().max(), (logits[:, proposable] - theirs_logits).abs().max(), head
+
+
+@pytest.mark.parametrize("seed", range(16))
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_published_head_says_what_hf_layers_say(kind, seed, tmp_path):
+    state, logit, head = compared(kind, seed, tmp_path)
+    assert head.algorithm == {"eagle1": "EAGLE", "eagle3": "EAGLE3"}[kind]
+    assert state < CLOSE
+    assert logit < CLOSE
+
+
+def changed(folder, *, raw=(), drop=(), add=()):
+    """A draft folder with other keys and tensors."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(raw)))
+    tensors = load_file(folder / "model.safetensors")
+    kept = {name: tensor for name, tensor in tensors.items() if not name.endswith(tuple(drop))} if drop else tensors
+    save_file(kept | dict(add), folder / "model.safetensors")
+
+
+def as_safetensors(folder):
+    if (folder / "pytorch_model.bin").exists():
+        save_file(torch.load(folder / "pytorch_model.bin"), folder / "model.safetensors")
+        (folder / "pytorch_model.bin").unlink()
+
+
+def test_an_embedding_that_is_not_the_targets_is_said_and_one_rounded_to_another_dtype_is_a_copy(tmp_path):
+    made = HEADS["eagle1"](0, tmp_path)
+    as_safetensors(made.draft)
+    embed = made.hf.get_input_embeddings().weight.detach()
+    prefix = "model." if "model.fc.weight" in load_file(made.draft / "model.safetensors") else ""
+    for own, notes in ((embed.to(torch.bfloat16), 0), (embed + 0.5, 1)):
+        changed(made.draft, add={f"{prefix}embed_tokens.weight": own.contiguous()})
+        _, head = load_pair(made.target, made.draft, DOUBLE)
+        assert len(head.notes) == notes
+        assert (head.embedding is None) == (notes == 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"),
+    [
+        ("eagle1", {"raw": {"eagle_config": {"x": 1}}}, "eagle_config is"),
+        ("eagle1", {"raw": {"attention_bias": True}, "drop": ["proj.bias"]}, "attention_bias is true, and there is no"),
+        ("eagle1", {"add": {"layers.0.self_attn.g_proj.weight": torch.zeros(2, 2)}}, "nothing reads tensor"),
+        ("eagle1", {"add": {"lm_head.weight": torch.zeros(VOCAB, 32)}}, "'lm_head.weight' is not the target's"),
+        ("eagle3", {"add": {"fc_norm.7.weight": torch.zeros(32)}}, r"nothing reads tensor 'fc_norm\.7"),
+        ("eagle3", {"raw": {"eagle_config": {"use_aux_hidden_state": False}}}, "use_aux_hidden_state is False"),
+        ("eagle3", {"raw": {"eagle_config": {"surprise": 3}}}, r"eagle_config\.surprise is 3"),
+        ("eagle3", {"raw": {"architectures": ["GemmaEagle3"]}}, "GemmaEagle3"),
+        ("eagle3", {"raw": {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic"}}}, "rope_type is 'dynamic'"),
+    ],
+)
+def test_a_head_that_asks_for_more_is_refused_by_name(kind, change, words, tmp_path):
+    made = HEADS[kind](1, tmp_path)
+    as_safetensors(made.draft)
+    if "rope_scaling" in change.get("raw", {}):
+        change["raw"]["rope_parameters"] = None
+    changed(made.draft, **change)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        load_pair(made.target, made.draft)
+    assert str(made.draft) in str(caught.value)
