@@ -1,1 +1,1 @@
-"""What somebody measures again: `cost` (probe and judging), `throughput` and `time_to_detect`; see each one's head."""
+"""What somebody measures again: `cost` (probe and judging), `throughput`, `time_to_detect`, `witness`; see each head."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -60,7 +59,9 @@ def scenarios_of(asked: argparse.Namespace, boot: Boot) -> list[Scenario]:
     if asked.long:
         request = RequestSpec(rid="long", input_ids=tokens(seed=3, length=asked.long), max_new_tokens=24)
         script = (Op(kind="submit", rids=("long",)), Op(kind="drain"))
-        engine = boot.engine.model_copy(update={"chunked_prefill_size": 2048, "max_total_tokens": 16384})
+        engine = boot.engine.model_copy(
+            update={"chunked_prefill_size": 2048, "max_total_tokens": 16384, "context_length": asked.long + 512}
+        )
         one = Scenario(
             name="long", checkpoint=boot.checkpoint, spec=boot.spec, engine=engine, requests=(request,), script=script
         )
@@ -87,7 +88,6 @@ def launch_of(asked: argparse.Namespace, scenario: Scenario) -> Launch:
         device=asked.device,
         revert=asked.revert,
         mutants_in_graphs=bool(asked.mutants and asked.graphs),
-        **({"context_length": asked.long + 512} if asked.long else {}),
     )
 
 
@@ -207,14 +207,13 @@ def _accept(result: ScenarioResult) -> float:
 
 
 def memory_used() -> int:
-    """MiB used on the card, all processes together."""
-    said = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return int(said.stdout.split()[0]) if said.stdout.split() else -1
+    """MiB used on the card, all processes together; 0 without one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // 2**20
 
 
 def drive_all(

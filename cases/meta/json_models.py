@@ -113,6 +113,24 @@ class Scenario(Strict):
     reproducer: str | None
 
 
+class Checkpoint(Strict):
+    folder: str
+    architecture: str
+    parameters: Count | None
+    hidden: Count | None
+    layers: Count | None
+    vocab: Count | None
+    dtype: str
+    sha256: dict[str, str]
+    of_target: bool = False
+
+
+class Pair(Strict):
+    algorithm: str
+    target: Checkpoint
+    draft: Checkpoint
+
+
 class Replaced(Strict):
     operation: str
     by: str
@@ -131,6 +149,7 @@ class Run(Strict):
     overlap: bool | None
     replaced: list[Replaced]
     assumed: list[str]
+    pair: Pair | None = None
     providers: dict[str, str]
     witness: Witness | None
     verdict: Annotated[Outcome, Field(strict=False)]

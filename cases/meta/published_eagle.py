@@ -20,6 +20,8 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer
 
 from cases.meta.published import HIDDEN, VOCAB, Raw, common, make_target, randomise, rotated
+from reference.attention import Sight
+from reference.model import Head
 
 DOUBLE = torch.float64
 
@@ -37,6 +39,18 @@ class Made:
     says: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
     layers: tuple[int, ...] = ()
     ids: Tensor | None = None
+
+    @torch.no_grad()
+    def beside(self, head: Head, tokens: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Ours and theirs of features, states and logits of proposable tokens, over tokens int64 [T]."""
+        out = self.hf(tokens[None], output_hidden_states=True, use_cache=False)
+        chosen = [out.hidden_states[i + 1][0] for i in self.layers] or [out.hidden_states[-1][0]]
+        features, rows = torch.cat(chosen, dim=-1)[:-1], len(tokens) - 1
+        mine = head.features(head.target.read(tokens, keep=head.states).states)[:-1]
+        g, _ = head.forward(tokens[1:], head.enter(mine), torch.arange(rows), Sight.causal(rows))
+        theirs, logits = self.says(tokens[1:], features)
+        ids = torch.arange(VOCAB) if self.ids is None else self.ids
+        return [(mine, features), (g, theirs), (head.logits(g)[:, ids], logits)]
 
 
 def _layer(raw: Raw, *, biased: bool, out_biased: bool, width: int | None = None) -> tuple[nn.Module, nn.Module]:

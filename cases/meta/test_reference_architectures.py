@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cases.meta.published import FAMILIES, VOCAB, make_target
-from reference.pairs import load_target
+from reference.pairs import paper_target
 
 torch.set_num_threads(1)
 
@@ -28,7 +28,7 @@ def hf_states(hf, tokens):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_state_and_all_logits_equal_hf(family, seed, tmp_path):
     hf = make_target(family, seed, tmp_path)
-    target = load_target(tmp_path, torch.float64)
+    target = paper_target(tmp_path, torch.float64)
     tokens = torch.randint(VOCAB, (ROWS,), generator=torch.Generator().manual_seed(seed))
     theirs, rounded = hf_states(hf, tokens), hf_states(hf.float(), tokens)
     states = target.hidden_states(tokens)
@@ -41,11 +41,11 @@ def test_every_state_and_all_logits_equal_hf(family, seed, tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_config_as_transformers_5_writes_it_means_the_same(family, tmp_path):
     hf = make_target(family, 2, tmp_path)
-    tokens, before = torch.arange(20), load_target(tmp_path).hidden_states(torch.arange(20))
+    tokens, before = torch.arange(20), paper_target(tmp_path).hidden_states(torch.arange(20))
     names = json.loads((tmp_path / "config.json").read_text())["architectures"]
     hf.config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert "rope_parameters" in written
     (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": names}))
-    for mine, other in zip(load_target(tmp_path).hidden_states(tokens), before, strict=True):
+    for mine, other in zip(paper_target(tmp_path).hidden_states(tokens), before, strict=True):
         assert torch.equal(mine, other)
