@@ -1,1 +1,1 @@
-"""What somebody measures again: `cost` (probe and judging), `throughput`, `time_to_detect`, `witness`; see each head."""
+"""What somebody measures again: `cost` (probe, judging), `throughput`, `time_to_detect`, `witness`; see each one."""
