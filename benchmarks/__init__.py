@@ -1,1 +1,1 @@
-"""What somebody measures again: `cost` (probe, judging), `throughput`, `time_to_detect`, `witness`; see each one."""
+"""Measurements that somebody repeats, and the tables of docs/evidence; a script each."""
