@@ -256,7 +256,9 @@ def read_mimo(raw: Raw) -> Family:
 def read_ernie_family(raw: Raw) -> Family:
     """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
     _only(raw, {"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True, "moe_norm_min": 1e-12})
-    raw.get("moe_capacity")  # how many rows an expert takes in training
+    _only(raw, {"compression_ratio": 1.0})
+    for key in ("moe_capacity", "multi_token_pred_lambda"):
+        raw.get(key)  # of training: how many rows an expert takes, how much the next-token layer's loss weighs
     config, mixture = read_sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
     return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")

@@ -18,7 +18,12 @@ ROOMS = ("benchmarks", "cases", "harness", "reference", "reports")
 LOADED_AS = "eaglecheck_engine."
 #: What a person calls by its name.
 ENTRIES = {
+    "benchmarks.architectures",
     "benchmarks.cost",
+    "benchmarks.make_real_size",
+    "benchmarks.noise",
+    "benchmarks.pairs",
+    "benchmarks.real_size",
     "benchmarks.throughput",
     "benchmarks.time_to_detect",
     "benchmarks.witness",
