@@ -164,9 +164,13 @@ class Line:
 
     @property
     def good(self) -> bool:
-        """Whether both say the same, and what is wanted."""
-        paper, witness = self.verdicts.get("paper", ""), self.verdicts.get("witness", "")
-        return bool(paper) and paper == witness and paper.startswith(self.wanted)
+        """Whether both give the verdict that is wanted. A defect may show as more kinds to one of them."""
+        return self.outcomes == {str(self.wanted)}
+
+    @property
+    def outcomes(self) -> set[str]:
+        """What either says, without the kinds."""
+        return {self.verdicts.get(provider, "nothing").split()[0] for provider in ("paper", "witness")}
 
 
 def lines_of(cases: Sequence[Case]) -> Iterator[Line]:
@@ -201,7 +205,7 @@ def printed(line: Line) -> str:
         line.case,
         *(line.verdicts.get(provider, line.error or "-") for provider in ("paper", "witness")),
         *(str(line.rows.get(provider, "-")) for provider in ("paper", "witness")),
-        "" if line.good else "differs" if len(set(line.verdicts.values())) > 1 else "not as wanted",
+        "" if line.good else "differs" if len(line.outcomes) > 1 else "not as wanted",
     ]
     return f"| {' | '.join(values)} |"
 

@@ -39,13 +39,16 @@ def load_pair(
     *,
     held: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    provider: str = "auto",
 ) -> tuple[Target, AnyHead]:
     """Read both folders; CheckpointError if they are not a pair built here.
+
+    provider: who provides the target, paper or transformers; auto: the first that can.
 
     dtype: what they compute in. held: the dtype the weights are kept in, as an engine of that dtype holds them; dtype
     unless said. The target that comes back is the head's.
     """
-    read = load_target(target, dtype, held=held, device=device)
+    read = load_target(target, dtype, held=held, device=device, provider=provider)
     return read, load_head(draft, read, held=held)
 
 
@@ -55,11 +58,16 @@ def load_target(
     *,
     held: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+    provider: str = "auto",
 ) -> Target:
     """Read the target's folder; CheckpointError with what each provider says if none has it. See load_pair."""
+    if provider == HfTarget.provider:
+        return HfTarget.load(path, dtype, held=held, device=device)
     try:
         return paper_target(path, dtype, held=held, device=device)
     except CheckpointError as ours:
+        if provider == PaperTarget.provider:
+            raise
         try:
             return HfTarget.load(path, dtype, held=held, device=device)
         except CheckpointError as theirs:

@@ -303,7 +303,7 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
         raise UsageError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
 
     said = []
-    assert prepare.provider("auto", None, [CHAIN], say=said.append) == "paper"
+    assert prepare.provider("auto", None, [CHAIN], say=said.append) == "auto"
     assert prepare.provider("witness", None, [CHAIN], say=said.append) == "witness"
     monkeypatch.setattr(prepare, "load_now", unknown)
     assert prepare.provider("auto", object(), [CHAIN], say=said.append) == "witness"
@@ -311,8 +311,9 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
     assert line.startswith(
         "--target and --draft cannot be used: hidden_act is 'relu2'\n  judged by the witness instead"
     )
-    with pytest.raises(UsageError, match="relu2"):
-        prepare.provider("paper", object(), [CHAIN], say=said.append)
+    for asked in ("paper", "transformers"):
+        with pytest.raises(UsageError, match="relu2"):
+            prepare.provider(asked, object(), [CHAIN], say=said.append)
     layered = CHAIN.model_copy(update={"spec": CHAIN.spec.model_copy(update={"algorithm": "MTP"})})
     with pytest.raises(UsageError, match="relu2"):
         prepare.provider("auto", object(), [layered], say=said.append)

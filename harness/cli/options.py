@@ -82,11 +82,11 @@ Draft = Annotated[
     typer.Option("--draft", "--speculative-draft-model-path", help="Draft checkpoint folder that goes with --target."),
 ]
 Reference = Annotated[
-    Literal["auto", "paper", "witness"],
+    Literal["auto", "paper", "transformers", "witness"],
     typer.Option(
         "--reference",
-        help="Who says what rows should hold: paper (our own modules), witness (the same SGLang, one plain request "
-        "at a time), or auto: the first that knows the pair.",
+        help="Who says what rows should hold: paper (our own modules), transformers (Hugging Face's target), witness "
+        "(the same SGLang, one plain request at a time), or auto: the first that knows the pair.",
     ),
 ]
 ReferenceDevice = Annotated[
@@ -98,7 +98,7 @@ ReferenceDevice = Annotated[
     ),
 ]
 Replayed = Annotated[
-    Literal["auto", "paper", "witness"] | None,
+    Literal["auto", "paper", "transformers", "witness"] | None,
     typer.Option("--reference", help="As of `run`. Default: who judged the reproducer."),
 ]
 Family = Annotated[

@@ -19,7 +19,7 @@ from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
 from harness.contract import known_issues
 from harness.contract.outputs import writable
-from harness.contract.providers import PAPER, WITNESS
+from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
@@ -50,7 +50,7 @@ def make_plan(
     own: OwnPair | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
-    reference: str = "auto",
+    reference: str = AUTO,
     reference_device: str = "auto",
     env: envs.EngineEnv | None = None,
     files: Sequence[Path | None] = (),
@@ -113,10 +113,10 @@ def provider(
     if asked != WITNESS:
         try:
             if own is not None:
-                load_now(own, assumed=tuple(assumed), place=place)
-            return PAPER
+                load_now(own, assumed=tuple(assumed), place=place, provider=asked)
+            return asked
         except UsageError as error:
-            if asked == PAPER or _unwitnessed(scenarios, assumed, files):
+            if asked != AUTO or _unwitnessed(scenarios, assumed, files):
                 raise
             say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
     if why := _unwitnessed(scenarios, assumed, files):

@@ -30,7 +30,7 @@ from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.outputs import check_target, write_json
-from harness.contract.providers import WITNESS, is_witness
+from harness.contract.providers import AUTO, WITNESS, is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
@@ -272,14 +272,15 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     from harness.driving.oracle import Oracle
 
     _check_provider(stored, engine)
-
     pair = engine.get("pair")
     own = own_pair(*map(Path, pair)) if pair else None
     device = str(stored.engine.header.get("device", "cpu"))
     pairs = checkpoint_pairs([stored.scenario], device=device, own=own)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
-    return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
+    provider = str(engine.get("reference") or AUTO)
+    oracle = Oracle(target=target, draft=draft, assumed=assumed, provider=provider).load()
+    return oracle.answer(stored.scenario, stored.engine)
 
 
 def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:

@@ -1,17 +1,16 @@
 """Who says what the rows of a model should hold: the names of providers, in headers and in words.
 
-paper: our own modules, written from the papers. witness: the engine itself in its plainest configuration.
+paper: our own modules, written from the papers. transformers: a target's module from Hugging Face. witness: the engine
+itself in its plainest configuration. auto, where one is asked for: the first that knows the pair.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-PAPER, WITNESS = "paper", "witness"
-#: What `--reference` takes: auto is the first provider that knows the pair.
-Reference = Literal["auto", "paper", "witness"]
+AUTO, PAPER, TRANSFORMERS, WITNESS = "auto", "paper", "transformers", "witness"
 #: Key of a reference trace's header.
 PROVIDERS = "providers"
 #: How a line of a verdict begins that says who judged, and what nobody did.

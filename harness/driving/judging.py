@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.checks.judge import judge
+from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
@@ -68,23 +69,26 @@ def unjudged(scenario: Scenario, why: str, *, setup: Setup) -> ScenarioResult:
     return ScenarioResult.of(scenario, trace, None, verdict, (), setup=setup)
 
 
-def load_oracle(target: Path, draft: Path, assumed: tuple[str, ...], place: Place = CPU) -> Oracle:
+def load_oracle(
+    target: Path, draft: Path, assumed: tuple[str, ...], place: Place = CPU, provider: str = AUTO
+) -> Oracle:
     """A pair's reference, loaded; CheckpointError for a pair it cannot load.
 
     What `load_ahead` read before the engine's boot is not read again.
     """
     from harness.driving.oracle import Oracle  # torch: imported while an engine boots
 
-    ahead = _ahead.pop((target, draft, assumed, place), None)
-    return ahead or Oracle(target=target, draft=draft, assumed=assumed, place=place).load(held=place.held)
+    ahead = _ahead.pop((target, draft, assumed, place, provider), None)
+    made = ahead or Oracle(target=target, draft=draft, assumed=assumed, place=place, provider=provider)
+    return made.load(held=place.held)
 
 
-def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place) -> None:
+def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place, provider: str = AUTO) -> None:
     """Load a reference that a run asks for next; CheckpointError for a pair it cannot load."""
-    _ahead[target, draft, assumed, place] = load_oracle(target, draft, assumed, place)
+    _ahead[target, draft, assumed, place, provider] = load_oracle(target, draft, assumed, place, provider)
 
 
-_ahead: dict[tuple[Path, Path, tuple[str, ...], Place], Oracle] = {}
+_ahead: dict[tuple[Path, Path, tuple[str, ...], Place, str], Oracle] = {}
 
 
 @dataclass(slots=True)

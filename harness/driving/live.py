@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.contract.providers import PAPER, WITNESS
+from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.drive import OnStep
@@ -45,7 +45,7 @@ class LiveEngines(EnginePool):
     device: str
     assumed: tuple[str, ...] = ()
     own: OwnPair | None = None
-    reference: str = PAPER
+    reference: str = AUTO
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False
     #: the last result of the test that runs now, for its failure report
@@ -134,7 +134,7 @@ class LiveEngines(EnginePool):
     def _oracle(self, scenario: Scenario) -> Oracle:
         if scenario.checkpoint not in self._oracles:
             target, draft = self._folders(scenario)
-            self._oracles[scenario.checkpoint] = load_oracle(target, draft, self.assumed)
+            self._oracles[scenario.checkpoint] = load_oracle(target, draft, self.assumed, provider=self.reference)
         return self._oracles[scenario.checkpoint]
 
     def __call__(

@@ -41,6 +41,8 @@ class Oracle:
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
     place: Place = CPU
+    #: who provides the target: paper, transformers, or auto
+    provider: str = "auto"
     #: MiB that tensors took at most on a GPU; 0 on a CPU, where nobody counts
     peak_mib: int = 0
     _lease: leases.Lease | None = None
@@ -55,7 +57,8 @@ class Oracle:
                 torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
             self._take_lease()
             device = torch.device(self.place.device)
-            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held), device=device)
+            rounded = getattr(torch, held)
+            self._models[held] = load_pair(self.target, self.draft, held=rounded, device=device, provider=self.provider)
         return self
 
     def _take_lease(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from cases import checkpoints
+from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.checkpoint_files import OWN
@@ -18,13 +19,13 @@ from harness.driving.own_pair import OwnPair
 from harness.engines import envs
 
 
-def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU) -> None:
+def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> None:
     """Read the user's pair as the reference will, before any engine is booted for it."""
     from harness.driving.judging import load_ahead
     from reference.checkpoint import CheckpointError  # torch
 
     try:
-        load_ahead(*pair.folders, assumed, place)
+        load_ahead(*pair.folders, assumed, place, provider)
     except CheckpointError as error:
         raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
 

@@ -17,7 +17,7 @@ from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
 from harness.contract.merge import merge
-from harness.contract.providers import PAPER, Witnessed, providers_in, witnessed_in
+from harness.contract.providers import AUTO, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
@@ -46,7 +46,7 @@ class Setup:
     cpu_attention: CpuAttention = "torch"
     assumed: tuple[str, ...] = ()
     pair: tuple[str, str] | None = None
-    reference: str = PAPER
+    reference: str = AUTO
 
     def plain(self) -> dict[str, Any]:
         """As a reproducer keeps it."""
@@ -71,7 +71,7 @@ class Plan:
     device: str = "cpu"
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
-    reference: str = PAPER
+    reference: str = AUTO
     own: OwnPair | None = None
     place: Place = CPU
     lease: Request | None = None

@@ -120,7 +120,9 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
             for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
-                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed, plan.place)
+                going.oracles[name] = loader.submit(
+                    load_oracle, target, draft, plan.assumed, plan.place, plan.reference
+                )
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
