@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 #: The logit of the usual successor, the same where a token follows itself, and how random logits spread.
-LEAN, TIED_LEAN, SPREAD = 20.0, 14.0, 3.0
+LEAN, TIED_LEAN, SPREAD = 24.0, 14.0, 3.0
 #: Size of what all layers add to the residual stream together, over the size of the embedding.
 ADDED = 1.5
 #: What large columns are of the others, and how many there are; norms bring them down again.
@@ -294,7 +294,7 @@ def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     to.put("midlayer.self_attn.v_proj.weight", torch.cat((basis.T, rest[2]), dim=1))
     out = basis.reshape(h, groups, 1, d).expand(h, groups, each, d).reshape(h, heads * d) / each
     to.put("midlayer.self_attn.o_proj.weight", out * max(1.0, math.sqrt(h / width)))
-    to.put("fc.weight", to.random(h, 3 * h, std=0.3 / math.sqrt(3 * h)))
+    to.put("fc.weight", to.random(h, 3 * h, std=0.15 / math.sqrt(3 * h)))
     to.put("norm.weight", _norm(to, h, None))
     to.put("lm_head.weight", ends.output[ends.ids])
     to.put("d2t", ends.ids - torch.arange(len(ends.ids), device=device))

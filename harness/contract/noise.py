@@ -65,10 +65,10 @@ ALLOWANCE = 1.5
 PRIOR_ROWS, PRIOR_SPREAD = 8, 0.25
 #: Standard deviation of the logarithm of a row's size by luck: LUCK over the root of the width, at least LEAST_LUCK;
 #: and of the greatest error of a handful of logits.
-LUCK, LEAST_LUCK, LOGIT_LUCK = 1.5, 0.05, 0.3
-#: Typical size of an error in a deep stack, over half a unit in the last place: it grows with the root of the number of
-#: layers, by 1.3 (docs/evidence/noise.md); this is for a hundred.
-DEEP = 13.0
+LUCK, LEAST_LUCK, LOGIT_LUCK = 1.5, 0.05, 0.2
+#: Typical size of an error in a deep stack at most, over half a unit in the last place: 10 to 13 were seen at 16 and 36
+#: layers with large columns (docs/evidence/noise.md).
+DEEP = 20.0
 #: A row whose error may reach this share of its own size is not counted as compared: another row could pass for it.
 INCOMPARABLE = 0.5
 #: A tie is closer than this many times the greatest error of a row's top logits. The greatest of sixteen Gaussians is

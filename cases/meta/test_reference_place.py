@@ -1,0 +1,86 @@
+"""Where a reference computes: by what fits, said with numbers, refused with numbers; its lease is its own."""
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.make_real_size import SHAPES, make
+from cases.meta.pretended_card import IDLE, app, used
+from cases.meta.test_footprint import SMALL
+from harness.both_sides import leases
+from harness.cli import prepare
+from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.usage import UsageError
+from harness.driving.footprint import CPU
+from harness.driving.own_pair import own_pair
+
+SCENARIO = Scenario(
+    name="x",
+    checkpoint="x",
+    spec=SpecConfig(),
+    requests=(RequestSpec(rid="a", input_ids=(1, 2, 3), max_new_tokens=4),),
+    script=({"kind": "submit", "rids": ["a"]}, {"kind": "drain"}),
+)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    shape = replace(SHAPES["llama-1b"], vocab=4000, **SMALL)
+    made = make("llama-1b", tmp_path_factory.mktemp("pair"), seed=1, device="cpu", plain=True, shape=shape)
+    return own_pair(made / "target", made / "draft")
+
+
+def place(asked, own, *, device="cuda", lease=None):
+    """(where, what was said)"""
+    said = []
+    return prepare.reference_place(asked, own, [SCENARIO], device=device, lease=lease, say=said.append), " ".join(said)
+
+
+def test_the_tiny_pairs_are_computed_on_the_cpu_and_nothing_is_said():
+    assert place("auto", None) == (CPU, "")
+    with pytest.raises(UsageError, match="tiny pairs"):
+        place("cuda", None)
+
+
+def test_a_word_that_names_no_device_is_refused(pair):
+    with pytest.raises(UsageError, match="allowed: auto, cpu, cuda"):
+        place("gpu", pair)
+
+
+def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine):
+    found, said = place("auto", pair, lease=leases.request(40.0))
+    assert (found.device, found.held) == ("cuda", "float16")
+    assert f"{found.said / 1024:.1f} GiB at most" in said
+    beside, _ = place("auto", pair, lease=leases.request(79.0))  # of 79.2 GiB
+    assert beside.device == "cpu"
+    with pytest.raises(UsageError, match="79 GiB"):
+        place("cuda", pair, lease=leases.request(79.0))
+
+
+def test_without_a_card_auto_is_the_cpu(pair):
+    found, said = place("auto", pair, device="cpu")
+    assert (found.device, found.held) == ("cpu", "float32")
+    assert "on cpu" in said
+
+
+def test_what_does_not_fit_in_memory_is_refused_with_both_numbers(pair, monkeypatch):
+    monkeypatch.setattr(prepare, "_free_memory", lambda: 10)
+    with pytest.raises(UsageError, match=r"needs .* GiB at most .* 0\.0 GiB of memory left"):
+        place("auto", pair, device="cpu")
+
+
+def test_an_engine_of_ones_own_pair_leases_its_weights_and_pool_besides(pair):
+    share = prepare.engine_share(pair, [SCENARIO])
+    assert leases.SHARE_GIB < share < leases.SHARE_GIB + 0.5
+
+
+def test_a_process_that_holds_a_lease_is_not_foreign_on_its_card(machine):
+    machine.say(cards=(used(900),), apps=(app(os.getpid(), mib=900),))
+    asked = leases.request(2.0)
+    assert leases.open_count(asked) == 0  # it is on the card, and holds nothing
+    machine.say(cards=(IDLE,))
+    mine = leases.take(asked, say=lambda _text: None)
+    machine.say(cards=(used(900),), apps=(app(os.getpid(), mib=900),))
+    assert leases.open_count(asked) > 0
+    os.close(mine.lock)
