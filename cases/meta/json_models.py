@@ -81,6 +81,8 @@ class Cost(Strict):
     boot_seconds: Seconds
     engine_seconds: Seconds
     reference_seconds: Seconds
+    reference_mib: Count
+    reference_said_mib: Count
     judge_seconds: Seconds
     store_seconds: Seconds
     total_seconds: Seconds
