@@ -42,7 +42,7 @@ ABOVE = """# Published pairs, shrunken
 Copies of pairs that people serve with EAGLE, EAGLE-3 or MTP layers: their config keys, names of tensors and quirks, at
 two to eight layers and a hidden width of 64 to 128, with random weights. Each was driven on a CPU in float32 with its
 own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does.
-`python -m benchmarks.pairs` makes this page. *rows* are hidden rows that were compared; a refusal comes before an engine
+`python -m benchmarks.pairs` makes this page. *rows* are hidden rows compared; a refusal comes before an engine
 starts.
 
 """
