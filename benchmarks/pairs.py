@@ -37,6 +37,15 @@ from harness.engines.errors import EngineError
 
 #: Generated scenarios a pair, and their seed.
 EXAMPLES, SEED = 4, 17
+ABOVE = """# Published pairs, shrunken
+
+Copies of pairs that people serve with EAGLE, EAGLE-3 or MTP layers: their config keys, names of tensors and quirks, at
+two to eight layers and a hidden width of 64 to 128, with random weights. Each was driven on a CPU in float32 with its
+own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does.
+`python -m benchmarks.pairs` makes this page. *rows* are hidden rows compared; a refusal comes before an engine
+starts.
+
+"""
 HEAD = "| pair | architectures | provider: target, draft | release | verdict | rows compared | accept length | why |"
 
 
@@ -95,7 +104,8 @@ def _scenarios(folder: Path) -> Iterator[Scenario]:
 
 
 def table(folder: Path) -> Iterator[str]:
-    """The results below a folder in Markdown, by pair and release, newest release first."""
+    """The results below a folder in Markdown, by pair and release."""
+    yield from ABOVE.splitlines()
     yield HEAD
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
     for file in sorted((folder / "results").glob("*.json"), key=lambda one: one.stem.rsplit("@", 1)):

@@ -177,5 +177,6 @@ def test_a_page_is_a_power_of_two_where_the_kernel_that_lays_pages_out_says_so(p
 @pytest.mark.parametrize(("page", "chunk"), [(1, BOOT_CHUNK), (7, 70), (64, 64), (100, 100), (512, 512)])
 def test_a_chunk_at_boot_is_whole_pages_so_that_every_page_size_boots(page, chunk):
     """SGLang's own check, in every release: chunked_prefill_size % page_size == 0."""
-    assert boot_chunk(page) == chunk
+    assert boot_chunk(page) == boot_chunk(page, 512) == chunk
+    assert 2048 <= boot_chunk(page, 2048) < 2048 + page
     assert chunk % page == 0

@@ -22,8 +22,8 @@ CpuAttention = Literal["torch", "interpreted"]
 #: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
 ProbeLevel = Literal["full", "tokens", "off"]
 
-#: What a chunk holds at boot, at least.
-BOOT_CHUNK = 64
+#: What a chunk holds at boot, at least; and the largest that is set afterwards.
+BOOT_CHUNK, LARGE_CHUNK = 64, 512
 
 #: Batch sizes that CUDA graphs are captured for: few, so that a boot is quick; with a gap (3) and a largest one that
 #: `max_running` exceeds, so that scenarios reach padding and the eager way out.
@@ -171,9 +171,12 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     return environment
 
 
-def boot_chunk(page: int) -> int:
-    """Tokens of a chunk at boot, whole pages. It only switches chunking on; the gate sets each scenario's own size."""
-    return -(-BOOT_CHUNK // page) * page
+def boot_chunk(page: int, chunk: int | None = None) -> int:
+    """Tokens of a chunk at boot, whole pages. It only switches chunking on; the gate sets each scenario's own size.
+
+    A large one is booted with: SGLang plans its memory for it.
+    """
+    return -(-(chunk if chunk is not None and chunk > LARGE_CHUNK else BOOT_CHUNK) // page) * page
 
 
 def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
@@ -210,7 +213,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
         "disable_hybrid_swa_memory": True,
         "max_total_tokens": engine.max_total_tokens,
-        "chunked_prefill_size": boot_chunk(engine.page_size),
+        "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,
         **({"trust_remote_code": True} if engine.trust_remote_code else {}),
