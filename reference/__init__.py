@@ -3,8 +3,8 @@
 Read in this order:
 
 1. `model`: a Llama or Qwen3 target and EAGLE's draft head. `eagle3`, `mla` (DeepSeek-V3's latent attention and NextN
-   layer) and `mtp` (MiMo-V2's and Step-3.5's layers) are other pairs; `checkpoint` and `pairs` read folders; `hf_target` is a target's own module from Hugging
-   Face, where none of ours fits.
+   layer) and `mtp` (MiMo-V2's and Step-3.5's layers) are other pairs; `checkpoint` and `pairs` read folders;
+   `hf_target` is a target's own module from Hugging Face, where none of ours fits.
 2. `draft`: the rotated rows a head reads and the levels of proposals; `tree`: which of them are verified; `verify`:
    which of those are accepted. `windows`: what MTP layers read instead of draft steps.
 3. `engine_view` and `timeline`: what an engine did to one request, as much of it as may be looked at. `rows`: how rows
