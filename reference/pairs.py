@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import torch
 
-from reference import eagle1, eagle3, families, llama, mla, mtp
+from reference import eagle1, eagle3, families, llama, mtp
 from reference.checkpoint import CheckpointError, Weights, read_json
 from reference.hf_target import HfTarget
 from reference.model import Head, PaperTarget, Target
@@ -20,15 +20,12 @@ from reference.mtp import MtpHead
 
 AnyHead = Head | MtpHead
 _TARGETS: dict[str, Callable[..., PaperTarget]] = {
-    mla.ARCHITECTURE: mla.load_target,
-    mla.V2_ARCHITECTURE: mla.load_target,
     **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
     mtp.STEP_ARCHITECTURE: mtp.load_step_target,
     **dict.fromkeys(llama.ARCHITECTURES, llama.load_target),
 }
 _HEADS: dict[str, Callable[..., AnyHead]] = {
-    mla.ARCHITECTURE: mla.load_head,
     **dict.fromkeys(families.FAMILIES, families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     mtp.STEP_ARCHITECTURE: mtp.load_step_head,

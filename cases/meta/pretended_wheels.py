@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cases.meta.pretended_library import Image, container, library
 from harness.engines import closure
 
 LOWEST = "manylinux_2_34_x86_64.manylinux_2_17_x86_64"
@@ -46,7 +47,41 @@ KERNEL_FILES = {
     "sgl_kernel/sm100/common_ops.abi3.so": b"\x7fELF100",
     "sgl_kernel/flash_ops.abi3.so": b"\x7fELF" + b"flash" * 2000,
 }
+#: What SGLang asks for where it wants another torch than most machines have.
+REQUIRES_TORCH = (
+    "torch==2.14.1",
+    "torchvision",
+    "sglang-kernel==0.4.10",
+    "transformers==5.19.0",
+    "flashinfer_python[cu13]==0.7.2",
+    "apache-tvm-ffi==0.1.11",
+    "openai>=2",
+    "sgl-deep-gemm==0.2.3.post2",
+    "nvidia-cutlass-dsl[cu13]==4.8.0",
+)
+OWN, OTHER = (Image(architecture=number, content=bytes([number]) * 3000) for number in (90, 100))
+TORCH_FILES = {
+    "torch/__init__.py": b"",
+    "torch/version.py": b"__version__ = '2.14.1+cu130'\n",
+    "torch/include/ATen/ATen.h": b"// headers",
+    "torch/bin/torch_shm_manager": b"a program",
+    "torch/lib/libtorch_cuda.so": library(container(OTHER, OWN), names=(("ncclNew", False),)),
+}
+TRITON_FILES = {
+    "triton/__init__.py": b"",
+    "triton/_C/libtriton.so": library(b""),
+    "triton/backends/nvidia/bin/ptxas": b"a program",
+}
+NCCL_FILES = {"nvidia/nccl/lib/libnccl.so.2": library(container(OWN, OTHER))}
 FLASHINFER_FILES = {"flashinfer/__init__.py": b"", "flashinfer/data/csrc/batch_prefill.cu": b"// kernels"}
+
+
+OTHERS = {
+    "flashinfer-python": FLASHINFER_FILES,
+    "torch": TORCH_FILES,
+    "triton": TRITON_FILES,
+    "nvidia-nccl-cu13": NCCL_FILES,
+}
 
 
 @dataclass
@@ -74,8 +109,8 @@ class PretendedIndex:
             wheel(folder, name, version, sglang_files(version), requires=requires, tag=f"cp312-cp312-{LOWEST}")
         elif name == "sglang-kernel":
             wheel(folder, name, version, KERNEL_FILES, tag="cp310-abi3-manylinux2014_x86_64")
-        elif name == "flashinfer-python":
-            wheel(folder, name, version, FLASHINFER_FILES)
+        elif files := OTHERS.get(name):
+            wheel(folder, name, version, files)
         else:
             wheel(folder, name, version, {f"{name.replace('-', '_')}/__init__.py": f"# {version}\n".encode()})
 

@@ -146,6 +146,12 @@ def test_each_attention_that_a_bundle_lacks_comes_with_what_to_pack():
         assert f"eaglecheck engines pack 0.5.13 --part {part} --output {part}.bundle" in found.fix
 
 
+def test_a_release_with_its_own_torch_gets_the_parts_that_there_are_for_it():
+    lacking = {**SEEN, "backends": {"triton": "", "flashinfer": "no", "fa3": "no"}}
+    found = doctor_gpu.judge("0.5.23", lacking, own_torch=True)
+    assert found.fix.startswith("eaglecheck engines pack 0.5.23 --with-torch --part fa3 --output fa3.bundle  #")
+
+
 def engine(tmp_path: Path, **modules: str) -> EngineEnv:
     """A release made of these modules (dotted, __ for a dot), in this very Python."""
     site = tmp_path / "site"

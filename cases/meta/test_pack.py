@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tarfile
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import REQUIRES, PretendedIndex
+from cases.meta.pretended_wheels import OTHER, OWN, REQUIRES, REQUIRES_TORCH, PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from harness.engines import closure
 from harness.engines.closure import EnvError
@@ -28,16 +31,18 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PretendedIndex:
     return pretended
 
 
-def packed(output: Path, *versions: str, part: str = "") -> Manifest:
-    return pack.pack(versions, torch=TORCH, python="3.12", output=output, with_control=True, progress=quiet, part=part)
+def packed(output: Path, *versions: str, **options: Any) -> Manifest:
+    options = {"torch": TORCH, "python": "3.12", "with_control": True, "progress": quiet} | options
+    return pack.pack(versions, output=output, **options)
 
 
-def contents(path: Path, manifest: Manifest) -> set[str]:
-    found = set()
-    with bundle.opened(path) as reader:
-        for archive in manifest.archives:
-            with tarfile.open(fileobj=reader.archive(archive), mode="r:xz") as members:
-                found |= set(members.getnames())
+def contents(manifest: Manifest, *paths: Path) -> dict[str, bytes]:
+    found = {}
+    with bundle.opened(*paths) as reader, tempfile.NamedTemporaryFile() as archive:
+        for one in manifest.archives:
+            reader.save(one, Path(archive.name))
+            with tarfile.open(archive.name, mode="r:xz") as members:
+                found |= {member.name: members.extractfile(member).read() for member in members}  # type: ignore[union-attr]
     return found
 
 
@@ -57,7 +62,7 @@ def test_what_is_left_out_is_counted_with_its_reason_and_is_not_in_the_file(inde
     kernel = next(tree for tree in manifest.trees if tree.name.startswith("sglang-kernel"))
     left_out = {rule.pattern: (rule.files, rule.size, rule.reason) for rule in kernel.slimmed}
     assert left_out["sgl_kernel/flash_ops*"] == (1, 10004, "flash attention 3, 1.07 GB")
-    names = {name.partition("/")[2] for name in contents(tmp_path / "b", manifest)}
+    names = {name.partition("/")[2] for name in contents(manifest, tmp_path / "b")}
     assert "sgl_kernel/sm90/common_ops.abi3.so" in names
     assert "flashinfer/data/aot/norm/norm.so" in names
     gone = ("flash_ops", "sm100", "_core.cpython", "E=8.json", "sglang/test", "csrc", ".data/")
@@ -92,8 +97,12 @@ def test_where_a_release_does_not_get_what_it_asks_for_is_written_down(index, tm
     assert all(one.reason for one in release.differences)
 
 
-def test_the_same_wheels_give_the_same_bytes(index, tmp_path):
+@pytest.mark.parametrize("kept", [True, False])
+def test_the_same_wheels_give_the_same_bytes(index, tmp_path, monkeypatch, kept):
+    monkeypatch.setattr(pack, "KEEP", 1)
     packed(tmp_path / "a", "0.5.13")
+    if not kept:
+        shutil.rmtree(tmp_path / "home" / "pack" / "compressed")
     packed(tmp_path / "b", "0.5.13")
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
@@ -115,7 +124,7 @@ def test_a_part_holds_once_what_several_releases_leave_out(index, tmp_path):
     manifest = packed(tmp_path / "fa3", "0.5.11", "0.5.13", part="fa3")
     (tree,) = manifest.trees
     assert sorted(tree.into) == sorted(one.name for one in whole.trees if one.name.startswith("sglang-kernel"))
-    assert contents(tmp_path / "fa3", manifest) == {f"{tree.name}/sgl_kernel/flash_ops.abi3.so"}
+    assert set(contents(manifest, tmp_path / "fa3")) == {f"{tree.name}/sgl_kernel/flash_ops.abi3.so"}
     assert manifest.releases == ()
 
 
@@ -145,6 +154,97 @@ def test_another_torch_is_named_in_a_way_that_the_command_takes(index, tmp_path)
     with pytest.raises(EnvError) as caught:
         packed(tmp_path / "b", "0.5.23")
     assert caught.value.next_step.endswith("eaglecheck engines pack 0.5.23 --output FILE --torch 2.14.1+cu130")
+    assert caught.value.allowed.endswith("--with-torch")
+
+
+def test_a_release_that_pins_another_torch_travels_with_it(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    manifest = packed(tmp_path / "b", "0.5.13", "0.5.23", with_torch=True)
+    old, new = manifest.releases
+    stems = [name.rpartition("-")[0] for name in new.trees]
+    stubs = ["stub-ipython", "stub-xgrammar", "stub-cutlass", "stub-flash-mla"]
+    own = ["sglang-0.5.23", "sglang-kernel-0.4.10", "transformers-5.19.0", "sgl-deep-gemm-0.2.3.post2"]
+    assert stems == [*stubs, *own, "torch-2.14.1", "triton-3.8.0", "base", "control"]
+    assert (old.torch, new.torch, manifest.torch) == ("", "2.14.1+cu130", TORCH)
+    assert (old.programs, new.programs) == ({}, {"TRITON_PTXAS_PATH": "ptxas"})
+    assert new.environ.keys() - old.environ.keys() == {
+        *("SGLANG_ENABLE_JIT_DEEPGEMM", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK")
+    }
+    stands_for = [name for tree in manifest.trees for name in tree.stands_for]
+    assert stands_for == ["IPython", "xgrammar", "cutlass", "flash_mla"]
+    assert "nvidia-nccl-cu13==2.30.7" not in index.asked
+
+
+def test_such_a_release_gets_its_own_pins_and_no_flashinfer(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    manifest = packed(tmp_path / "b", "0.5.23", with_torch=True)
+    assert {"apache-tvm-ffi==0.1.11", "openai==2.6.1", "torchvision==0.29.1"} <= set(index.asked)
+    assert not any(one.startswith("flashinfer") for one in index.asked)
+    reported = {one.name: (one.wanted, one.carried) for one in manifest.releases[0].differences}
+    assert reported["flashinfer-python"] == ("==0.7.2", "")
+    assert "apache-tvm-ffi" not in reported
+
+
+def test_a_torch_is_slimmed_to_one_architecture_and_what_went_is_counted(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    manifest = packed(tmp_path / "b", "0.5.23", with_torch=True)
+    tree = next(tree for tree in manifest.trees if tree.name.startswith("torch-"))
+    inside = {name.removeprefix(f"{tree.name}/"): body for name, body in contents(manifest, tmp_path / "b").items()}
+    torch = inside["torch/lib/libtorch_cuda.so"]
+    assert (OWN.content in torch, OTHER.content in torch) == (True, False)
+    assert not {"torch/include/ATen/ATen.h", "triton/backends/nvidia/bin/ptxas"} & set(inside)
+    reasons = {rule.reason: rule for rule in tree.slimmed}
+    assert reasons["headers"].size == len(b"// headers")
+    assert len(OTHER.content) < reasons["symbols, and device code of other cards"].size < len(OTHER.content) + 4000
+    assert tree.machine == tuple(f"nvidia/{name}" for name in ("cu13", "cudnn", "cusparselt", "nccl", "nvshmem"))
+
+
+def test_for_several_cards_its_nccl_travels_too(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    manifest = packed(tmp_path / "b", "0.5.23", with_torch=True, cards=2)
+    (nccl,) = [
+        body
+        for name, body in contents(manifest, tmp_path / "b").items()
+        if name.endswith("/nvidia/nccl/lib/libnccl.so.2")
+    ]
+    assert (OWN.content in nccl, OTHER.content in nccl) == (True, False)
+
+
+def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, tmp_path):
+    index.requires = {"0.5.22": ["torch==2.99.0", *REQUIRES_TORCH[1:]], "0.5.23": REQUIRES_TORCH}
+    with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which harness/machines/slimming\.toml says nothing"):
+        packed(tmp_path / "b", "0.5.22", with_torch=True)
+    with pytest.raises(EnvError, match=r"torch 2\.14\.1 is published as 2\.14\.1\+cu130, and takes NVIDIA's") as caught:
+        packed(tmp_path / "b", "0.5.23", with_torch=True, torch="2.12.0+cu126")
+    assert caught.value.next_step.endswith("+cu130")
+    assert list(tmp_path.glob("b*")) == []
+
+
+def test_a_part_can_be_packed_with_the_releases(index, tmp_path):
+    manifest = packed(tmp_path / "b", "0.5.13", include="fa3")
+    kernel = next(tree for tree in manifest.trees if tree.name.startswith("sglang-kernel"))
+    assert f"{kernel.name}/sgl_kernel/flash_ops.abi3.so" in contents(manifest, tmp_path / "b")
+    assert "sgl_kernel/flash_ops*" not in {rule.pattern for rule in kernel.slimmed}
+
+
+def test_a_part_that_no_release_takes_is_refused(index, tmp_path):
+    index.requires = {"0.5.23": REQUIRES_TORCH}
+    with pytest.raises(EnvError, match="none of these releases takes flashinfer"):
+        packed(tmp_path / "b", "0.5.23", with_torch=True, part="flashinfer")
+
+
+def test_files_are_no_larger_than_asked_for_and_hold_everything_once(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(pack, "LARGE", 10_000)  # flash_ops is an archive of its own
+    whole = packed(tmp_path / "whole", "0.5.13", include="fa3")
+    monkeypatch.setattr(bundle, "RESERVE", 24_000)
+    manifest = packed(tmp_path / "b", "0.5.13", include="fa3", limit=26_000)
+    assert len(manifest.files) > 2
+    assert manifest.files[0] == f"b.1of{len(manifest.files)}"
+    assert sorted(path.name for path in tmp_path.glob("b.*")) == sorted(manifest.files)
+    paths = [tmp_path / name for name in manifest.files]
+    assert all(path.stat().st_size <= 26_000 for path in paths)
+    assert contents(manifest, *reversed(paths)) == contents(whole, tmp_path / "whole")
+    assert {archive.part_of for archive in manifest.archives if archive.name == "kernels-1"} == {"kernels"}
 
 
 def test_a_pip_that_finds_nothing_shows_its_last_lines(index, tmp_path):
@@ -189,7 +289,10 @@ def test_every_rule_and_every_table_entry_has_a_reason():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        pytest.param(["0.5.99"], "SGLang '0.5.99' is none of the releases of our tests", id="release"),
+        pytest.param(["0.5.9"], "SGLang 0.5.9 cannot be driven", id="release"),
+        pytest.param(["0.5.13", "--with", "fa4"], "unknown --with 'fa4'; did you mean 'fa3'?", id="with"),
+        pytest.param(["0.5.13", "--split", "60"], "--split '60' is not a size", id="split"),
+        pytest.param(["0.5.13", "--split", "0M"], "--split '0M' is not a size", id="no-size"),
         pytest.param(["0.5.13", "--output", "."], "cannot write to .: it is a folder", id="folder"),
         pytest.param(["0.5.13", "--output", "no/such/b"], "there is no folder no/such", id="nowhere"),
         pytest.param(["0.5.13", "--python", "312"], "--python '312' is not a version of Python", id="python"),

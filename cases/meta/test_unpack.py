@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
@@ -10,11 +11,12 @@ import sys
 import tarfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cases.meta.pretended_pip import quiet
-from cases.meta.pretended_wheels import PretendedIndex
+from cases.meta.pretended_wheels import REQUIRES_TORCH, PretendedIndex
 from cases.meta.test_cli_bad_input import call
 from cases.meta.test_pack import TORCH
 from harness.contract.scenario import EngineConfig, SpecConfig
@@ -22,7 +24,7 @@ from harness.engines import closure, envs
 from harness.engines.closure import EnvError
 from harness.engines.launch import build_launch
 from harness.machines import bundle, cards, doctor, fit, kernels, pack, prebuild, slimming, unpack
-from harness.machines.bundle import BundleError
+from harness.machines.bundle import BundleError, Manifest
 from harness.machines.cards import Card
 
 H100 = Card(name="NVIDIA H100", uuid="GPU-1", memory=81559, free=81079, capability="9.0", driver="580.159.04")
@@ -39,16 +41,41 @@ def made(tmp_path_factory) -> dict[str, Path]:
         patch.setattr(prebuild, "build", lambda **_: {"norm/norm.so": b"\x7fELFnorm"})
         patch.setattr(slimming, "ON_RUNNER", ("numpy", "packaging"))
         for name, part in (("engines", ""), ("fa3", "fa3")):
-            pack.pack(
-                VERSIONS,
-                torch=TORCH,
-                python=closure.python_tag(),
-                output=root / name,
-                with_control=False,
-                progress=quiet,
-                part=part,
-            )
+            packed(root / name, *VERSIONS, part=part)
     return {"engines": root / "engines", "fa3": root / "fa3"}
+
+
+def packed(output: Path, *versions: str, **options: Any) -> Manifest:
+    options = {"torch": TORCH, "python": closure.python_tag(), "with_control": False, "progress": quiet} | options
+    return pack.pack(versions, output=output, **options)
+
+
+@pytest.fixture(scope="module")
+def split(tmp_path_factory) -> list[Path]:
+    """A release with its own torch, in files of a limited size, and the same for several cards in one."""
+    root = tmp_path_factory.mktemp("split")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLECHECK_HOME", str(root / "home"))
+        patch.setattr(closure, "run", PretendedIndex(requires={"0.5.23": REQUIRES_TORCH}))
+        patch.setattr(slimming, "ON_RUNNER", ("numpy", "packaging"))
+        patch.setitem(slimming.LEFT_OUT, "torchvision", "it comes with the torch")
+        patch.setattr(bundle, "RESERVE", 24_000)
+        manifest = packed(root / "new", "0.5.23", with_torch=True, limit=26_000)
+        packed(root / "cards", "0.5.23", with_torch=True, cards=2)
+    assert len(manifest.files) > 2
+    return [*(root / name for name in manifest.files), root / "cards"]
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What lies beside the machine's own torch."""
+    folder = tmp_path / "site-packages"
+    for name in ("cu13", "cudnn", "cusparselt", "nccl", "nvshmem"):
+        (folder / "nvidia" / name / "lib").mkdir(parents=True)
+    (folder / "nvidia" / "nccl" / "lib" / "libnccl.so.2").write_text("the machine's")
+    monkeypatch.setattr(fit, "beside_torch", lambda: folder)
+    monkeypatch.setattr(fit, "program", lambda name: f"/cuda/bin/{name}")
+    return folder
 
 
 @pytest.fixture
@@ -178,9 +205,26 @@ def test_a_damaged_file_is_refused_and_nothing_is_installed(made, home, tmp_path
 
 def test_a_bundle_of_another_format_names_both(made):
     with bundle.opened(made["engines"]) as reader:
-        text = reader.manifest.to_json().replace('"format": 1', '"format": 9')
-    with pytest.raises(BundleError, match="format 9, this checkout reads 1"):
+        text = reader.manifest.to_json().replace('"format": 2', '"format": 9')
+    with pytest.raises(BundleError, match="format 9, this checkout reads 1 and 2"):
         bundle.parse(text)
+
+
+def test_a_bundle_of_the_first_format_is_still_read(made):
+    """As it was written: without what only the second knows."""
+    with bundle.opened(made["engines"]) as reader:
+        data = json.loads(reader.manifest.to_json())
+    del data["files"]
+    for tree in data["trees"]:
+        del tree["machine"], tree["stands_for"]
+    for release in data["releases"]:
+        del release["torch"], release["programs"]
+    for archive in data["archives"]:
+        del archive["pieces"], archive["part_of"]
+    with bundle.opened(made["engines"]) as reader:
+        trees = tuple(replace(tree, stands_for=()) for tree in reader.manifest.trees)
+        expected = replace(reader.manifest, format=1, trees=trees)
+    assert bundle.parse(json.dumps(data | {"format": 1})) == expected
 
 
 def test_a_manifest_that_was_changed_is_found_out(made, tmp_path):
@@ -254,6 +298,103 @@ def test_a_part_is_added_to_every_release_it_was_left_out_of(made, home):
 def test_a_part_without_its_releases_is_refused(made, home):
     with pytest.raises(BundleError, match=r"only adds to sglang-kernel-0\.4\.3, which is not unpacked here"):
         unpack.unpack(made["fa3"], progress=quiet)
+
+
+def test_a_part_may_be_named_before_its_releases(made, home):
+    assert unpack.unpack(made["fa3"], made["engines"], progress=quiet) == VERSIONS
+    (kernel,) = [path for path in envs.state("0.5.13").pythonpath if path.name.startswith("sglang-kernel")]
+    assert (kernel / "sgl_kernel" / "flash_ops.abi3.so").is_file()
+
+
+def test_files_of_a_limited_size_unpack_in_any_order_beside_other_bundles(made, split, home, site):
+    mixed = [*reversed(split[:-1]), made["engines"]]
+    assert set(unpack.unpack(*mixed, progress=quiet)) == {*VERSIONS, "0.5.23"}
+    assert all(engine.ready for engine in envs.list_installed())
+    assert (envs.state("0.5.23").torch, envs.state("0.5.13").torch) == ("2.14.1+cu130", TORCH)
+
+
+def test_a_file_that_is_missing_is_named_before_anything_is_unpacked(split, home, site):
+    absent = split[1]
+    with pytest.raises(BundleError, match=f"in {len(split) - 1} files, of which {absent.name} was not named"):
+        unpack.unpack(*(path for path in split[:-1] if path != absent), progress=quiet)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(("damage", "says"), [(flipped, "is damaged: "), (cut, "is cut off")])
+def test_of_several_files_the_damaged_one_is_named(split, home, site, tmp_path, damage, says):
+    damaged = damage(split[0], tmp_path / "copied")
+    with pytest.raises(BundleError) as caught:
+        unpack.unpack(*split[1:-1], damaged, progress=quiet)
+    assert f"{damaged} {says}" in str(caught.value)
+    assert envs.list_installed() == ()
+
+
+def test_its_own_torch_comes_first_and_finds_the_machines_libraries(split, home, site):
+    unpack.unpack(*split[:-1], progress=quiet)
+    found = envs.state("0.5.23")
+    stems = [path.name.rpartition("-")[0] for path in found.pythonpath]
+    assert stems.index("torch-2.14.1") < stems.index("base")
+    torch = found.pythonpath[stems.index("torch-2.14.1")]
+    nccl = torch / "torch" / "lib" / ".." / ".." / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    assert nccl.read_text() == "the machine's"
+    assert os.access(torch / "torch" / "bin" / "torch_shm_manager", os.X_OK)
+    assert dict(found.environ)["TRITON_PTXAS_PATH"] == "/cuda/bin/ptxas"
+    assert dict(found.environ)["PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK"] == "1"
+
+
+def test_for_several_cards_its_own_nccl_is_used_and_the_machines_stays(split, home, site):
+    unpack.unpack(split[-1], progress=quiet)
+    torch = next(path for path in envs.state("0.5.23").pythonpath if path.name.startswith("torch-"))
+    assert (torch / "nvidia" / "nccl" / "lib" / "libnccl.so.2").read_bytes().startswith(b"\x7fELF")
+    assert (torch / "nvidia" / "cudnn").readlink() == site / "nvidia" / "cudnn"
+    assert (site / "nvidia" / "nccl" / "lib" / "libnccl.so.2").read_text() == "the machine's"
+
+
+def test_what_was_slimmed_is_said_by_the_doctor_and_reaches_the_trace(split, home, site, tmp_path, monkeypatch):
+    monkeypatch.setattr(cards, "ask", lambda: ())
+    unpack.unpack(*split[:-1], progress=quiet)
+    found = {finding.name: finding.detail for finding in doctor.diagnose()}
+    assert "with its own torch 2.14.1+cu130" in found["SGLang 0.5.23"]
+    launch = build_launch(env=envs.state("0.5.23"), spec=SpecConfig(), engine=EngineConfig(), target=home, draft=home)
+    said = launch.boot["slimmed"]
+    assert found["SGLang 0.5.23 slimmed"] == "; ".join(said)
+    (torch,) = [line for line in said if line.startswith("torch-2.14.1: ")]
+    assert "without headers, without symbols, and device code of other cards" in torch
+    assert torch.endswith("the machine's own nvidia/nccl, the machine's own nvidia/nvshmem")
+    assert {"stub-cutlass: stands in for cutlass", "stub-flash-mla: stands in for flash_mla"} <= set(said)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda patch, site: shutil.rmtree(site / "nvidia" / "cudnn"), "takes libraries from nvidia/cudnn beside"),
+        (lambda patch, site: patch.setattr(fit, "program", lambda name: ""), "needs ptxas, which is not found here"),
+    ],
+)
+def test_a_machine_that_lacks_what_the_torch_needs_is_refused(split, home, site, monkeypatch, change, says):
+    change(monkeypatch, site)
+    with pytest.raises(BundleError, match=says):
+        unpack.unpack(*split[:-1], progress=quiet)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize("where", ["home", "beside-nvcc", "own-triton", "nowhere"])
+def test_a_program_is_looked_for_in_the_toolkit_first(tmp_path, monkeypatch, where):
+    own = tmp_path / "site" / "triton" / "backends" / "nvidia" / "bin"
+    places = {"home": tmp_path / "home" / "bin", "beside-nvcc": tmp_path / "cuda" / "bin", "own-triton": own}
+    order = [*places]
+    for name, folder in places.items():
+        folder.mkdir(parents=True)
+        if where in order and order.index(name) >= order.index(where):
+            (folder / "ptxas").touch(mode=0o755)
+    (tmp_path / "cuda" / "bin" / "nvcc").touch(mode=0o755)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").symlink_to(tmp_path / "cuda" / "bin" / "nvcc")
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.setattr(fit, "TOOLKIT", tmp_path / "none")
+    monkeypatch.setattr(fit, "beside_torch", lambda: tmp_path / "site")
+    assert fit.program("ptxas") == (str(places[where] / "ptxas") if where in places else "")
 
 
 def compiled(home: Path) -> Path:

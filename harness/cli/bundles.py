@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from rich.console import Console
 from harness.cli.outcome import Exit, guarded
 from harness.contract.outputs import check_target
 from harness.contract.usage import UsageError, unknown
-from harness.engines import envs
+from harness.engines.releases import named
 from harness.machines.slimming import PARTS
 from reports.prose import say
 
@@ -23,9 +24,15 @@ def pack(
     output: Annotated[Path, typer.Option(help="The bundle to write.")],
     torch: Annotated[str, typer.Option(help="The torch of the machine it is for, with its build.")] = "2.11.0+cu130",
     python: Annotated[str, typer.Option(help="The Python of that machine.")] = "3.12",
+    with_torch: Annotated[
+        bool, typer.Option("--with-torch", help="Carry the torch of releases that pin another than that machine's.")
+    ] = False,
+    cards: Annotated[int, typer.Option(min=1, help="With --with-torch: for 2 or more, NCCL too (untested).")] = 1,
+    split: Annotated[str, typer.Option(help="Write files of at most this size, for example 60M.")] = "",
     part: Annotated[
         str, typer.Option(help="Pack only what the releases' bundle leaves out: 'flashinfer' or 'fa3'.")
     ] = "",
+    with_: Annotated[str, typer.Option("--with", help="Pack a part with the releases: 'flashinfer' or 'fa3'.")] = "",
     with_control: Annotated[
         bool, typer.Option("--with-control/--engines-only", help="Also what the test suite needs there.")
     ] = True,
@@ -38,14 +45,18 @@ def pack(
     from harness.machines.text import render_bundle
 
     console = Console()
-    _check(output, torch=torch, python=python, part=part)
+    limit = _check(output, torch=torch, python=python, parts=(("--part", part), ("--with", with_)), split=split)
     manifest = write_bundle(
-        [envs.supported(version) for version in dict.fromkeys(versions)],
+        [named(version) for version in dict.fromkeys(versions)],
         torch=torch,
         python=python,
         output=output,
         with_control=with_control,
         part=part,
+        include=with_,
+        with_torch=with_torch,
+        cards=cards,
+        limit=limit,
         progress=lambda text: say(console, text),
     )
     render_bundle(console, manifest, output)
@@ -70,7 +81,7 @@ def unpack(
     def progress(text: str) -> None:
         say(console, text)
 
-    found = [version for path in files for version in install_bundle(path, progress=progress)]
+    found = install_bundle(*files, progress=progress)
     if warm:
         from harness.machines.warm import warm as boot_once
 
@@ -81,10 +92,14 @@ def unpack(
     return Exit.PASS
 
 
-def _check(output: Path, *, torch: str, python: str, part: str) -> None:
-    """UsageError for a bundle that could not be written, an unknown part, or a torch or Python that is no version."""
-    if part and part not in PARTS:
-        raise UsageError(unknown("--part", part, PARTS))
+def _check(output: Path, *, torch: str, python: str, parts: Sequence[tuple[str, str]], split: str) -> int:
+    """The bytes that a file may have, 0 for any number. UsageError for a bundle that could not be written, an unknown
+    part, or a size, torch or Python that is none."""
+    for option, part in parts:
+        if part and part not in PARTS:
+            raise UsageError(unknown(option, part, PARTS))
+    if split and not re.fullmatch(r"[1-9]\d*[MG]", split):
+        raise UsageError(f"--split {split!r} is not a size\n  write it in MiB or GiB:  --split 60M")
     check_target(output, option="output")
     if not re.fullmatch(r"\d+\.\d+", python):
         raise UsageError(f"--python {python!r} is not a version of Python\n  write it as major.minor:  --python 3.12")
@@ -93,3 +108,4 @@ def _check(output: Path, *, torch: str, python: str, part: str) -> None:
             f"--torch {torch!r} is not a CUDA build of torch\n  write what that machine prints for  "
             f"python3 -c 'import torch; print(torch.__version__)':  --torch 2.11.0+cu130"
         )
+    return int(split[:-1] or 0) * (2**30 if split.endswith("G") else 2**20)

@@ -56,7 +56,9 @@ class EngineEnv:
     why: str = ""
     environ: tuple[tuple[str, str], ...] = ()  # settings that this release needs in its process
     left_out: tuple[str, ...] = ()  # patterns of published files that its bundle does without
-    unpacked: bool = False  # out of a bundle, over the machine's own Python and torch
+    own_torch: bool = False  # its torch came out of the bundle too
+    slimmed: tuple[str, ...] = ()  # what its bundle does without, in words, a line a part
+    unpacked: bool = False  # out of a bundle, over the machine's own Python and, mostly, torch
     tree: Path | None = None  # a commit's Python files that run in this release's place (see harness.bisect)
 
 
@@ -133,7 +135,7 @@ def state(version: str) -> EngineEnv:
 
 
 def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
-    """A release out of a bundle: the machine's own Python and torch, and the bundle's parts in import order."""
+    """A release out of a bundle: the machine's own Python, its torch or one of the parts, and these in import order."""
     trees = tuple(home() / "parts" / name for name in marker["trees"])
     gone = next((path.name for path in trees if not path.is_dir()), "")
     python = Path(marker["interpreter"])
@@ -152,6 +154,8 @@ def _unpacked(version: str, marker: dict[str, Any]) -> EngineEnv:
         why=f"{why}; unpack the bundle again" if why else "",
         environ=tuple(sorted(marker["environ"].items())),
         left_out=tuple(marker["slimmed"]),
+        own_torch=bool(marker.get("own_torch")),
+        slimmed=tuple(marker.get("described", ())),
         unpacked=True,
     )
 

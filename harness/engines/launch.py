@@ -88,6 +88,7 @@ def build_launch(
         "layered": spec.algorithm == "MTP",
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
+        "slimmed": list(env.slimmed),
         "environment": _environment(device=device, revert=revert, ranks=engine.tp_size) | dict(env.environ),
         "arguments": {
             "model_path": str(target),

@@ -1,8 +1,9 @@
-"""The bundle file that carries SGLang releases to a machine without a network: manifest, reading and writing.
+"""The bundle that carries SGLang releases to a machine without a network: manifest, reading and writing.
 
 One uncompressed tar: a manifest whose name holds its own hash, then one .tar.xz an archive (xz, since that is what
 Python 3.12's standard library opens). An archive holds whole trees; a tree is one folder for an import path, named
-after its content. Standard library only: the machine that unpacks it may have no pydantic yet.
+after its content. Where no file may be larger than so many bytes there are several such tars: each has the manifest,
+and archives are cut where a file is full. Standard library only: the machine that unpacks it may have no pydantic yet.
 
 This module must not know what a tree is for (see `harness.machines.slimming`) nor where it goes (see
 `harness.machines.unpack`).
@@ -16,18 +17,22 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from pathlib import Path
 from typing import IO, Any, get_args, get_origin, get_type_hints
 
 from harness.contract import plain_files
 from harness.engines.closure import EnvError
 
-FORMAT = 1
+FORMAT = 2
+#: Format 1 has no torch of its own and lies in one file.
+READABLE = (1, 2)
 #: Every packed file carries this time, so that the same wheels give the same bytes, and no source looks newer than what
 #: was compiled from it.
 ATTEMPT = 1_600_000_000
 BLOCK = 1 << 20
+#: What the manifest and the tar headers may take of a file of limited size.
+RESERVE = 1 << 19
 
 
 class BundleError(EnvError):
@@ -60,6 +65,8 @@ class Tree:
     """One folder for an import path. `name` ends in a hash of what is in it; `size` in bytes, unpacked.
 
     into: trees of another bundle that these files are added to; empty for a tree that stands for itself.
+    machine: folders that lie beside the machine's own torch, and are linked into the tree where it has none of its own.
+    stands_for: packages that this tree only pretends to be, since they are imported and never used.
     """
 
     name: str
@@ -69,19 +76,39 @@ class Tree:
     wheels: tuple[Wheel, ...] = ()
     slimmed: tuple[Slimmed, ...] = ()
     into: tuple[str, ...] = ()
+    machine: tuple[str, ...] = ()
+    stands_for: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A run of an archive's bytes in one of the bundle's files (0 is the first)."""
+
+    member: str
+    file: int
+    sha256: str
+    size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """One compressed member of the bundle."""
+    """One compressed archive; pieces: how it is cut, in order, empty where it lies whole in the only file.
+
+    part_of: the archive that a tree names, where its large files are in archives of their own, such as this.
+    """
 
     name: str
     sha256: str
     size: int
+    pieces: tuple[Piece, ...] = ()
+    part_of: str = ""
 
     @property
     def member(self) -> str:
         return f"{self.name}.tar.xz"
+
+    def cut(self) -> tuple[Piece, ...]:
+        return self.pieces or (Piece(member=self.member, file=0, sha256=self.sha256, size=self.size),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,20 +123,27 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
-    """One SGLang release: its trees in import order, and what must be in its environment."""
+    """One SGLang release: its trees in import order, and what must be in its environment.
+
+    torch: the build that is among its trees; empty where it runs on the machine's own. programs: settings that name a
+    program of the machine (TRITON_PTXAS_PATH: ptxas).
+    """
 
     version: str
     trees: tuple[str, ...]
     environ: dict[str, str]
     differences: tuple[Difference, ...] = ()
+    torch: str = ""
+    programs: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
     """What a bundle holds, and what the machine must have.
 
-    expects: packages that the machine's own Python brings, as 'name' or 'name<2'. home: set where the bundle holds
-    compiled kernels instead of releases, and fits an installation in that folder only (see `harness.machines.kernels`).
+    torch: the machine's own. expects: packages that its own Python brings, as 'name' or 'name<2'. home: set where the
+    bundle holds compiled kernels instead of releases, and fits an installation in that folder only (see
+    `harness.machines.kernels`). files: the names of a bundle of several files.
     """
 
     python: str
@@ -122,6 +156,7 @@ class Manifest:
     trees: tuple[Tree, ...]
     archives: tuple[Archive, ...]
     home: str = ""
+    files: tuple[str, ...] = ()
     format: int = FORMAT
 
     def tree(self, name: str) -> Tree:
@@ -135,9 +170,9 @@ def parse(text: str) -> Manifest:
     """The manifest from its JSON; BundleError where it is of another format or not whole."""
     try:
         data = json.loads(text)
-        if data["format"] != FORMAT:
+        if data["format"] not in READABLE:
             raise BundleError(
-                f"this bundle has format {data['format']}, this checkout reads {FORMAT}",
+                f"this bundle has format {data['format']}, this checkout reads {' and '.join(map(str, READABLE))}",
                 next_step="unpack it with the checkout that packed it, or pack again:  "
                 "eaglecheck engines pack VERSION --output FILE",
             )
@@ -162,17 +197,48 @@ def _record(kind: Any, value: Any) -> Any:
     return value
 
 
-def write(path: Path, manifest: Manifest, archives: Path) -> None:
-    """Put manifest and archives (files `<name>.tar.xz` in the folder) into one file; it appears whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
+def write(path: Path, manifest: Manifest, archives: Path, *, limit: int = 0) -> Manifest:
+    """Put manifest and archives (files `<name>.tar.xz` in the folder) into one file, or into several of at most `limit`
+    bytes, named `<path>.1of3`; each appears whole or not at all. The manifest that was written."""
+    if limit:
+        manifest = _cut(manifest, archives, path.name, limit=limit)
     text = manifest.to_json().encode()
-    with tarfile.open(partial, "w") as bundle:
-        header = plain_member(f"manifest-{hashlib.sha256(text).hexdigest()}.json", size=len(text))
-        bundle.addfile(header, io.BytesIO(text))
-        for archive in manifest.archives:
-            with (archives / archive.member).open("rb") as source:
-                bundle.addfile(plain_member(archive.member, size=archive.size), source)
-    partial.replace(path)
+    for number, name in enumerate(manifest.files or (path.name,)):
+        partial = path.with_name(f"{name}.partial")
+        with tarfile.open(partial, "w") as bundle:
+            which = f"-{number}" if manifest.files else ""
+            title = f"manifest-{hashlib.sha256(text).hexdigest()}{which}.json"
+            bundle.addfile(plain_member(title, size=len(text)), io.BytesIO(text))
+            for archive in manifest.archives:
+                at = 0
+                for piece in archive.cut():
+                    if piece.file == number:
+                        with (archives / archive.member).open("rb") as source:
+                            source.seek(at)
+                            bundle.addfile(plain_member(piece.member, size=piece.size), source)
+                    at += piece.size
+        partial.replace(path.with_name(name))
+    return manifest
+
+
+def _cut(manifest: Manifest, archives: Path, name: str, *, limit: int) -> Manifest:
+    """The manifest with every archive cut so that no file takes more than `limit` bytes with what else is in it."""
+    room, file, cut = limit - RESERVE, 0, []
+    for archive in manifest.archives:
+        pieces: list[Piece] = []
+        with (archives / archive.member).open("rb") as source:
+            left = archive.size
+            while left:
+                if not room:
+                    room, file = limit - RESERVE, file + 1
+                size = min(left, room)
+                member = f"{archive.member}.{len(pieces)}"
+                digest = hashlib.sha256(source.read(size)).hexdigest()
+                pieces.append(Piece(member=member, file=file, sha256=digest, size=size))
+                left, room = left - size, room - size
+        cut.append(replace(archive, pieces=tuple(pieces)))
+    files = tuple(f"{name}.{number + 1}of{file + 1}" for number in range(file + 1))
+    return replace(manifest, archives=tuple(cut), files=files)
 
 
 def plain_member(name: str, *, size: int, mode: int = 0o644) -> tarfile.TarInfo:
@@ -182,40 +248,61 @@ def plain_member(name: str, *, size: int, mode: int = 0o644) -> tarfile.TarInfo:
     return header
 
 
-class Reader:
-    """An open bundle whose manifest has been checked; use `opened`."""
+class _File:
+    """One open file of a bundle, whose manifest has been checked."""
 
     def __init__(self, path: Path, bundle: tarfile.TarFile) -> None:
         self.path = path
         self._bundle = bundle
-        self.manifest = self._read_manifest()
-
-    def _read_manifest(self) -> Manifest:
-        first = self._bundle.next()
+        first = bundle.next()
         if first is None or not first.name.startswith("manifest-"):
             raise BundleError(
-                f"{self.path} is not a bundle of eaglecheck: it does not begin with a manifest",
+                f"{path} is not a bundle of eaglecheck: it does not begin with a manifest",
                 next_step="make one:  eaglecheck engines pack VERSION --output FILE",
             )
-        text = _member(self._bundle, first).read()
-        if first.name != f"manifest-{hashlib.sha256(text).hexdigest()}.json":
-            raise BundleError(f"{self.path} is damaged: its manifest has another hash", next_step=AGAIN)
-        return parse(text.decode())
+        self.text = _member(bundle, first).read()
+        title = f"manifest-{hashlib.sha256(self.text).hexdigest()}"
+        if not first.name.startswith(title):
+            raise BundleError(f"{path} is damaged: its manifest has another hash", next_step=AGAIN)
+        self.manifest = parse(self.text.decode())
+        self.number = int(first.name.removeprefix(title).removesuffix(".json").removeprefix("-") or 0)
 
-    def archive(self, archive: Archive) -> IO[bytes]:
-        """The bytes of one archive, once its hash has been checked; BundleError where it differs."""
+    def copy(self, piece: Piece, target: IO[bytes]) -> None:
+        """Append a piece to what is open, and check its hash on the way."""
+        digest = hashlib.sha256()
         try:
-            source = _member(self._bundle, self._bundle.getmember(archive.member))
-            digest = digest_of(source)
-        except (KeyError, OSError, tarfile.TarError) as error:
-            raise BundleError(f"{self.path} is cut off: {archive.member} is not whole", next_step=AGAIN) from error
-        if digest != archive.sha256:
+            source = _member(self._bundle, self._bundle.getmember(piece.member))
+            while block := source.read(BLOCK):
+                digest.update(block)
+                target.write(block)
+        except (KeyError, tarfile.TarError) as error:
+            raise BundleError(f"{self.path} is cut off: {piece.member} is not whole", next_step=AGAIN) from error
+        if digest.hexdigest() != piece.sha256:
             raise BundleError(
-                f"{self.path} is damaged: {archive.member} has sha256 {digest[:12]}…, not {archive.sha256[:12]}…",
+                f"{self.path} is damaged: {piece.member} has sha256 {digest.hexdigest()[:12]}…, not "
+                f"{piece.sha256[:12]}…",
                 next_step=AGAIN,
             )
-        source.seek(0)
-        return source
+
+
+class Reader:
+    """An open bundle, whole; use `opened`."""
+
+    def __init__(self, files: Sequence[_File]) -> None:
+        self.manifest = files[0].manifest
+        self._files = {file.number: file for file in files}
+        absent = [name for number, name in enumerate(self.manifest.files) if number not in self._files]
+        if absent:
+            raise BundleError(
+                f"this bundle lies in {len(self.manifest.files)} files, of which {', '.join(absent)} was not named",
+                next_step="name them all, in any order:  python3 -m harness.machines.unpack FILES",
+            )
+
+    def save(self, archive: Archive, target: Path) -> None:
+        """Write one archive to a file, with its hashes checked; BundleError names the file that is damaged."""
+        with target.open("wb") as joined:
+            for piece in archive.cut():
+                self._files[piece.file].copy(piece, joined)
 
 
 def _member(bundle: tarfile.TarFile, header: tarfile.TarInfo) -> IO[bytes]:
@@ -225,20 +312,35 @@ def _member(bundle: tarfile.TarFile, header: tarfile.TarInfo) -> IO[bytes]:
     return source
 
 
+def grouped(paths: Sequence[Path]) -> tuple[tuple[Path, ...], ...]:
+    """The files of each bundle among these, and the bundles so that what adds to another comes after it."""
+    bundles: dict[bytes, list[Path]] = {}
+    kinds: dict[bytes, int] = {}
+    for path in paths:
+        with contextlib.ExitStack() as stack:
+            file = _opened(path, stack)
+        bundles.setdefault(file.text, []).append(path)
+        kinds[file.text] = 0 if file.manifest.releases else 2 if file.manifest.home else 1
+    return tuple(tuple(bundles[text]) for text in sorted(bundles, key=lambda text: kinds[text]))
+
+
 @contextlib.contextmanager
-def opened(path: Path) -> Iterator[Reader]:
-    """The bundle, ready to be read; BundleError where there is none."""
+def opened(*paths: Path) -> Iterator[Reader]:
+    """The bundle of these files, ready to be read; BundleError where there is none, or a file of it is missing."""
     with contextlib.ExitStack() as stack:
-        try:
-            plain_files.check(path)  # it is read back and forth
-            reader = Reader(path, stack.enter_context(tarfile.open(path, "r:")))
-        except OSError as error:
-            raise BundleError(
-                f"cannot read {path}: {error.strerror or error}", next_step="name the file that `engines pack` made"
-            ) from error
-        except tarfile.TarError as error:
-            raise BundleError(f"{path} is cut off, or no bundle of eaglecheck ({error})", next_step=AGAIN) from error
-        yield reader
+        yield Reader([_opened(path, stack) for path in paths])
+
+
+def _opened(path: Path, stack: contextlib.ExitStack) -> _File:
+    try:
+        plain_files.check(path)  # it is read back and forth
+        return _File(path, stack.enter_context(tarfile.open(path, "r:")))
+    except OSError as error:
+        raise BundleError(
+            f"cannot read {path}: {error.strerror or error}", next_step="name the file that `engines pack` made"
+        ) from error
+    except tarfile.TarError as error:
+        raise BundleError(f"{path} is cut off, or no bundle of eaglecheck ({error})", next_step=AGAIN) from error
 
 
 def digest_of(source: IO[bytes]) -> str:

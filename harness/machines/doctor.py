@@ -39,7 +39,7 @@ SPARE_GB = 1  # runs and checkpoints, once everything is installed
 SHOWN = 3  # folders named in one line
 SHM_MB = 64  # what SGLang's processes share; some containers give less
 ELSEWHERE = "export EAGLECHECK_HOME=/path/with/space"
-UNPACK = "python3 -m harness.machines.unpack FILE  # its bundle"
+UNPACK = "python3 -m harness.machines.unpack FILES  # its bundle"
 
 
 def diagnose() -> list[Answer]:
@@ -182,6 +182,8 @@ def _engines() -> Iterator[Answer]:
         yield ok(f"in this environment, torch {here.torch}", name=f"SGLang {here.version}")
     for engine in installed:
         yield (_unpacked if engine.unpacked else _release)(engine, f"SGLang {engine.version}")
+        if engine.slimmed:
+            yield ok("; ".join(engine.slimmed), name=f"SGLang {engine.version} slimmed")
     yield from doctor_gpu.abilities([engine for engine in installed if engine.ready and engine.unpacked])
     if here is None and not installed:
         yield missing("not installed", _install(envs.NEWEST), name=f"SGLang {envs.NEWEST}")
@@ -206,7 +208,8 @@ def _unpacked(engine: envs.EngineEnv, name: str) -> Answer:
     site = next((path for path in engine.pythonpath if list(path.glob("sglang-*.dist-info"))), engine.pythonpath[0])
     if changed := changed_files(site, left_out=engine.left_out):
         return _damaged(changed, f"rm -r {shlex.quote(str(site))} && {UNPACK}", name)
-    return ok(f"as published, out of a bundle, for torch {engine.torch}", name=name)
+    torch = f"with its own torch {engine.torch}" if engine.own_torch else f"for torch {engine.torch}"
+    return ok(f"as published, out of a bundle, {torch}", name=name)
 
 
 def _damaged(changed: Sequence[str], fix: str, name: str) -> Answer:

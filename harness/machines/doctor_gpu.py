@@ -119,7 +119,7 @@ def abilities(engines: Sequence[EngineEnv]) -> Iterator[Answer]:
         return
     with ThreadPoolExecutor(max_workers=len(engines)) as pool:
         for engine, answer in zip(engines, pool.map(ask, engines), strict=True):
-            yield judge(engine.version, answer)
+            yield judge(engine.version, answer, own_torch=engine.own_torch)
 
 
 def ask(engine: EngineEnv) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def ask(engine: EngineEnv) -> dict[str, Any]:
     return {"error": tail[-1][:200]}
 
 
-def judge(version: str, said: dict[str, Any]) -> Answer:
+def judge(version: str, said: dict[str, Any], *, own_torch: bool = False) -> Answer:
     """What a release says of itself: the first gap that stops it, else what runs and what does not."""
     name = f"SGLang {version} on GPU"
     again = "python3 -m harness.machines.unpack FILE  # its bundle, once more"
@@ -160,11 +160,13 @@ def judge(version: str, said: dict[str, Any]) -> Answer:
     graphs = f"no CUDA graphs ({said['graphs']})" if said["graphs"] else "eager and CUDA graphs"
     lacking = [f"no {name} ({why})" for name, why in backends.items() if why]
     detail = "; ".join([f"attention {runs}", graphs, DTYPES, *lacking])
-    return (warn if said["graphs"] else ok)(detail, _parts(version, backends), name=name)
+    return (warn if said["graphs"] else ok)(detail, _parts(version, backends, own_torch=own_torch), name=name)
 
 
-def _parts(version: str, backends: dict[str, str]) -> str:
+def _parts(version: str, backends: dict[str, str], *, own_torch: bool) -> str:
     """What to type, where a package index is, for the attention backends that a bundle leaves out."""
     absent = [name for name, why in backends.items() if why and name in slimming.PARTS]
-    commands = [f"eaglecheck engines pack {version} --part {name} --output {name}.bundle" for name in absent]
+    how = " --with-torch" if own_torch else ""
+    had = [name for name in absent if not (own_torch and slimming.PARTS[name][0] in slimming.WITHOUT)]
+    commands = [f"eaglecheck engines pack {version}{how} --part {name} --output {name}.bundle" for name in had]
     return f"{' && '.join(commands)}  # where an index is; then unpack it here" if commands else ""

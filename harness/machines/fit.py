@@ -6,8 +6,10 @@ Standard library only, since it is asked before anything is unpacked. It must no
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import re
+import shutil
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -16,6 +18,9 @@ from harness.engines import closure
 from harness.engines.closure import Progress
 from harness.machines.bundle import BundleError, Manifest
 from harness.machines.cards import cards
+
+#: Where CUDA's own packages put it.
+TOOLKIT = Path("/usr/local/cuda")
 
 
 def check_machine(manifest: Manifest, progress: Progress) -> None:
@@ -39,6 +44,7 @@ def check_machine(manifest: Manifest, progress: Progress) -> None:
             f"the bundle needs glibc {manifest.glibc} or newer, here is {library or 'none'} {version}",
             next_step="unpack it on a newer Linux distribution, or in a container of one",
         )
+    _check_own_torch(manifest)
     missing = [problem for name in manifest.expects if (problem := _lacking(name))]
     if missing:
         raise BundleError(
@@ -46,6 +52,38 @@ def check_machine(manifest: Manifest, progress: Progress) -> None:
             next_step="install them beside torch; they come with its usual images",
         )
     _check_card(manifest, progress)
+
+
+def _check_own_torch(manifest: Manifest) -> None:
+    """A torch out of the bundle uses NVIDIA's libraries beside the machine's own, and programs of its toolkit."""
+    folders = {name for tree in manifest.trees for name in tree.machine}
+    absent = sorted(name for name in folders if not (beside_torch() / name).is_dir())
+    if absent:
+        raise BundleError(
+            f"the bundle's torch takes libraries from {', '.join(absent)} beside the machine's own torch, and they are "
+            f"not in {beside_torch()}",
+            next_step="start it with a Python whose torch came as a wheel, with NVIDIA's wheels beside it",
+        )
+    programs = sorted({name for release in manifest.releases for name in release.programs.values()})
+    if lacking := [name for name in programs if not program(name)]:
+        raise BundleError(
+            f"the bundle's torch needs {', '.join(lacking)}, which is not found here",
+            next_step="name a CUDA 13 toolkit:  export CUDA_HOME=/usr/local/cuda",
+        )
+
+
+def program(name: str) -> str:
+    """The path of one of CUDA's programs: the toolkit's, else the one that the machine's own triton has; or empty."""
+    homes = [Path(home, "bin") for key in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(key))]
+    homes += [Path(found).resolve().parent for one in (name, "nvcc") if (found := shutil.which(one))]
+    homes += [TOOLKIT / "bin", beside_torch() / "triton" / "backends" / "nvidia" / "bin"]
+    return next((str(home / name) for home in homes if os.access(home / name, os.X_OK)), "")
+
+
+def beside_torch() -> Path:
+    """The folder in which this Python's torch lies; nowhere if there is none."""
+    spec = importlib.util.find_spec("torch")
+    return Path(spec.origin).parents[1] if spec is not None and spec.origin is not None else Path("/nonexistent")
 
 
 def _versions(manifest: Manifest) -> str:

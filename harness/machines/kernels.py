@@ -90,7 +90,10 @@ def restore(reader: Reader, *, progress: Progress) -> None:
         progress("these kernels are in place already")
         return
     folder().mkdir(parents=True, exist_ok=True)
-    with tarfile.open(fileobj=reader.archive(archive), mode="r:xz") as source:
+    packed = folder() / archive.member
+    reader.save(archive, packed)
+    with tarfile.open(packed, "r:xz") as source:
         source.extractall(folder(), filter="data")
+    packed.unlink()
     done.touch()
     progress(f"{manifest.trees[0].files} files of compiled kernels are in place")

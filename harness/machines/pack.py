@@ -6,12 +6,15 @@ Needs a package index (through pip) and nvcc. The releases' own metadata says wh
 
 from __future__ import annotations
 
+import hashlib
 import io
 import lzma
+import os
 import shutil
 import tarfile
 import zipfile
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -22,14 +25,20 @@ from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
-from harness.machines.slimming import CARRIED, CARRIED_FOR_OTHERS, CONTROL, CONTROL_TESTS, FROM, PINNED
+from harness.machines.slimming import CARRIED, CONTROL, CONTROL_TESTS, FROM, PINNED
 from harness.machines.wheels import Files
 
-#: A bundle and what it is made from: 1.5 GB of wheels for four releases, most of it sglang-kernel.
+#: A bundle and what it is made from: 1.5 GB of wheels for four releases, most of it sglang-kernel; a torch is 0.8 GB.
 NEED_GB = 4.0
 #: The window is wide enough to see that kernels of neighbouring releases, and of neighbouring shapes, are alike.
 XZ_PRESET = 6
 XZ_WINDOW = 1 << 27
+#: Archives of so many bytes, unpacked, are kept once they are compressed: half a minute or more.
+KEEP = 1 << 27
+LARGE = 1 << 26
+WORKERS = os.cpu_count() or 1
+#: What lies in such a folder of a wheel is started.
+PROGRAMS = "/bin/"
 #: sglang-kernel and flashinfer reach for headers that a bare compiler package lacks; only headers are taken.
 CUDA_HEADERS = {"nvidia-cublas": ("cublasLt.h", "13.1.0.3"), "nvidia-curand": ("curand.h", "10.4.0.35")}
 
@@ -44,8 +53,14 @@ class _Job:
     lock: int
     progress: Progress
     with_control: bool
+    with_torch: bool
+    cards: int
+    include: str  # a part that is packed with the releases
+    bases: dict[str, str] = field(default_factory=dict)  # what is carried → tree
     trees: dict[str, Files] = field(default_factory=dict)  # by full name
     archives: dict[str, str] = field(default_factory=dict)  # tree → archive
+    machine: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tree → folders of the machine in it
+    stubs: dict[str, tuple[str, ...]] = field(default_factory=dict)  # tree → packages that it stands for
     glibc: int = 0
 
     @property
@@ -67,7 +82,8 @@ class _Job:
         files = Files()
         for path in paths:
             name = parse_wheel_filename(path.name)[0]
-            wheels.add_wheel(files, path, slimming.RULES.get(name, ()))
+            rules = [rule for rule in slimming.RULES.get(name, ()) if not rule.part or rule.part != self.include]
+            wheels.add_wheel(files, path, rules)
         return self.add(stem, files, archive=archive)
 
 
@@ -80,24 +96,39 @@ def pack(
     with_control: bool,
     progress: Progress,
     part: str = "",
+    include: str = "",
+    with_torch: bool = False,
+    cards: int = 1,
+    limit: int = 0,
 ) -> Manifest:
     """Write the bundle of these releases for a machine with that torch (2.11.0+cu130) and Python (3.12).
 
-    part: write what the releases' own bundle does without (one of `slimming.PARTS`), to be unpacked after it.
+    part: write what the releases' own bundle does without (one of `slimming.PARTS`), to be unpacked after it; include:
+    put it into the releases' own bundle. with_torch: a release that pins another torch gets it from the bundle; with
+    its NCCL if it is for several cards. limit: bytes that no file may exceed, for several files; 0 for one.
     EnvError where a release wants another torch, asks for something unknown, or cannot be fetched or compiled.
     """
     folder = closure.home() / "pack"
     with closure.installing("pack", progress) as lock:
-        job = _Job(torch=torch, python=python, folder=folder, lock=lock, progress=progress, with_control=with_control)
+        job = _Job(
+            torch=torch,
+            python=python,
+            folder=folder,
+            lock=lock,
+            progress=progress,
+            with_control=with_control,
+            with_torch=with_torch,
+            cards=cards,
+            include=include,
+        )
         _room(folder)
         sources = _sglang_wheels(job, versions)
-        shared = [_base(job)]
         control = [_control(job)]
-        releases = tuple(_release(job, version, sources[version], [*shared, *control]) for version in versions)
+        releases = tuple(_release(job, version, sources[version], control) for version in versions)
         manifest = _manifest(job, releases, control)
         if part:
             manifest = _only_part(job, manifest, part)
-        manifest = _write(job, manifest, output)
+        manifest = _write(job, manifest, output, limit=limit)
     return manifest
 
 
@@ -114,19 +145,40 @@ def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
     """Each release's own wheel, first of all: its metadata may say that it cannot be packed for this torch."""
     found = {version: job.fetch({"sglang": version})["sglang"] for version in versions}
     for version, path in found.items():
-        slimming.check_requirements(version, wheels.requirements(path, python=job.python), torch=job.torch)
+        wanted = wheels.requirements(path, python=job.python)
+        slimming.check_requirements(version, wanted, torch=job.torch, with_torch=job.with_torch)
     return found
 
 
-def _base(job: _Job) -> str:
-    """Every release's dependencies at one version each, with flashinfer's kernels compiled."""
-    found = job.fetch({**CARRIED, **CARRIED_FOR_OTHERS})
-    files = Files()
-    for name, path in found.items():
-        wheels.add_wheel(files, path, slimming.RULES.get(name, ()))
-    for place, content in _flashinfer_kernels(job, found).items():
-        files.content[f"flashinfer/data/aot/{place}"] = content
-    return job.add("base", files, archive="base")
+def _base(job: _Job, carried: dict[str, str]) -> str:
+    """The dependencies that releases share, at one version each, with flashinfer's kernels compiled; made once."""
+    if (key := str(sorted(carried.items()))) not in job.bases:
+        found = job.fetch(carried)
+        files = Files()
+        for name, path in found.items():
+            wheels.add_wheel(files, path, slimming.RULES.get(name, ()))
+        for place, content in _flashinfer_kernels(job, found).items() if "flashinfer-python" in carried else ():
+            files.content[f"flashinfer/data/aot/{place}"] = content
+        job.bases[key] = job.add("base", files, archive="base")
+    return job.bases[key]
+
+
+def _torch(job: _Job, version: str) -> tuple[list[str], str]:
+    """The trees of a torch that travels, and its build; EnvError where it is of another CUDA than the machine's."""
+    beside = slimming.TORCHES[version]
+    wanted = {name: beside[name] for name in ("torchvision", *(("nvidia-nccl-cu13",) if job.cards > 1 else ()))}
+    found = job.fetch({"torch": version, **wanted, "triton": beside["triton"]})
+    stamp = wheels.text_of(found["torch"], "torch/version.py")
+    build = next(line.split("'")[1] for line in stamp.splitlines() if line.startswith("__version__"))
+    if build.partition("+")[2] != job.torch.partition("+")[2]:
+        raise EnvError(
+            f"torch {version} is published as {build}, and takes NVIDIA's libraries from beside torch {job.torch}",
+            next_step="name a torch of the same CUDA:  --torch VERSION+" + build.partition("+")[2],
+        )
+    job.progress(f"torch {build}: slimming")
+    torch = job.add_wheels(f"torch-{version}", [found[name] for name in ("torch", *wanted)], archive="torch")
+    job.machine[torch] = tuple(slimming.MACHINE)
+    return [torch, job.add_wheels(f"triton-{beside['triton']}", [found["triton"]], archive="triton")], build
 
 
 def _flashinfer_kernels(job: _Job, found: dict[str, Path]) -> dict[str, bytes]:
@@ -177,14 +229,11 @@ def _control(job: _Job) -> str:
     return job.add_wheels("control", job.fetch(wanted).values(), archive="base")
 
 
-def _release(job: _Job, version: str, sglang: Path, shared: Sequence[str]) -> Release:
-    """One release's trees in import order: stubs, its own, what it pins, then what all share."""
+def _release(job: _Job, version: str, sglang: Path, control: Sequence[str]) -> Release:
+    """One release's trees in import order: stubs, its own, what it pins, its torch, then what others share."""
     wanted = wheels.requirements(sglang, python=job.python)
     job.progress(f"SGLang {version}: slimming")
-    own = [
-        job.add(stub, Files(content={k: text.encode() for k, text in files.items()}), archive="base")
-        for stub, files in slimming.stubs(version).items()
-    ]
+    own = [_stub(job, stub, files) for stub, files in slimming.stubs(version).items()]
     own.append(job.add_wheels(f"sglang-{version}", [sglang], archive="sglang"))
     own_pins = {name: slimming.pinned(wanted[name]) for name in PINNED}
     own_pins |= {
@@ -193,12 +242,23 @@ def _release(job: _Job, version: str, sglang: Path, shared: Sequence[str]) -> Re
     for name, path in job.fetch(own_pins).items():
         archive = {"sglang-kernel": "kernels", "transformers": "transformers"}.get(name, "base")
         own.append(job.add_wheels(f"{name}-{own_pins[name]}", [path], archive=archive))
+    torch = slimming.own_torch(version, wanted, torch=job.torch)
+    carried, build = _torch(job, torch) if torch else ([], "")
+    base = _base(job, slimming.carried(wanted, own_torch=bool(torch)))
     return Release(
         version=version,
-        trees=(*own, *shared),
-        environ=slimming.environ(version),
-        differences=slimming.differences(version, wanted),
+        trees=(*own, *carried, base, *control),
+        environ=slimming.environ(version, own_torch=bool(torch)),
+        differences=slimming.differences(version, wanted, own_torch=bool(torch)),
+        torch=build,
+        programs=slimming.programs(own_torch=bool(torch)),
     )
+
+
+def _stub(job: _Job, name: str, files: dict[str, str]) -> str:
+    tree = job.add(name, Files(content={place: text.encode() for place, text in files.items()}), archive="base")
+    job.stubs[tree] = tuple(dict.fromkeys(place.partition("/")[0] for place in files))
+    return tree
 
 
 def _manifest(job: _Job, releases: tuple[Release, ...], control: Sequence[str]) -> Manifest:
@@ -211,6 +271,8 @@ def _manifest(job: _Job, releases: tuple[Release, ...], control: Sequence[str]) 
             size=sum(map(len, files.content.values())),
             wheels=tuple(files.wheels),
             slimmed=tuple(files.slimmed),
+            machine=job.machine.get(name, ()),
+            stands_for=job.stubs.get(name, ()),
         )
         for name, files in job.trees.items()
         if name in used
@@ -250,32 +312,70 @@ def _only_part(job: _Job, manifest: Manifest, part: str) -> Manifest:
             into=(*(before.into if before else ()), tree.name),
         )
         job.trees[name] = files
+    if not trees:
+        raise EnvError(
+            f"none of these releases takes {part} from {wheel} in a bundle",
+            next_step="choose another release, or another part",
+        )
     return replace(manifest, releases=(), control=(), expects=(), trees=tuple(trees.values()))
 
 
-def _write(job: _Job, manifest: Manifest, output: Path) -> Manifest:
+def _write(job: _Job, manifest: Manifest, output: Path, *, limit: int) -> Manifest:
     work = job.folder / "archives"
-    work.mkdir(parents=True, exist_ok=True)
-    archives = []
-    for name in dict.fromkeys(tree.archive for tree in manifest.trees):
-        job.progress(f"compressing {name}")
-        trees = {tree.name: job.trees[tree.name] for tree in manifest.trees if tree.archive == name}
-        archives.append(_compress(name, trees, work))
-    manifest = replace(manifest, archives=tuple(archives))
-    bundle.write(output, manifest, work)
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    names = dict.fromkeys(tree.archive for tree in manifest.trees)
+    lots = [lot for name in names for lot in _lots(job, manifest, name)]
+    with ThreadPoolExecutor(max_workers=WORKERS) as pool:
+        archives = tuple(pool.map(lambda lot: _compress(job, lot, work), lots))
+    manifest = bundle.write(output, replace(manifest, archives=archives), work, limit=limit)
     shutil.rmtree(work)
     return manifest
 
 
-def _compress(name: str, trees: dict[str, Files], work: Path) -> Archive:
-    """Files of the same path in several trees lie side by side, where the compressor sees that they are alike."""
-    path = work / f"{name}.tar.xz"
-    members = sorted((place, tree) for tree, files in trees.items() for place in files.content)
-    chain = [{"id": lzma.FILTER_LZMA2, "preset": XZ_PRESET, "dict_size": XZ_WINDOW}]
-    with lzma.open(path, "wb", filters=chain) as target, tarfile.open(fileobj=target, mode="w") as archive:
-        for place, tree in members:
-            content = trees[tree].content[place]
-            header = bundle.plain_member(f"{tree}/{place}", size=len(content), mode=0o644)
-            archive.addfile(header, io.BytesIO(content))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lot:
+    """What goes into one archive: (path, tree), in the order in which the compressor sees most that is alike."""
+
+    name: str
+    part_of: str
+    trees: tuple[str, ...]
+    members: tuple[tuple[str, str], ...]
+
+
+def _lots(job: _Job, manifest: Manifest, name: str) -> list[_Lot]:
+    """Files of the same path in several trees lie side by side. A large file is an archive of its own, so that several
+    cores pack and unpack a torch."""
+    trees = tuple(sorted(tree.name for tree in manifest.trees if tree.archive == name))
+    members = sorted((place, tree) for tree in trees for place in job.trees[tree].content)
+    large = [(place, tree) for place, tree in members if len(job.trees[tree].content[place]) >= LARGE]
+    rest = tuple(member for member in members if member not in large)
+    own = [
+        _Lot(name=f"{name}-{number}", part_of=name, trees=trees, members=(member,))
+        for number, member in enumerate(large, 1)
+    ]
+    return [_Lot(name=name, part_of="", trees=trees, members=rest), *own]
+
+
+def _compress(job: _Job, lot: _Lot, work: Path) -> Archive:
+    """What took long is kept beside the wheels: a torch need not be compressed again for another bundle."""
+    chain = [{"id": lzma.FILTER_X86}, {"id": lzma.FILTER_LZMA2, "preset": XZ_PRESET, "dict_size": XZ_WINDOW}]
+    key = hashlib.sha256(f"{lot} {chain}".encode()).hexdigest()[:10]
+    path, kept = work / f"{lot.name}.tar.xz", job.folder / "compressed" / f"{lot.name}-{key}.tar.xz"
+    if kept.exists():
+        path.hardlink_to(kept)
+    else:
+        size = sum(len(job.trees[tree].content[place]) for place, tree in lot.members)
+        job.progress(f"compressing {lot.name} ({size / 2**20:.0f} MiB)")
+        with lzma.open(path, "wb", filters=chain) as target, tarfile.open(fileobj=target, mode="w") as archive:
+            for place, tree in lot.members:
+                content = job.trees[tree].content[place]
+                mode = 0o755 if PROGRAMS in place else 0o644
+                header = bundle.plain_member(f"{tree}/{place}", size=len(content), mode=mode)
+                archive.addfile(header, io.BytesIO(content))
+        if size >= KEEP:
+            kept.parent.mkdir(exist_ok=True)
+            kept.hardlink_to(path)
     with path.open("rb") as source:
-        return Archive(name=name, sha256=bundle.digest_of(source), size=path.stat().st_size)
+        digest = bundle.digest_of(source)
+    return Archive(name=lot.name, sha256=digest, size=path.stat().st_size, part_of=lot.part_of)

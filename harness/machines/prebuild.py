@@ -8,13 +8,13 @@ This module must not import flashinfer or torch: only their headers are needed.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from harness.engines.closure import EnvError, Progress
+from harness.machines import fit
 from harness.machines.slimming import PREBUILT
 
 #: As flashinfer 0.6.12 compiles its own kernels at run time for this card.
@@ -30,11 +30,7 @@ SECONDS = 900
 
 def nvcc() -> Path | None:
     """CUDA's compiler, or None."""
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    found = Path(home, "bin", "nvcc") if home else None
-    if found is not None and found.exists():
-        return found
-    path = shutil.which("nvcc")
+    path = fit.program("nvcc")
     return Path(path) if path else None
 
 

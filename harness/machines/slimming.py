@@ -25,6 +25,14 @@ class Rule:
     part: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
+    """How a wheel's libraries are slimmed; weak: functions that the machine's own libraries may lack."""
+
+    reason: str
+    weak: str = ""
+
+
 TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 CUDA_ARCH: str = TABLES["cuda_arch"]
@@ -41,8 +49,18 @@ FROM: dict[str, tuple[str, str]] = {name: (one["release"], one["reason"]) for na
 #: name -> reason
 LEFT_OUT: dict[str, str] = TABLES["left_out"]
 DIFFERENT_BECAUSE: dict[str, str] = TABLES["different_because"]
+#: The text of a stub for a package of which nobody knows which names are imported.
+ANY: str = TABLES["any_stub"]
 #: wheel -> rules
 RULES = {wheel: tuple(Rule(**one) for one in rules) for wheel, rules in TABLES["rules"].items()}
+#: wheel -> how its libraries are slimmed
+LIBRARIES = {wheel: Library(**one) for wheel, one in TABLES["libraries"].items()}
+#: torch -> the versions of what belongs to it, by name
+TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
+#: folder beside the machine's torch -> what a carried torch takes from there
+MACHINE: dict[str, str] = TABLES["with_torch"]["machine"]
+#: name -> reason
+WITHOUT: dict[str, str] = TABLES["with_torch"]["without"]
 #: part -> (wheel, what it is for)
 PARTS: dict[str, tuple[str, str]] = {name: (one["wheel"], one["what"]) for name, one in TABLES["parts"].items()}
 #: module -> (sources, flags)
@@ -53,22 +71,57 @@ PREBUILT: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 def stubs(version: str) -> dict[str, dict[str, str]]:
     """Stub -> its files (path -> text), for the packages that this release imports and never uses."""
-    return {name: one["files"] for name, one in TABLES["stubs"].items() if is_from(version, one["from"])}
+    found = {name: one for name, one in TABLES["stubs"].items() if is_from(version, one["from"])}
+    return {name: one.get("files") or dict.fromkeys(one["any"], ANY) for name, one in found.items()}
 
 
-def environ(version: str) -> dict[str, str]:
+def environ(version: str, *, own_torch: bool) -> dict[str, str]:
     """The settings that this release needs."""
     found = [settings for first, settings in TABLES["environ_from"].items() if is_from(version, first)]
+    found += [TABLES["with_torch"]["environ"]] if own_torch else []
     return {name: value for settings in found for name, value in settings.items()}
 
 
-def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str) -> None:
-    """BundleError if the release pins another torch; EnvError if it asks for what `slimming` does not know."""
+def programs(*, own_torch: bool) -> dict[str, str]:
+    """Settings that name a program of the machine."""
+    return dict(TABLES["with_torch"]["programs"]) if own_torch else {}
+
+
+def carried(wanted: dict[str, Requirement], *, own_torch: bool) -> dict[str, str]:
+    """Name -> version of what is carried beside the release's own pins: one for all, unless it has a torch of its own.
+
+    Such a release shares little with others, and gets what it pins.
+    """
+    shared = {**CARRIED, **CARRIED_FOR_OTHERS}
+    if not own_torch:
+        return shared
+    own = {name: pinned(wanted[name]) for name in shared if name in wanted and pinned(wanted[name]) != "?"}
+    return {name: version for name, version in {**shared, **own}.items() if name not in WITHOUT}
+
+
+def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> str:
+    """The version of torch that must travel with the release; empty where the machine's will do."""
     pin = wanted.get("torch")
-    if pin is not None and not pin.specifier.contains(Version(torch).public, prereleases=True):
+    if pin is None or pin.specifier.contains(Version(torch).public, prereleases=True):
+        return ""
+    if pinned(pin) not in TORCHES:
+        raise EnvError(
+            f"SGLang {version} wants torch{pin.specifier}, of which harness/machines/slimming.toml says nothing",
+            allowed=f"known there: {', '.join(TORCHES)}",
+            next_step="find out what belongs to it, then add it to the table torch",
+        )
+    return pinned(pin)
+
+
+def check_requirements(version: str, wanted: dict[str, Requirement], *, torch: str, with_torch: bool) -> None:
+    """BundleError if the release pins another torch and none is to be carried; EnvError if it asks for what `slimming`
+    does not know."""
+    pin = wanted.get("torch")
+    if pin is not None and not with_torch and not pin.specifier.contains(Version(torch).public, prereleases=True):
         raise BundleError(
             f"SGLang {version} wants torch{pin.specifier}; it cannot be packed for torch {torch}",
-            next_step=f"name the torch of the machine it is for, if that is what it has:  "
+            allowed="its torch can travel with it, in about 200 MiB:  --with-torch",
+            next_step=f"or name the torch of the machine it is for, if that is what it has:  "
             f"eaglecheck engines pack {version} --output FILE --torch {pinned(pin)}+{Version(torch).local}",
         )
     there = {name.partition("<")[0] for name in ON_RUNNER}
@@ -97,14 +150,17 @@ def is_from(version: str, first: str) -> bool:
     return Version(version) >= Version(first)
 
 
-def differences(version: str, wanted: dict[str, Requirement]) -> tuple[Difference, ...]:
-    """Where the one version that all releases share is not what this one asks for, and what it gets nothing of."""
+def differences(version: str, wanted: dict[str, Requirement], *, own_torch: bool) -> tuple[Difference, ...]:
+    """Where what is carried is not what this release asks for, and what it gets nothing of."""
     found = []
-    for name, carried in {**CARRIED, **CARRIED_FOR_OTHERS, **CONTROL}.items():
+    for name, there in {**carried(wanted, own_torch=own_torch), **CONTROL}.items():
         asked = wanted.get(name)
-        if asked is not None and not asked.specifier.contains(carried, prereleases=True):
+        if asked is not None and not asked.specifier.contains(there, prereleases=True):
             reason = DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"])
-            found.append(Difference(name=name, wanted=str(asked.specifier), carried=carried, reason=reason))
+            found.append(Difference(name=name, wanted=str(asked.specifier), carried=there, reason=reason))
+    for name, reason in WITHOUT.items() if own_torch else ():
+        if name in wanted:
+            found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
     for name, (first, reason) in FROM.items():
         if name in wanted and not is_from(version, first):
             found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))

@@ -76,6 +76,16 @@ def render_bundle(console: Console, manifest: Manifest, path: Path) -> None:
         say(console, f"{archive.member:<{wide}}  {archive.size / MIB:>14.1f}")
     releases = ", ".join(release.version for release in manifest.releases)
     what = f"SGLang {releases}" if releases else "a part to be unpacked after the releases it was packed for"
-    say(console, f"\n{path}: {path.stat().st_size / MIB:.1f} MiB, {what}")
+    files = [path.with_name(name) for name in manifest.files] or [path]
+    sizes = [file.stat().st_size / MIB for file in files]
+    say(console)
+    for file, size in zip(files, sizes, strict=True):
+        say(console, f"{file}: {size:.1f} MiB{f', {what}' if not manifest.files else ''}")
+    if manifest.files:
+        say(console, f"{sum(sizes):.1f} MiB together, {what}")
     say(console, f"for Python {manifest.python}, torch {manifest.torch}, glibc {manifest.glibc}, {manifest.cuda_arch}")
-    say(console, f"there, in a copy of this folder:  python3 -m harness.machines.unpack {path.name}")
+    for release in manifest.releases:
+        if release.torch:
+            say(console, f"SGLang {release.version} runs there on torch {release.torch} out of the bundle")
+    names = " ".join(file.name for file in files)
+    say(console, f"there, in a copy of this folder:  python3 -m harness.machines.unpack {names}")

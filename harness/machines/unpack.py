@@ -1,7 +1,7 @@
 """`eaglecheck engines unpack`: makes the releases of a bundle usable on a machine without any network.
 
 Standard library only, and started by itself where the control side's packages are still to come out of the bundle:
-`python3 -m harness.machines.unpack FILE`. Each tree is unpacked beside its place and renamed into it, and a release
+`python3 -m harness.machines.unpack FILES`. Each tree is unpacked beside its place and renamed into it, and a release
 is declared finished last, so what was interrupted never looks finished and the next call goes on.
 
 This module must not import torch or sglang: it looks at files.
@@ -34,13 +34,17 @@ KERNEL_CACHES = {
 }
 
 
-def unpack(path: Path, *, progress: Progress) -> tuple[str, ...]:
-    """Install every release of the bundle at `path`; returns their versions.
+def unpack(*paths: Path, progress: Progress) -> tuple[str, ...]:
+    """Install every release of the bundles in these files, given in any order; returns their versions.
 
-    BundleError for a file that is damaged or not for this machine; EnvError where there is no room, or another kind of
-    installation in the way.
+    BundleError for a file that is damaged, missing or not for this machine; EnvError where there is no room, or another
+    kind of installation in the way.
     """
-    with bundle.opened(path) as reader:
+    return tuple(version for files in bundle.grouped(paths) for version in _unpack(files, progress))
+
+
+def _unpack(files: Sequence[Path], progress: Progress) -> tuple[str, ...]:
+    with bundle.opened(*files) as reader:
         manifest = reader.manifest
         fit.check_machine(manifest, progress)
         with closure.installing("unpack", progress):
@@ -92,22 +96,31 @@ def _place_trees(reader: Reader, progress: Progress) -> None:
     _room(sum(tree.size for tree in absent) / 1e9)
     incoming = parts() / ".incoming"
     shutil.rmtree(incoming, ignore_errors=True)
-    needed = [archive for archive in manifest.archives if archive.name in {tree.archive for tree in absent}]
+    wanted = {tree.archive for tree in absent}
+    needed = [archive for archive in manifest.archives if (archive.part_of or archive.name) in wanted]
     incoming.mkdir(parents=True)
     for archive in needed:  # all hashes before anything is unpacked; the tar below is read by one thread at a time
         progress(f"checking {archive.member} ({archive.size / 2**20:.1f} MiB)")
-        with (incoming / archive.member).open("wb") as target:
-            shutil.copyfileobj(reader.archive(archive), target, bundle.BLOCK)
+        reader.save(archive, incoming / archive.member)
     progress(f"unpacking {len(absent)} parts ({sum(tree.size for tree in absent) / 2**20:.0f} MiB)")
     with ThreadPoolExecutor(max_workers=len(needed)) as pool:
         list(pool.map(lambda archive: _extract(incoming / archive.member, incoming), needed))
     for tree in absent:
+        _link_machine(tree, incoming / tree.name)
         (incoming / tree.name).rename(parts() / tree.name)
     shutil.rmtree(incoming)
     progress("compiling Python files")
     folders = [str(parts() / tree.name) for tree in absent if not tree.into]
     # A process of its own: its workers inherit the option, so that nobody reads of others' odd string literals.
     subprocess.run([sys.executable, "-W", "ignore", "-m", "compileall", "-q", "-j", "0", *folders], check=False)
+
+
+def _link_machine(tree: Tree, folder: Path) -> None:
+    """The machine's own folders where the tree looks for them, unless it brings what is in there itself."""
+    for name in tree.machine:
+        if not (place := folder / name).exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.symlink_to(fit.beside_torch() / name)
 
 
 def _check_hosts(manifest: Manifest) -> None:
@@ -159,6 +172,7 @@ def _finish(release: Release, manifest: Manifest) -> None:
     folder = closure.home() / "engines" / release.version
     folder.mkdir(parents=True, exist_ok=True)
     environ = release.environ | {key: str(closure.home() / place) for key, place in KERNEL_CACHES.items()}
+    environ |= {key: fit.program(name) for key, name in release.programs.items()}
     used = {tree.name: tree for tree in manifest.trees if tree.name in release.trees}
     closure.write_marker(
         folder,
@@ -166,13 +180,23 @@ def _finish(release: Release, manifest: Manifest) -> None:
             "version": release.version,
             "python": manifest.python,
             "interpreter": sys.executable,
-            "torch": manifest.torch,
+            "torch": release.torch or manifest.torch,
+            "own_torch": bool(release.torch),
             "cuda_arch": manifest.cuda_arch,
             "trees": list(release.trees),
             "environ": environ,
             "slimmed": [rule.pattern for tree in used.values() for rule in tree.slimmed],
+            "described": [text for tree in used.values() if (text := _described(tree))],
         },
     )
+
+
+def _described(tree: Tree) -> str:
+    """What a tree was slimmed by, in a line; empty if it is whole."""
+    said = [f"stands in for {name}" for name in tree.stands_for]
+    said += [f"without {rule.reason}" for rule in tree.slimmed]
+    said += [f"the machine's own {name}" for name in tree.machine if (parts() / tree.name / name).is_symlink()]
+    return f"{tree.name.rpartition('-')[0]}: {', '.join(dict.fromkeys(said))}" if said else ""
 
 
 def _write_launchers(manifest: Manifest) -> None:
@@ -194,7 +218,7 @@ def warm(versions: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """`python3 -m harness.machines.unpack FILE…`: exit 0, 2 for an unusable bundle, 3 for an unusable place."""
+    """`python3 -m harness.machines.unpack FILES`: exit 0, 2 for an unusable bundle, 3 for an unusable place."""
     parser = argparse.ArgumentParser(
         prog="python3 -m harness.machines.unpack", description="Install the releases of a bundle."
     )
@@ -203,7 +227,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--keep-kernels", type=Path, metavar="FILE", help="write the compiled kernels to a bundle")
     chosen = parser.parse_args(arguments)
     try:
-        versions = [version for path in chosen.files for version in unpack(path, progress=_print)]
+        versions = unpack(*chosen.files, progress=_print)
         if chosen.warm and (code := warm(versions)):
             return code
         if chosen.keep_kernels:

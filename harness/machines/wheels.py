@@ -20,11 +20,12 @@ from packaging.version import Version
 
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
+from harness.machines import libraries, slimming
 from harness.machines.bundle import Slimmed, Wheel
 from harness.machines.slimming import Rule
 
 #: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
-GLIBC_MINOR = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
+GLIBC_MINOR = (39, 35, 34, 31, 28, 27, 26, 24, 18, 17, 12, 5)
 OLD_TAGS = {"manylinux2014": 17, "manylinux2010": 12, "manylinux1": 5}
 
 
@@ -104,9 +105,10 @@ def requirements(path: Path, *, python: str) -> dict[str, Requirement]:
 def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = "") -> None:
     """Put a wheel's importable files in, less what the rules leave out; each rule's share is counted.
 
-    part: put in only what the rules left out for that part.
+    Libraries are slimmed where the table says so. part: put in only what the rules left out for that part.
     """
     name, version, _, _ = parse_wheel_filename(path.name)
+    slimmer = _Slimmer(name)
     counts = {rule: [0, 0] for rule in rules}
     with zipfile.ZipFile(path) as wheel:
         for member in wheel.infolist():
@@ -115,7 +117,7 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
                 continue
             rule = next((rule for rule in rules if fnmatch.fnmatch(place, rule.pattern)), None)
             if (rule is None) if not part else (rule is not None and rule.part == part):
-                files.content[place] = wheel.read(member)
+                files.content[place] = slimmer(wheel.read(member))
             elif rule is not None and not part:
                 counts[rule][0] += 1
                 counts[rule][1] += member.file_size
@@ -124,9 +126,37 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
         for rule, (count, size) in counts.items()
         if count
     ]
+    files.slimmed += slimmer.slimmed()
     with path.open("rb") as source:
         digest = hashlib.file_digest(source, "sha256").hexdigest()
     files.wheels.append(Wheel(name=name, version=str(version), sha256=digest))
+
+
+class _Slimmer:
+    """Makes the libraries of one wheel smaller, and counts by how much."""
+
+    def __init__(self, wheel: str) -> None:
+        self._rule = slimming.LIBRARIES.get(wheel)
+        self._files = self._size = 0
+
+    def __call__(self, content: bytes) -> bytes:
+        if self._rule is None or not libraries.is_library(content):
+            return content
+        slim = libraries.slim(content, architecture=slimming.CUDA_ARCH, weak=self._rule.weak)
+        self._files += 1
+        self._size += slim.count(0) - content.count(0) + len(content) - len(slim)
+        return slim
+
+    def slimmed(self) -> list[Slimmed]:
+        if self._rule is None or not self._files:
+            return []
+        return [Slimmed(pattern="*.so*", reason=self._rule.reason, files=self._files, size=self._size)]
+
+
+def text_of(path: Path, member: str) -> str:
+    """One text file of a wheel."""
+    with zipfile.ZipFile(path) as wheel:
+        return wheel.read(member).decode()
 
 
 def _place(name: str) -> str | None:

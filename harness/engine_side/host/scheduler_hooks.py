@@ -133,6 +133,7 @@ def _install_in(
         "revert": boot["revert"],
         "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
+        **({"slimmed": boot["slimmed"]} if boot.get("slimmed") else {}),
         "truncates_at_finish": release.truncates_at_finish,
         "hooks_found": probe.hooks.found,
         "hooks_missing": probe.hooks.missing,
