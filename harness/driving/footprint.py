@@ -43,19 +43,6 @@ class Footprint:
         return f"{_gib(self.mib * 2**20)} GiB at most ({', '.join(parts)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a reference computes: a torch device, the dtype weights are held in, and what it said it takes (MiB)."""
-
-    device: str = "cpu"
-    held: str = "float32"
-    said: int | None = None
-
-
-#: Where tiny pairs are computed.
-CPU = Place()
-
-
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 

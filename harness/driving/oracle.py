@@ -17,7 +17,8 @@ from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
-from harness.driving.footprint import CONTEXT_MIB, CPU, Place
+from harness.driving.footprint import CONTEXT_MIB
+from harness.driving.place import CPU, Place
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
