@@ -41,9 +41,10 @@ from harness.contract.tolerance import budget_for
 from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
-from harness.driving.footprint import Place, footprint
+from harness.driving.footprint import footprint
 from harness.driving.judging import judge_with
 from harness.driving.oracle import Oracle
+from harness.driving.place import Place
 from harness.driving.pool import EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines import envs

@@ -24,13 +24,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from reference.attention import Kept, Sight
+from reference.attention import SCORES, Kept, Sight
 from reference.checkpoint import CheckpointError, Weights, read_json
 from reference.keys import CHANGES_NOTHING
 from reference.model import Drafter, Trunk
 
-#: Rows of one forward: paths of a tree are run side by side up to this many.
-ROWS = 1 << 14
 #: Tensors of a draft's own layers, which a target's folder may hold; layers behind the target's last are such too.
 DRAFT_TENSORS = re.compile(r"(^|\.)mtp\b|(^|\.)mtp_")
 #: What a module computes anew, whatever a file says.
@@ -93,7 +91,7 @@ class HfTarget:
         paths = _paths(len(tokens), positions.tolist(), sight)
         before = _tokens(trunk)
         found: dict[int, list[Tensor | None]] = {i: [None] * len(tokens) for i in trunk.wanted}
-        for group in _groups(paths):
+        for group in _groups(paths, heads=self.module.config.get_text_config().num_attention_heads):
             sequences = [torch.cat((before[: path.upto], tokens[list(path.rows)])) for path in group]
             # what stands behind a row changes nothing of it, so shorter ones may end in anything
             states = self._states(nn.utils.rnn.pad_sequence(sequences, batch_first=True), trunk.wanted)
@@ -146,10 +144,17 @@ class HfTarget:
 
     def _states(self, tokens: Tensor, keep: Collection[int]) -> dict[int, Tensor]:
         """tokens int64 [B,T] -> the states named, [B,T,h] each."""
-        with _widened(_parts(self.module), self.dtype):
-            said = _trunk_of(self.module)(input_ids=tokens, use_cache=False, output_hidden_states=True)
-        states = said.hidden_states
+        with _widened(_parts(self.module), self.dtype), _seen(self._stack(), keep) as states:
+            said = _trunk_of(self.module)(input_ids=tokens, use_cache=False)
         return {i: said.last_hidden_state if i == self.layers else states[i] for i in keep}
+
+    def _stack(self) -> nn.ModuleList:
+        """The module's own list of its L layers; CheckpointError if it has none."""
+        lists = [child for child in _trunk_of(self.module).children() if isinstance(child, nn.ModuleList)]
+        stack = next((each for each in lists if len(each) == self.layers), None)
+        if stack is None:
+            raise CheckpointError(f"{type(self.module).__name__} has no list of its {self.layers} layers")
+        return stack
 
 
 def _transformers() -> Any:
@@ -157,6 +162,32 @@ def _transformers() -> Any:
     import transformers
 
     return transformers
+
+
+@contextlib.contextmanager
+def _seen(stack: nn.ModuleList, keep: Collection[int]) -> Iterator[dict[int, Tensor]]:
+    """By index, the states that are wanted, as layers read and give them: no other is kept."""
+    states, hooks = dict[int, Tensor](), list[Any]()
+
+    def reads(_: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        states[0] = given[0] if given else named["hidden_states"]
+
+    def gives(i: int) -> Any:
+        def see(_: Any, __: Any, output: Any) -> None:
+            states[i] = output if isinstance(output, Tensor) else output[0]
+
+        return see
+
+    for i in keep:
+        if i == 0:
+            hooks.append(stack[0].register_forward_pre_hook(reads, with_kwargs=True))
+        elif i < len(stack):
+            hooks.append(stack[i - 1].register_forward_hook(gives(i)))
+    try:
+        yield states
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 class _Said(nn.Module):
@@ -238,11 +269,11 @@ def _paths(count: int, positions: Sequence[int], sight: Sight) -> list[_Path]:
     return [_Path(upto=int(sight.upto[row]), rows=line) for row, line in enumerate(lines) if row not in inner]
 
 
-def _groups(paths: Sequence[_Path]) -> Iterator[list[_Path]]:
-    """Paths of which no more than ROWS rows are run at a time, the short ones first."""
+def _groups(paths: Sequence[_Path], *, heads: int) -> Iterator[list[_Path]]:
+    """Paths that are run side by side, the short ones first, so that their scores are no more than SCORES."""
     group: list[_Path] = []
     for path in sorted(paths, key=lambda path: path.upto + len(path.rows)):
-        if group and (len(group) + 1) * (path.upto + len(path.rows)) > ROWS:
+        if group and (len(group) + 1) * heads * (path.upto + len(path.rows)) ** 2 > SCORES:
             yield group
             group = []
         group.append(path)
@@ -354,7 +385,8 @@ def _probe(path: Path, target: HfTarget) -> None:
             with _widened([*_parts(target.module), *_beside(target.module)], target.dtype):
                 said = target.module(input_ids=tokens[None], use_cache=False, output_hidden_states=True)
             states, logits = said.hidden_states, said.logits[0]
-            last = target.read(tokens, keep=(target.layers,)).states[target.layers]
+            read = target.read(tokens, keep=range(target.layers + 1)).states
+            last = read[target.layers]
             own, short = target.logits(last), target.read(tokens[:4], keep=(target.layers,)).states[target.layers]
         except Exception as error:  # whatever a module makes of it
             raise CheckpointError(f"{path}: {type(target.module).__name__} does not run ({_brief(error)})") from error
@@ -366,6 +398,7 @@ def _probe(path: Path, target: HfTarget) -> None:
     for what, one, other in (
         ("a row depends on rows behind it", last[:4], short),
         ("its logits are not made of its last hidden state", own, logits),
+        *((f"hidden state {i} is not what a layer gives", read[i], state[0]) for i, state in enumerate(states)),
     ):
         if one.shape != other.shape or not torch.allclose(one.float(), other.float(), atol=atol, rtol=rtol):
             raise CheckpointError(f"{path}: {what}; expected a causal language model")

@@ -85,6 +85,14 @@ def paper_target(
     return _known(path, _TARGETS)(path, dtype, held=held, device=device)
 
 
+def is_ours(path: Path) -> bool:
+    """Whether a target of this folder's architecture is built here, if its config asks for nothing else."""
+    try:
+        return bool(_known(path, _TARGETS))
+    except CheckpointError:
+        return False
+
+
 def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> AnyHead:
     """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`.
 

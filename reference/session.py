@@ -97,10 +97,11 @@ class ReferenceSession:
         return Generated(tokens=tuple(claim), margins=tuple((top[:, 0] - top[:, 1]).tolist()))
 
     @torch.inference_mode()
-    def replay(self, scenario: Scenario, engine: Trace) -> Trace:
+    def replay(self, scenario: Scenario, engine: Trace, *, expecting: bool = True) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
+        expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         followed = list[tuple[RequestSpec, Drafts]]()
@@ -117,7 +118,7 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
             events += write(writer, drafts, temperature=request.temperature)
-            if request.temperature == 0 and not scenario.engine.rejection_sampling:
+            if expecting and request.temperature == 0 and not scenario.engine.rejection_sampling:
                 events += expected_accepts(drafts)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))

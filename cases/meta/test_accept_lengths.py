@@ -1,16 +1,22 @@
 """Expected accept lengths: what the reference says of each round, and what runs make of it."""
 
 import copy
+import io
+import math
 from dataclasses import replace
 
 import pytest
 import torch
+from rich.console import Console
 
 from cases.checkpoints import make, make_recipe
-from cases.meta import handmade, results
+from cases.meta import handmade, nights, results
+from cases.meta.json_models import Run
 from cases.meta.test_reference_session import SPEC_IDS, SPECS, edited, run, scenario_of
 from cases.recipes import MtpRecipe
+from harness.archive.writer import RunWriter
 from harness.checks import judge
+from harness.cli.documents import run_document
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, SpecConfig
 from harness.contract.trace import Event
@@ -18,12 +24,20 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 from harness.defects import departures
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, observed_lengths, total
 from harness.driving.progress import ScenarioResult, Setup
+from harness.night.charts import trends_of
 from reference.eagle1 import DraftHead
 from reference.expected import committed_by
 from reference.llama import load_target as load_llama
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 from reference.tree import with_depths
+from reports.findings import facts
+from reports.frames import read_frames, read_trends
+from reports.live import scenario_line
+from reports.markdown import render_markdown
+from reports.page import render_page
+from reports.reading import read_report
+from reports.terminal import accept_text, render_run
 
 torch.set_num_threads(1)
 
@@ -247,3 +261,75 @@ def test_numbers_of_several_are_added_up_before_they_are_divided():
     assert total([one, None, other]).text == "expected 2.25, observed 2.10, lost 6.7 %"
     assert total([None]) is None
     assert AcceptLengths(verifies=1000, expected=3000, observed=3001).text.endswith("lost 0.0 %")
+
+
+# Where it is said
+
+
+@pytest.fixture(scope="module")
+def wrong():
+    return case(results.one_ahead)
+
+
+def test_a_run_a_scenario_and_a_finding_say_it_on_a_terminal(wrong):
+    console = Console(record=True, width=120, file=io.StringIO())
+    render_run(console, results.run_of(wrong))
+    said = console.export_text()
+    assert f"accept length: {wrong.accept.text} (of {wrong.accept.verifies} verifies)" in said
+    assert f"accept length in the {wrong.accept.verifies} verifies it touches: {wrong.accept.text}" in said
+    assert facts(wrong)[-1] == f"accept length: {wrong.accept.text}"
+    assert scenario_line("scenario 1/1 a", wrong).plain.endswith(f"POSITION  accept length: {wrong.accept.text}")
+    sampled = replace(wrong.accept, sampled=3)
+    assert accept_text(sampled).endswith("verifies; 3 verifies of requests that sample left out)")
+
+
+def test_json_says_it(wrong):
+    document = Run.model_validate(run_document(results.run_of(wrong))).model_dump(by_alias=True)
+    means = {"expected": round(wrong.accept.mean_expected, 4), "observed": round(wrong.accept.mean_observed, 4)}
+    own = {"verifies": wrong.accept.verifies, **means, "lost_percent": round(wrong.accept.lost, 2), "sampled": 0}
+    assert document["accept"] == document["scenarios"][0]["accept"] == document["findings"][0]["accept"] == own
+    nothing = run_document(results.run_of(results.judged("a")))
+    assert nothing["accept"] is nothing["scenarios"][0]["accept"] is None
+
+
+def stored(root, break_it=results.one_ahead):
+    """A run folder of one scenario, whose reference expected a token more of every verify."""
+    scenario = results.named("a")
+    engine, reference = results.traces(scenario, break_it)
+    reference = with_expected(reference, engine, 1)
+    verdict, divergences = judge(scenario, engine, reference)
+    writer = RunWriter.create(root, manifest={"engine": {"release": "0.5.23", "device": "cpu", "revert": None}})
+    writer.save_scenario(scenario, engine=engine, reference=reference, verdict=verdict, divergences=divergences)
+    writer.finish(verdict)
+    writer.close()
+    return writer.folder
+
+
+def test_frames_page_and_markdown_of_a_stored_run_say_it(tmp_path, wrong):
+    run = stored(tmp_path)
+    table = read_frames(run).accept_lengths
+    assert (table["expected_len"] == table["accept_len"] + 1).all()
+    trend = read_trends([run]).iloc[0]
+    assert (trend["expected_mean"], trend["lost_percent"]) == (wrong.accept.mean_expected, wrong.accept.lost)
+    report = read_report(run)
+    page, text = render_page(report), render_markdown(report)
+    assert f"<td>{wrong.accept.text}</td>" in page
+    for said in (page, text):
+        assert f"accept length in the {wrong.accept.verifies} verifies it touches: {wrong.accept.text}" in said
+        assert f"{wrong.accept.text} (of {wrong.accept.verifies} verifies)" in said
+
+
+def test_a_stored_run_without_the_event_has_no_expected_length(tmp_path):
+    run = results.store(tmp_path, ("a", results.sound))
+    assert read_frames(run).accept_lengths["expected_len"].isna().all()
+    assert math.isnan(read_trends([run]).iloc[0]["lost_percent"])
+    assert "expected" not in render_markdown(read_report(run))
+
+
+def test_a_night_adds_it_up_and_tracks_it():
+    tonight = nights.night(nights.cell("eagle", accept=(10, 30, 27)), day=28)
+    before = [nights.over(nights.night(nights.cell("eagle", accept=(10, 30, 30)), day=20 + day)) for day in range(6)]
+    (found,) = [one for one in trends_of([*before, tonight]).charts if one.what == "accept length lost"]
+    assert [point.measured.value for point in found.points] == [0.0] * 6 + [10.0]
+    assert found.moved
+    assert nights.cell("eagle").lost is None

@@ -10,7 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import linear
 
 from cases.checkpoints import make
+from cases.meta.test_footprint import peak_of
 from cases.meta.test_reference_session import SPECS, assert_same_rows, request_of, scenario_of
+from harness.contract.scenario import RequestSpec
+from harness.driving.checkpoint_files import read_checkpoint
+from harness.driving.footprint import footprint
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
 from reference.eagle1 import DraftHead
@@ -60,7 +64,7 @@ LINES = {4: (10, [5, 6, 8, 9]), 2: (10, [5, 7]), 0: (10, [5]), 7: (20, [11, 12, 
 
 def written(folder, family, **more):
     """A checkpoint of random weights, large enough that every layer counts."""
-    config = getattr(transformers, f"{family}Config")(**SIZES, **more)
+    config = getattr(transformers, f"{family}Config")(**SIZES | more)
     torch.manual_seed(5)
     module = transformers.AutoModelForCausalLM.from_config(config)
     for parameter in module.parameters():
@@ -153,6 +157,20 @@ def test_a_request_has_the_same_rows_whoever_provides_its_target(tmp_path, spec)
     assert_same_rows(*traces)
     assert [trace.header["providers"]["target"] for trace in traces] == ["paper", "transformers"]
     assert_same_rows(sessions[1].replay(scenario_of(spec, request), traces[0]), traces[0])
+
+
+@pytest.mark.parametrize("prompt", [100, 600])
+def test_the_memory_that_is_said_for_whole_sequences_is_kept(tmp_path, prompt):
+    written(tmp_path / "target", "Olmo2", **OTHERS["Olmo2"] | {"max_position_embeddings": 1024})
+    folders = [tmp_path / "target", eagle1(tmp_path / "draft")]
+    request = RequestSpec(rid="a", input_ids=tuple(3 + i % 90 for i in range(prompt)), max_new_tokens=8)
+    scenario = scenario_of(SPECS[0], request)
+    files = [read_checkpoint(f"--{name}", folder) for name, folder in zip(("target", "draft"), folders, strict=True)]
+    session = ReferenceSession(*load_pair(*folders), SPECS[0])
+    trace = session.speculate(request)
+    peak, _ = peak_of(lambda: session.replay(scenario, trace))
+    said = footprint(*files, [scenario], held="float32").mib
+    assert peak <= said <= 30 + 3 * peak
 
 
 def eagle1(folder, vocab=97):

@@ -23,9 +23,10 @@ from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
-from harness.driving.footprint import CONTEXT_MIB, CPU, Footprint, Place, footprint, kept_a_row
+from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
 from harness.driving.pairs import checkpoint_pairs, load_now
+from harness.driving.place import CPU, Place
 from harness.driving.runner import Plan
 from harness.engines import envs
 from harness.engines.launch import CpuAttention, dtype_on

@@ -43,19 +43,6 @@ class Footprint:
         return f"{_gib(self.mib * 2**20)} GiB at most ({', '.join(parts)})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
-    """Where a reference computes: a torch device, the dtype weights are held in, and what it said it takes (MiB)."""
-
-    device: str = "cpu"
-    held: str = "float32"
-    said: int | None = None
-
-
-#: Where tiny pairs are computed.
-CPU = Place()
-
-
 def _gib(size: float) -> str:
     return f"{size / 2**30:.1f}"
 
@@ -125,10 +112,14 @@ def kept_a_row(target: CheckpointFiles, draft: CheckpointFiles) -> int:
 def _work(target: CheckpointFiles, request: RequestSpec, spec: SpecConfig) -> int:
     from reference.attention import SCORES
     from reference.model import ROWS
+    from reference.pairs import is_ours
 
     one, rows = _sizes(target), _rows(request)
     largest = max((math.prod(tensor.shape) for tensor in target.tensors.values()), default=one.vocab * one.hidden)
-    scores = 4 * min(SCORES, one.heads * rows * rows)
+    whole = one.heads * rows * rows
+    scores = 4 * min(SCORES, whole)
+    if not is_ours(target.folder):  # runs whole sequences, those of a request's verifies side by side
+        scores = 4 * max(whole, min(SCORES, request.max_new_tokens * whole))
     inside = 6 * rows * one.hidden + 3 * min(rows, ROWS) * one.inner + scores + 2 * rows * one.keys
     answers = request.max_new_tokens * spec.num_draft_tokens * one.vocab  # logits of every verify
     drafts = request.max_new_tokens * (spec.num_steps * spec.eagle_topk + 2) * one.vocab  # and of every draft row

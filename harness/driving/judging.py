@@ -18,7 +18,7 @@ from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
-from harness.driving.footprint import CPU, Place
+from harness.driving.place import CPU, Place
 from harness.driving.progress import ScenarioResult, Setup
 
 if TYPE_CHECKING:

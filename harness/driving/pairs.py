@@ -14,8 +14,8 @@ from harness.contract.providers import AUTO
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.checkpoint_files import OWN
-from harness.driving.footprint import CPU, Place
 from harness.driving.own_pair import OwnPair
+from harness.driving.place import CPU, Place
 from harness.engines import envs
 
 

@@ -23,8 +23,8 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
-from harness.driving.footprint import CPU, Place
 from harness.driving.own_pair import OwnPair
+from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
