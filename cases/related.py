@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.checks.findings import settle
-from harness.contract.tolerance import Budget, budget_for, choice_margin, is_tie, judge_rows
+from harness.contract.tolerance import Budget, budget_for, choice_margin, judge_rows, tie_limit
 from harness.contract.trace import ENDS, Rows, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy
 
@@ -116,7 +116,7 @@ class _Comparison:
             margin = choice_margin(
                 top_ids=self.before.lists["top_ids"][old], top_logits=logits, expected=expected, observed=observed
             )
-            if is_tie(margin=margin, scale=float(np.abs(logits).max(initial=0.0)), budget=self.budget):
+            if margin < tie_limit(scale=float(np.abs(logits).max(initial=0.0)), budget=self.budget):
                 self.result.ties += 1
                 return True
             self._report(new, Kind.TOKEN, expected, observed, hint="proposal", policy=Policy.TIE, margin=margin)

@@ -6,6 +6,7 @@ positions hides a shift. This module must not judge: it only counts, on free-run
 
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ import torch
 from torch import Tensor
 
 from harness.contract.scenario import RequestSpec, SpecConfig
+from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
-from reference.model import Head, causal
+from reference.model import Head
 from reference.session import ReferenceSession
 
 #: Decode rows counted after a prompt: later ones hardly see the prompt's chunks any more.
@@ -40,17 +42,17 @@ class Measurement:
     distinct: float
 
 
-class _Shifted:
+def _shifted(head: Head) -> Head:
     """A draft head whose rows behind the trunk sit one position too far, as in SGLang #25015."""
 
-    def __init__(self, head: Head, trunk: int) -> None:
-        self.target, self.features, self.enter, self.logits = head.target, head.features, head.enter, head.logits
-        self.head, self.trunk, self.algorithm = head, trunk, head.algorithm
+    def forward(
+        tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        return head.forward(tokens, hidden, positions if kept is None else positions + 1, sight, kept)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        shifted = positions.clone()
-        shifted[self.trunk :] += 1
-        return self.head.forward(tokens, hidden, shifted, mask)
+    wrong = copy.copy(head)
+    wrong.forward = forward  # type: ignore[method-assign]
+    return wrong
 
 
 def random_prompts(
@@ -79,7 +81,7 @@ def measure(
     tails: Counter[bool] = Counter()
     margins: list[float] = []
     fresh: list[float] = []
-    for prompt in random_prompts(prompts, head.target.config.vocab, seed=seed):
+    for prompt in random_prompts(prompts, head.target.vocab, seed=seed):
         trace = session.speculate(RequestSpec(rid="m", input_ids=prompt, max_new_tokens=new_tokens))
         decodes = [record for record in trace.rounds if record.mode == "DECODE"]
         accepted.update(record.lens[0] for record in decodes)
@@ -106,7 +108,7 @@ def _moved_by_shift(head: Head, reading: Reading, starts: list[int], k: int) -> 
     """For each proposal after the first of the rounds at `starts`: whether it changes."""
     rounds = [(start, Forced()) for start in starts]
     right = draft(head, reading, rounds, k=k, t=1)
-    wrong = draft(_Shifted(head, len(reading.draft)), reading, rounds, k=k, t=1)
+    wrong = draft(_shifted(head), reading, rounds, k=k, t=1)
     later = [[token for chain in chains for token in chain.candidates.tokens[1:]] for chains in (right, wrong)]
     return [a != b for a, b in zip(*later, strict=True)]
 
@@ -119,6 +121,6 @@ def _moved_by_tail(head: Head, reading: Reading, prompt: int, chunk: int) -> lis
         return []
     wrong = rotate(reading.tokens, 0, rows).clone()
     wrong[tails] = head.target.logits(reading.final[tails]).argmax(-1)
-    g = head.forward(wrong, head.enter(reading.hidden[:rows]), torch.arange(rows), causal(rows))
+    g, _ = head.forward(wrong, head.enter(reading.hidden[:rows]), torch.arange(rows), Sight.causal(rows))
     near = slice(prompt - 1, prompt - 1 + NEAR_PROMPT)
     return (head.logits(g[near]).argmax(-1) != head.logits(reading.draft[near]).argmax(-1)).tolist()

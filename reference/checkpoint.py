@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 
@@ -27,7 +28,7 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """The part of an HF Llama config.json that changes the arithmetic."""
+    """Sizes of a model, and the few other numbers that all of them have."""
 
     architecture: str
     vocab: int
@@ -41,33 +42,24 @@ class Config:
     rope_theta: float
     tied: bool
 
-    @staticmethod
-    def read(path: Path, *, architecture: str, or_else: str | None = None, rotation: str = "default") -> Config:
-        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here.
 
-        or_else: a second architecture that is as good. rotation: the only kind of rotary embedding that is allowed.
-        """
-        file = Path(path) / "config.json"
-        raw = read_json(file)
-        found = of_architecture(file, raw, *[name for name in (architecture, or_else) if name is not None])
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        rope_type = rope.get("rope_type", rope.get("type", "default"))
-        wanted = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False, "rope_type": rotation}
-        built_here(file, {**wanted, **raw, "rope_type": rope_type}, wanted)  # what a config leaves out is as wanted
-        with all_keys(file, "HF Llama"):
-            return Config(
-                architecture=found,
-                vocab=raw["vocab_size"],
-                hidden=raw["hidden_size"],
-                intermediate=raw["intermediate_size"],
-                layers=raw["num_hidden_layers"],
-                heads=raw["num_attention_heads"],
-                kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-                head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-                eps=raw["rms_norm_eps"],
-                rope_theta=float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0),
-                tied=raw.get("tie_word_embeddings", False),
-            )
+def sizes(raw: Mapping[str, Any]) -> Config:
+    """Sizes as Hugging Face's keys name them; KeyError for one that is missing (see `all_keys`)."""
+    heads = raw["num_attention_heads"]
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    return Config(
+        architecture=raw["architectures"][0],
+        vocab=raw["vocab_size"],
+        hidden=raw["hidden_size"],
+        intermediate=raw["intermediate_size"],
+        layers=raw["num_hidden_layers"],
+        heads=heads,
+        kv_heads=raw.get("num_key_value_heads") or heads,
+        head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+        eps=raw["rms_norm_eps"],
+        rope_theta=float(raw.get("rope_theta") or scaling.get("rope_theta") or 10000.0),
+        tied=raw.get("tie_word_embeddings", False),
+    )
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -100,49 +92,87 @@ def built_here(file: Path, raw: Mapping[str, Any], wanted: Mapping[str, Any]) ->
 
 @contextlib.contextmanager
 def all_keys(file: Path, kind: str) -> Iterator[None]:
-    """A key that is looked for in a config and is not there is a CheckpointError; kind: whose config it should be."""
+    """A key that is looked for in a config and is not there is a CheckpointError; kind: whose config it should be.
+
+    Any CheckpointError in there names the file.
+    """
     try:
         yield
     except KeyError as error:
         raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected a config as {kind} has it") from error
+    except CheckpointError as error:
+        raise error if str(file) in str(error) else CheckpointError(f"{file}: {error}") from error
 
 
-def a_pair(path: Path, draft: Config, target: Config, *, layers: bool = False) -> None:
-    """CheckpointError if a draft's config speaks of another target. layers: whether it counts the target's layers."""
-    sizes = {"hidden": "hidden size", "vocab": "vocab size"} | ({"layers": "num_hidden_layers"} if layers else {})
-    for name, words in sizes.items():
-        found, expected = getattr(draft, name), getattr(target, name)
-        if found != expected:
+def a_pair(path: Path, draft: Config, *, vocab: int, hidden: int, layers: int | None = None) -> None:
+    """CheckpointError if a draft's config speaks of another target. layers: where it counts the target's layers."""
+    sizes = {"hidden": ("hidden size", hidden), "vocab": ("vocab size", vocab), "layers": ("num_hidden_layers", layers)}
+    for name, (words, expected) in sizes.items():
+        found = getattr(draft, name)
+        if expected is not None and found != expected:
             raise CheckpointError(f"{path}: {words} is {found}; expected the target's {expected}: not a pair")
 
 
 class Weights:
-    """The tensors of a checkpoint folder, by name, converted to one dtype; held: rounded to that dtype before."""
+    """The tensors of a checkpoint folder, by name; each is read when it is taken, and held in one dtype on a device.
 
-    def __init__(self, path: Path, dtype: torch.dtype, held: torch.dtype | None = None) -> None:
-        self.path = Path(path)
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            raise CheckpointError(f"{self.path}: no *.safetensors file; expected at least one")
-        self._tensors: dict[str, Tensor] = {}
-        for file in files:
-            try:
-                loaded = load_file(file)
-            except SafetensorError as error:
-                raise CheckpointError(f"{file}: damaged ({error}); expected a safetensors file") from error
-            self._tensors |= {
-                name: tensor.to(held or dtype).to(dtype) if tensor.is_floating_point() else tensor
-                for name, tensor in loaded.items()
-            }
+    Safetensors, else torch's .bin files; those that an index names where there is one.
+    """
+
+    def __init__(self, path: Path, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+        self.path, self.dtype, self.device = Path(path), dtype, torch.device(device)
+        self._read = {name: read for file in _weight_files(self.path) for name, read in _tensors(file)}
+        self.taken = set[str]()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self._read
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
 
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must exist and have `shape`."""
-        if name not in self._tensors:
+        if name not in self._read:
             raise CheckpointError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
-        found = tuple(self._tensors[name].shape)
-        if found != shape:
-            raise CheckpointError(f"{self.path}: {name!r} has shape {found}; expected {shape}")
-        return self._tensors[name]
+        stored = self._read[name]()
+        if tuple(stored.shape) != shape:
+            raise CheckpointError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
+        self.taken.add(name)
+        held = stored.to(self.dtype) if stored.is_floating_point() else stored
+        held = held.to(self.device)
+        return held.clone() if held is stored else held  # not a view of the file
+
+    def all_taken(self, but: Collection[str] = ()) -> None:
+        """CheckpointError for a tensor that nobody took; tables of a rotation say nothing that the config does not."""
+        for name in sorted(set(self._read) - self.taken - set(but)):
+            if not name.endswith("rotary_emb.inv_freq"):
+                raise CheckpointError(f"{self.path}: nothing reads tensor {name!r}; this reference does not know it")
+
+
+def _weight_files(path: Path) -> list[Path]:
+    for pattern, index in (
+        ("*.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    ):
+        if files := sorted(path.glob(pattern)):
+            if not (path / index).exists():
+                return files
+            named = [path / name for name in sorted(set(read_json(path / index)["weight_map"].values()))]
+            if missing := [file.name for file in named if file not in files]:
+                raise CheckpointError(f"{path}: {index} names {missing[0]}, which is not there")
+            return named
+    raise CheckpointError(f"{path}: no *.safetensors file and no pytorch_model*.bin; expected at least one")
+
+
+def _tensors(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
+    """Each tensor's name in a file, and how it is read."""
+    try:
+        if file.suffix == ".bin":
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+            yield from ((name, partial(loaded.__getitem__, name)) for name in loaded)
+        else:
+            opened: Any = safe_open(file, framework="pt")
+            names: list[str] = opened.keys()  # it is no mapping
+            yield from ((name, partial(opened.get_tensor, name)) for name in names)
+    except (SafetensorError, OSError, RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointError(f"{file}: damaged ({error}); expected whole tensors") from error

@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario, SpecConfig
 from reference.engine_view import EngineView
+from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.timeline import RequestTimeline
 from reference.windows import Reads, Window
@@ -31,6 +32,10 @@ class Followed(Protocol):
     view: EngineView
     timeline: RequestTimeline
     ran: list[tuple[Part, Window]]
+
+    @property
+    def trunk(self) -> Trunk:
+        """The target over its tokens."""
 
     @property
     def hidden(self) -> Tensor: ...

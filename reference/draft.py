@@ -2,8 +2,8 @@
 
 Sources: EAGLE (arXiv 2401.15077) section 3.1, the shift by one token (`rotate`, `Reading`); EAGLE-2 (arXiv 2406.16858)
 section 4.1, expansion: every beam proposes its t likeliest next tokens, and the t proposals with the greatest path
-value (here the sum of log-probabilities) grow next. With t = 1 this is EAGLE's plain chain. Every step runs the whole
-sequence and all beams so far, each seeing the rows before its round and its own ancestors.
+value (here the sum of log-probabilities) grow next. With t = 1 this is EAGLE's plain chain. Every step runs the beams
+of its round so far over the kept rows of the sequence, each seeing the rows before its round and its own ancestors.
 
 A round can be conditioned: `Forced` says what somebody else proposed and fed, and then each step is answered for
 that input, so that one odd proposal is one difference and not a cascade. What *should* have been fed stays in
@@ -21,8 +21,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from reference.model import Head, causal
-from reference.tree import Candidates, branch_mask
+from reference.attention import Kept, Sight
+from reference.model import Head, Trunk
+from reference.rows import best_ids
+from reference.tree import Candidates
+from reference.verify import grouped
 
 Proposals = tuple[tuple[int, ...], ...]
 #: (step, the beam of the step before that each beam grew from) -> which beam of the step before each one attends to,
@@ -51,27 +54,32 @@ def rotate(tokens: Tensor, start: int, stop: int) -> Tensor:
 class Reading:
     """Both models over one request's tokens int64 [T].
 
-    hidden [T,w]: what the target hands to the head. final [T,h]: what its own logits come from. entered [T-1,h']:
-    hidden as it enters the draft layer. draft [T-1,h']: what draft rows hand on.
+    trunk: the target over all T. hidden [T,w]: what it hands to the head. final [T,h]: what its own logits come from.
+    entered [T-1,h']: hidden as it enters the draft layer. draft [T-1,h']: what draft rows hand on. kept: of those rows.
 
     Both are causal, so rows of a shorter prefix are the same: one reading serves every round of a request.
     """
 
     tokens: Tensor
+    trunk: Trunk
     hidden: Tensor
     final: Tensor
     entered: Tensor
     draft: Tensor
+    kept: Kept
 
     @staticmethod
     def of(head: Head, tokens: Sequence[int]) -> Reading:
-        """Read `tokens` from scratch, each model once over the whole sequence."""
-        ids = torch.as_tensor(tokens)
-        states, rows = head.target.hidden_states(ids), len(ids) - 1
-        hidden = head.features(states)
+        """Read `tokens`, each model in one forward over the whole sequence."""
+        target, rows = head.target, len(tokens) - 1
+        ids = torch.as_tensor(tokens, device=target.device)
+        trunk = target.read(ids, keep=head.states)
+        hidden = head.features(trunk.states)
         entered = head.enter(hidden[:rows])
-        g = head.forward(rotate(ids, 0, rows), entered, torch.arange(rows), causal(rows))
-        return Reading(tokens=ids, hidden=hidden, final=states[-1], entered=entered, draft=g)
+        positions = torch.arange(rows, device=target.device)
+        g, kept = head.forward(rotate(ids, 0, rows), entered, positions, Sight.causal(rows, device=target.device))
+        final = trunk.states[target.layers]
+        return Reading(tokens=ids, trunk=trunk, hidden=hidden, final=final, entered=entered, draft=g, kept=kept)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,15 +113,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
-    """A round's k-1 steps and all its candidates."""
+    """A round's k-1 steps and all its candidates. own: whether nothing that was forced differs from the reference's."""
 
     steps: tuple[Step, ...]
     candidates: Candidates
+    own: bool
 
 
 def best(values: Tensor, count: int) -> list[int]:
     """Indices of the `count` largest of values [m], best first, ties to the lowest index."""
-    return torch.sort(values, descending=True, stable=True).indices[:count].tolist()
+    return best_ids(values, count).tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +186,9 @@ class _Round:
         self.hidden: list[Tensor] = []
         self.output = reading.draft[committed - 1 : committed]  # of the newest rows, [s,h']
         logits = head.logits(self.output)
-        self.pool.add(None, (forced.first or tuple(best(logits[0], t)),), logits.log_softmax(-1))
+        first = tuple(best(logits[0], t))
+        self.own = forced.first in ((), first)
+        self.pool.add(None, (forced.first or first,), logits.log_softmax(-1))
 
     def feed(self, i: int) -> tuple[_Beams, _Beams]:
         """Add the rows of step i; returns the beams expected and the beams fed."""
@@ -185,17 +196,21 @@ class _Round:
         if i in self.forced.input_ids:
             parents = self.forced.parents.get(i, (-1,) * self.t)
             beams = self.pool.locate(self.forced.input_ids[i], parents, expected)
+        attended = self.attends(i, beams.parents)
+        self.own &= beams == expected and tuple(attended) == beams.parents
         before = len(self.tokens) - self.t  # where the rows of the step before begin
         self.tokens += beams.input_ids
         self.positions += [self.committed + i] * self.t
-        self.origins += [-1 if beam < 0 else before + beam for beam in self.attends(i, beams.parents)]
+        self.origins += [-1 if beam < 0 else before + beam for beam in attended]
         self.hidden.append(self.output[[max(parent, 0) for parent in beams.parents]])
         return expected, beams
 
     def answer(self, i: int, expected: _Beams, fed: _Beams, output: Tensor) -> None:
         """Take what the head said about the rows of step i: output [t,h']."""
         logits = self.head.logits(output)
-        chosen = self.forced.chosen.get(i) or tuple(tuple(best(row, self.t)) for row in logits)
+        best_of = tuple(tuple(best(row, self.t)) for row in logits)
+        chosen = self.forced.chosen.get(i) or best_of
+        self.own &= chosen == best_of
         self.pool.add(fed, chosen, logits.log_softmax(-1))
         self.output = output
         step = Step(
@@ -210,18 +225,19 @@ class _Round:
     def chain(self) -> Chain:
         pool = self.pool
         candidates = Candidates(tokens=tuple(pool.tokens), scores=tuple(pool.scores), parents=tuple(pool.parents))
-        return Chain(steps=tuple(self.steps), candidates=candidates)
+        return Chain(steps=tuple(self.steps), candidates=candidates, own=self.own)
 
 
 def _forward(head: Head, reading: Reading, rounds: Sequence[_Round]) -> list[Tensor]:
-    """g of each round's newest rows [t,h'], in one forward over the sequence and every row fed."""
-    rows = len(reading.draft)
-    output = head.forward(
-        torch.cat((reading.tokens[1:], *(torch.tensor(r.tokens) for r in rounds))),
-        torch.cat((reading.entered, *(hidden for r in rounds for hidden in r.hidden))),
-        torch.cat((torch.arange(rows), *(torch.tensor(r.positions) for r in rounds))),
-        branch_mask(rows, [(r.committed, r.origins) for r in rounds]),
-    )[rows:]
+    """g of each round's newest rows [t,h'], in one forward of the rows that these rounds fed so far."""
+    device = reading.tokens.device
+    output, _ = head.forward(
+        torch.tensor([token for r in rounds for token in r.tokens], device=device),
+        torch.cat([hidden for r in rounds for hidden in r.hidden]),
+        torch.tensor([position for r in rounds for position in r.positions], device=device),
+        Sight.of([(r.committed, r.origins) for r in rounds], device=device),
+        reading.kept,
+    )
     return [
         newest[-r.t :] for r, newest in zip(rounds, torch.split(output, [len(r.tokens) for r in rounds]), strict=True)
     ]
@@ -236,13 +252,14 @@ def draft(
     t: int,
     attends: Attends = ancestors_only,
 ) -> list[Chain]:
-    """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, in k-1 forwards.
+    """k levels of proposals for each round (committed length >= 1, conditions) of one sequence, k-1 forwards a group.
 
     The first level comes from the sequence's row c-1. Rounds do not see each other, nor the sequence from row c on.
     """
     live = [_Round(head, reading, committed, forced, t, attends) for committed, forced in rounds]
-    for i in range(k - 1 if live else 0):
-        beams = [r.feed(i) for r in live]
-        for r, (expected, fed), output in zip(live, beams, _forward(head, reading, live), strict=True):
-            r.answer(i, expected, fed, output)
+    for group in grouped(live, (k - 1) * t):
+        for i in range(k - 1):
+            beams = [r.feed(i) for r in group]
+            for r, (expected, fed), output in zip(group, beams, _forward(head, reading, group), strict=True):
+                r.answer(i, expected, fed, output)
     return [r.chain() for r in live]

@@ -1,30 +1,37 @@
-"""The EAGLE-3 draft head: features of several target layers, one layer twice as wide, a head of its own.
+"""The EAGLE-3 draft head: features of several target layers, a first layer twice as wide, a head of its own.
 
 Source: EAGLE-3 (arXiv 2503.01840) section 3 and the files of published heads. What the paper leaves open, the files
-settle: the layer's attention reads [norm(embedding), norm(hidden)], its residual is the hidden state, later rows read
-the layer's output before the last norm, and `d2t` holds, for each draft id, target id minus draft id.
+settle: the first layer's attention reads [norm(embedding), norm(hidden)], its residual is the hidden state, later rows
+read the last layer's output before the last norm, and `d2t` holds, for each draft id, target id minus draft id.
 
-Published heads differ in what the config switches: which target layers (`eagle_aux_hidden_state_layer_ids`), a norm
-for each feature or for all before fc, the residual taken after its norm, the state handed on after the last norm.
-This module must not import sglang or transformers.
+Published heads differ in what config and files say: which target layers (`eagle_aux_hidden_state_layer_ids`), a norm
+for each feature or for all before fc, the residual taken after its norm, the state handed on after the last norm, more
+layers behind the first, biases, an embedding of its own, no output head of its own. Rotation, sizes and biases are the
+draft's own. This module must not import sglang or transformers.
 
 Shapes: T rows, h target width, a features, h' draft width, V target and V' draft vocabulary.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
 
-from reference.checkpoint import CheckpointError, Config, Weights, read_json
-from reference.model import Layer, Target, rms_norm
+from reference.attention import Kept, Sight
+from reference.checkpoint import CheckpointError, Config, Weights, all_keys
+from reference.eagle1 import Several, draft_heads, embedded, own_embedding, read_draft, through
+from reference.keys import Keys
+from reference.llama import llama_layer, windows_of
+from reference.model import DecoderLayer, Target, linear, on_target, rms_norm
 
-ARCHITECTURE = "LlamaForCausalLMEagle3"
+#: What the first layer is called.
+PREFIXES = ("midlayer.", "layers.0.", "model.midlayer.", "model.layers.0.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +39,12 @@ class Variant:
     """What distinguishes published heads.
 
     states: which of the target's hidden states are features: s is the output of layer s-1, in ascending order.
-    target_hidden: h. vocab: V'. own_embedding: whether the head reads its own embedding, not the target's.
+    target_hidden: h. vocab: V'.
     """
 
     states: tuple[int, ...]
     target_hidden: int
     vocab: int
-    own_embedding: bool
     fc_bias: bool = False
     norm_each_feature: bool = False
     norm_before_fc: bool = False
@@ -46,121 +52,165 @@ class Variant:
     norm_output: bool = False
 
     @staticmethod
-    def read(path: Path, config: Config, target: Config) -> Variant:
-        """The variant that `path`/config.json describes; CheckpointError if it does not fit the target."""
-        file = Path(path) / "config.json"
-        raw = read_json(file)
-        nested: dict[str, Any] = raw.get("eagle_config") or {}
-        width = raw.get("target_hidden_size") or config.hidden
+    def read(keys: Keys, config: Config, target: Target) -> Variant:
+        """The variant that a config describes; CheckpointError if it does not fit the target."""
+        nested = keys.get("eagle_config") or Keys(keys.file, {})
+        width = keys.get("target_hidden_size") or config.hidden
         if width != target.hidden:
-            raise CheckpointError(f"{file}: target hidden size is {width}; expected the target's {target.hidden}")
+            raise CheckpointError(f"target hidden size is {width}; expected the target's {target.hidden}")
         if config.vocab != target.vocab:
-            raise CheckpointError(f"{file}: vocab_size is {config.vocab}; expected the target's {target.vocab}")
-        if nested.get("use_aux_hidden_state", True) is not True:
-            raise CheckpointError(f"{file}: use_aux_hidden_state is false; this reference builds only true")
+            raise CheckpointError(f"vocab_size is {config.vocab}; expected the target's {target.vocab}")
+        nested.refuse("use_aux_hidden_state", but=True)
+        ids = "eagle_aux_hidden_state_layer_ids"
+        places = [list(found) for found in (nested.get(ids), keys.get(ids)) if found is not None]
+        if len(places) == 2 and places[0] != places[1]:
+            raise CheckpointError(f"{ids} is {places[0]} in eagle_config and {places[1]} beside it; expected one")
         return Variant(
-            states=_states(file, nested.get("eagle_aux_hidden_state_layer_ids"), target.layers),
+            states=_states(places[0] if places else None, target.layers),
             target_hidden=width,
-            vocab=raw.get("draft_vocab_size") or config.vocab,
-            own_embedding=width != config.hidden,
-            fc_bias=bool(raw.get("bias", False)),
-            norm_each_feature=bool(raw.get("fc_norm") or raw.get("use_aux_norm")),
-            norm_before_fc=bool(nested.get("norm_before_fc", raw.get("norm_before_fc", False))),
-            norm_before_residual=bool(raw.get("norm_before_residual", False)),
-            norm_output=bool(raw.get("norm_output", False)),
+            vocab=keys.get("draft_vocab_size") or config.vocab,
+            fc_bias=bool(keys.get("bias", False)),
+            norm_each_feature=any([bool(keys.get("fc_norm")), bool(keys.get("use_aux_norm"))]),
+            norm_before_fc=any([bool(nested.get("norm_before_fc")), bool(keys.get("norm_before_fc"))]),
+            norm_before_residual=bool(keys.get("norm_before_residual", False)),
+            norm_output=bool(keys.get("norm_output", False)),
         )
 
 
-def _states(file: Path, layers: list[int] | None, count: int) -> tuple[int, ...]:
+def _states(layers: list[int] | None, count: int) -> tuple[int, ...]:
     """Feature states from layer ids, or the default: what layers 2, L/2 and L-3 read, low, middle and high."""
     states = [2, count // 2, count - 3] if layers is None else [layer + 1 for layer in layers]
     if not states or states != sorted(set(states)) or not 1 <= states[0] <= states[-1] < count:
         named = "the default layers" if layers is None else f"eagle_aux_hidden_state_layer_ids {layers}"
         raise CheckpointError(
-            f"{file}: {named} do not name ascending layers 0..{count - 2} of the target's {count}; "
+            f"{named} do not name ascending layers 0..{count - 2} of the target's {count}; "
             "expected different ids, lowest first"
         )
     return tuple(states)
 
 
 class Eagle3Head:
-    """fc over the features, then one layer over (token embedding, state), a last norm, and a head over V' tokens."""
+    """fc over the features, layers over (token embedding, state), a last norm, and a head over V' tokens."""
 
     algorithm = "EAGLE3"
+    provider = "paper"
 
-    def __init__(self, weights: Weights, config: Config, variant: Variant, target: Target) -> None:
-        h, wide, take = config.hidden, variant.target_hidden * len(variant.states), weights.take
-        self.config, self.variant, self.target = config, variant, target
-        self.embed = take("embed_tokens.weight", config.vocab, h) if variant.own_embedding else target.embed
-        self.fc = take("fc.weight", h, wide)
-        self.bias = take("fc.bias", h) if variant.fc_bias else None
+    def __init__(
+        self, weights: Weights, first: str, layers: Sequence[DecoderLayer], variant: Variant, target: Target
+    ) -> None:
+        outer, take, h = first.removesuffix("midlayer.").removesuffix("layers.0."), weights.take, _width(layers)
+        wide = variant.target_hidden * len(variant.states)
+        self.variant, self.target, self.notes, self.eps = variant, target, list[str](), layers[0].eps
+        self.states: tuple[int, ...] = tuple(sorted({*variant.states, target.layers}))
+        self.first, self.later = layers[0], tuple(layers[1:])
+        self.fc = take(f"{outer}fc.weight", h, wide)
+        self.bias = take(f"{outer}fc.bias", h) if variant.fc_bias else None
         self.feature_norms = [
-            take(f"fc_norm.{i}.weight", variant.target_hidden)
+            take(f"{outer}fc_norm.{i}.weight", variant.target_hidden)
             for i in range(len(variant.states) if variant.norm_each_feature else 0)
         ]
-        self.fc_norm = take("input_norm.weight", wide) if variant.norm_before_fc else None
-        self.layer = Layer(weights, "midlayer.", config, input_norm=True, width=2 * h)
-        self.hidden_norm = take("midlayer.hidden_norm.weight", h)
-        self.norm = take("norm.weight", h)
-        self.head = take("lm_head.weight", variant.vocab, h)
-        self.target_ids = self._target_ids(weights)
+        self.fc_norm = take(f"{outer}input_norm.weight", wide) if variant.norm_before_fc else None
+        self.hidden_norm = take(f"{first}hidden_norm.weight", h)
+        self.norm = take(f"{outer}norm.weight", h)
+        self.head = take("lm_head.weight", variant.vocab, h) if "lm_head.weight" in weights else None
+        if self.head is None and (h, variant.vocab) != (target.hidden, target.vocab):
+            raise CheckpointError(
+                f"{weights.path}: has no lm_head.weight; the target's is of {target.vocab} tokens and width "
+                f"{target.hidden}, this draft of {variant.vocab} and {h}"
+            )
+        self.target_ids = self._target_ids(weights).to(target.device)
+        self.embedding = own_embedding(weights, f"{outer}embed_tokens.weight", h, target)
+        if self.embedding is None and h != target.hidden:
+            raise CheckpointError(f"{weights.path}: has no embed_tokens.weight; the target's is {target.hidden} wide")
+        if self.embedding is not None and h == target.hidden:
+            self.notes.append("the draft's embedding is not the target's: the draft's own is used")
 
     def _target_ids(self, weights: Weights) -> Tensor:
         """The target id of each draft id, int64 [V']."""
         own = torch.arange(self.variant.vocab)
         if "d2t" not in weights:
-            if self.variant.vocab != self.config.vocab:
+            if self.variant.vocab != self.target.vocab:
                 raise CheckpointError(f"{weights.path}: has no d2t; expected one for a vocabulary of its own")
             return own
-        ids = own + weights.take("d2t", self.variant.vocab).to(torch.int64)
-        if len(set(ids.tolist())) != len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < self.config.vocab:
+        ids = own + weights.take("d2t", self.variant.vocab).to("cpu", torch.int64)
+        if len(set(ids.tolist())) != len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < self.target.vocab:
             raise CheckpointError(f"{weights.path}: d2t does not lead to {len(ids)} different target ids")
         return ids
 
     @staticmethod
-    def load(
-        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-    ) -> Eagle3Head:
+    def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> Eagle3Head:
         """Read an EAGLE-3 folder; CheckpointError if it is not one or does not fit `target`.
 
-        held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+        held: the dtype the weights are kept in, as an engine of that dtype holds them.
         """
-        config = Config.read(path, architecture=ARCHITECTURE)
-        if config.layers != 1:
-            raise CheckpointError(f"{path}: num_hidden_layers is {config.layers}; this reference builds only 1")
-        if dtype != target.embed.dtype:
-            raise CheckpointError(f"{path}: asked for {dtype}; expected the target's {target.embed.dtype}")
-        return Eagle3Head(Weights(path, dtype, held), config, Variant.read(path, config, target.config), target)
+        config, keys = read_draft(path)
+        with all_keys(keys.file, "EAGLE-3"):
+            weights = Weights(path, held or target.dtype, target.device)
+            first = next((one for one in PREFIXES if f"{one}hidden_norm.weight" in weights), None)
+            if first is None:
+                raise CheckpointError(f"has no tensor {PREFIXES[0]}hidden_norm.weight; expected an EAGLE-3 head")
+            heads = draft_heads(config, keys, weights, first)
+            windows, mlp_bias = windows_of(config, keys), bool(keys.get("mlp_bias", False))
+            variant = Variant.read(keys, config, target)
+            keys.all_claimed()
+            if config.layers > 1 and first.endswith("midlayer."):
+                raise CheckpointError(f"num_hidden_layers is {config.layers}; expected layers.0 and on, not a midlayer")
+        names = [first, *(f"{first.removesuffix('0.')}{i}." for i in range(1, config.layers))]
+        layers = [
+            llama_layer(
+                weights,
+                name,
+                dataclasses.replace(heads, width=None if i else 2 * config.hidden, window=windows[i]),
+                intermediate=config.intermediate,
+                mlp_bias=mlp_bias,
+            )
+            for i, name in enumerate(names)
+        ]
+        head = Eagle3Head(weights, first, layers, variant, target)
+        weights.all_taken(but=("t2d",))
+        return head
 
-    def features(self, states: list[Tensor]) -> Tensor:
+    def computing(self, dtype: torch.dtype) -> Self:
+        """See Drafter.computing."""
+        return on_target(self, self.target.computing(dtype))
+
+    def features(self, states: Mapping[int, Tensor]) -> Tensor:
         """The chosen hidden states side by side, [T,a*h]."""
         return torch.cat([states[state] for state in self.variant.states], dim=-1)
 
     def enter(self, features: Tensor) -> Tensor:
         """features [T,a*h] -> fc -> [T,h']."""
-        eps = self.config.eps
         if self.fc_norm is not None:
-            features = rms_norm(features, self.fc_norm, eps)
+            features = rms_norm(features, self.fc_norm, self.eps)
         if self.feature_norms:
             parts = torch.split(features, self.variant.target_hidden, dim=-1)
-            normed = [rms_norm(part, weight, eps) for part, weight in zip(parts, self.feature_norms, strict=True)]
+            normed = [rms_norm(part, weight, self.eps) for part, weight in zip(parts, self.feature_norms, strict=True)]
             features = torch.cat(normed, dim=-1)
         return linear(features, self.fc, self.bias)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens int64 [T], hidden [T,h'], positions int64 [T], mask bool [T,T] -> g [T,h']."""
-        layer, eps = self.layer, self.config.eps
-        assert layer.input_norm is not None
-        normed = rms_norm(hidden, self.hidden_norm, eps)
-        read = torch.cat((rms_norm(embedding(tokens, self.embed), layer.input_norm, eps), normed), dim=-1)
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
+    ) -> tuple[Tensor, Kept]:
+        """See Head.forward; g [m,h']."""
+        assert kept is None or isinstance(kept, Several)
+        assert self.first.input_norm is not None
+        normed = rms_norm(hidden, self.hidden_norm, self.eps)
+        read = torch.cat((rms_norm(embedded(self, tokens), self.first.input_norm, self.eps), normed), dim=-1)
         residual = normed if self.variant.norm_before_residual else hidden
-        g = layer.add_mlp(residual + layer.attention(read, positions, mask))
-        return rms_norm(g, self.norm, eps) if self.variant.norm_output else g
+        added, own = self.first.attention.forward(read, positions, sight, kept.layers[0] if kept else None)
+        later = Several(layers=kept.layers[1:]) if kept else None
+        g, others = through(self.later, self.first.add_mlp(residual + added), positions, sight, later)
+        g = rms_norm(g, self.norm, self.eps) if self.variant.norm_output else g
+        return g, Several(layers=(own, *others.layers))
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h'] -> [...,V]; tokens outside the draft vocabulary get -inf."""
-        normed = g if self.variant.norm_output else rms_norm(g, self.norm, self.config.eps)
-        own = linear(normed, self.head)
-        logits = torch.full((*own.shape[:-1], self.config.vocab), float("-inf"), dtype=own.dtype)
+        normed = g if self.variant.norm_output else rms_norm(g, self.norm, self.eps)
+        own = self.target.logits(normed) if self.head is None else linear(normed, self.head)
+        logits = torch.full((*own.shape[:-1], self.target.vocab), float("-inf"), dtype=own.dtype, device=own.device)
         logits[..., self.target_ids] = own
         return logits
+
+
+def _width(layers: Sequence[DecoderLayer]) -> int:
+    return len(layers[0].post_norm)

@@ -18,7 +18,7 @@ from harness.contract.batches import Part
 from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
-from reference.draft import Chain, Proposals, Reading, draft, rotate
+from reference.draft import Chain, Forced, Proposals, Reading, draft, rotate
 from reference.engine_view import Conditions, EngineView
 from reference.model import Head
 from reference.rows import Writer
@@ -41,8 +41,9 @@ class HeadDrafts:
     ) -> None:
         self.head, self.spec, self.view, self.temperature = head, spec, view, temperature
         self._departures = departures
+        self._own: dict[int, Tree] = {}  # by committed length: what nobody had to force
         self.timeline, self.reading = timeline, Reading.of(head, timeline.tokens)
-        self.hidden, self.final = self.reading.hidden, self.reading.final
+        self.trunk, self.hidden, self.final = self.reading.trunk, self.reading.hidden, self.reading.final
 
     def knows(self, part: Part) -> bool:
         """Whether the proposals of a decode round are known: always."""
@@ -96,9 +97,21 @@ class HeadDrafts:
         found = []
         for (part, conditions), chain in zip(rounds, chains, strict=True):
             self._draft_rows(writer, part, chain, conditions.forced.chosen if self.temperature else {})
-            tree = build_tree(int(self.reading.tokens[part.start]), chain.candidates, spec.num_draft_tokens)
+            tree = self._tree(part, chain)
             found.append((tree, self._drafted(part.start, chain)))
+            self._own |= {part.start: tree} if chain.own else {}
         return found
+
+    def own_trees(self, parts: Sequence[Part]) -> list[Tree]:
+        """The tree of each of these decode rounds where nobody else proposes anything."""
+        left = [part for part in parts if part.start not in self._own]
+        rounds = [(part.start, Forced()) for part in left]
+        chains = draft(self.head, self.reading, rounds, k=self.spec.num_steps, t=self.spec.eagle_topk)
+        self._own |= {part.start: self._tree(part, chain) for part, chain in zip(left, chains, strict=True)}
+        return [self._own[part.start] for part in parts]
+
+    def _tree(self, part: Part, chain: Chain) -> Tree:
+        return build_tree(int(self.reading.tokens[part.start]), chain.candidates, self.spec.num_draft_tokens)
 
     def _attends(self, step: int, parents: Sequence[int]) -> Sequence[int]:
         for departure in self._departures:
@@ -134,5 +147,5 @@ class HeadDrafts:
 
 def distribution(logits: Tensor, temperature: float) -> np.ndarray:
     """logits [n,V] -> float64 [n,V]."""
-    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).numpy()
+    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).cpu().numpy()
     return probabilities

@@ -9,10 +9,10 @@ Symbols: c committed length, k layers, T tokens, h hidden width.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
@@ -20,6 +20,7 @@ from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
+from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.rows import Writer
 from reference.timeline import RequestTimeline, is_early_chunk
@@ -49,9 +50,14 @@ class LayerDrafts:
         self.ran = _windows(timeline, view)
 
     @cached_property
+    def trunk(self) -> Trunk:
+        """The target over the request's tokens."""
+        return self.head.target.read(self.timeline.tokens, keep=self.head.states)
+
+    @property
     def hidden(self) -> Tensor:
         """The target's states [T,h]: handed over, and what its logits come from."""
-        return self.head.target.forward(torch.tensor(self.timeline.tokens))
+        return self.head.features(self.trunk.states)
 
     @property
     def final(self) -> Tensor:
@@ -115,6 +121,17 @@ class LayerDrafts:
         """The chain of each decode round. There are no DRAFT rows, and no distributions."""
         tokens, none = self.timeline.tokens, np.empty((0, 0))
         return [(chain_tree(tokens[part.start], self.chain(part.start)), none) for part, _ in rounds]
+
+    @cached_property
+    def _own(self) -> dict[int, Tree]:
+        """By committed length, the chain that the layers propose where nobody else has proposed anything."""
+        windows, tokens = [replace(window, proposals=()) for _, window in self.ran], self.timeline.tokens
+        _, filled = read_depths(self.head, tokens, self.hidden, windows, self.spec.num_steps)
+        return {w.stop: chain_tree(tokens[w.stop], w.proposals) for w in filled if w.stop < len(tokens)}
+
+    def own_trees(self, parts: Sequence[Part]) -> list[Tree]:
+        """The tree of each of these decode rounds where nobody else proposes anything."""
+        return [self._own[part.start] for part in parts]
 
 
 def _windows(timeline: RequestTimeline, view: EngineView) -> list[tuple[Part, Window]]:

@@ -1,33 +1,35 @@
-"""Multi-head latent attention: a DeepSeek-V3 target and its next-token layer (NextN), whole sequences, no KV cache.
+"""Multi-head latent attention: DeepSeek-V2 and V3 targets, and what else is made of their layers.
 
-Written from DeepSeek-V2 (arXiv 2405.04434) sections 2.1 and 3.1.4, DeepSeek-V3 (arXiv 2412.19437) sections 2.1 and 2.2,
-and YaRN (arXiv 2309.00071) for the rotation, which published checkpoints stretch. Keys and values are made from one
-short latent a row, and a key has a second part that carries the position and that all heads share; here both are
-multiplied out, as the papers' equations stand, and nothing is absorbed into another matrix.
-Weights are named as published DeepSeek-V3 checkpoints name them; the layer behind the last one is the NextN layer.
-This module must not know how anybody stores a latent.
+Written from DeepSeek-V2 (arXiv 2405.04434) sections 2.1 and 3.1.4, DeepSeek-V3 (arXiv 2412.19437) section 2.1, and YaRN
+(arXiv 2309.00071) for the rotation, which published checkpoints stretch. Keys and values are made from one short latent
+a row, and a key has a second part that carries the position and that all heads share; here both are multiplied out, as
+the papers' equations stand, and nothing is absorbed into another matrix. Weights are named as published checkpoints
+name them. This module must not know how anybody stores a latent.
 
-Shapes: T rows, h hidden width, V vocabulary, H heads, c latent width, n and r width of a head's key without and with
-position, v width of a head's value, E experts.
+Shapes: m new rows, h hidden width, H heads, c latent width, n and r width of a head's key without and with position, v
+width of a head's value.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
 
-from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, built_here, read_json
-from reference.model import Target, rms_norm
+from reference.attention import Kept, KeyValues, Sight, attend
+from reference.checkpoint import Config, Weights, a_pair, all_keys, built_here, of_architecture, read_json, sizes
+from reference.mixtures import Mixture, read_deepseek_v2, read_sigmoid
+from reference.model import DecoderLayer, PaperTarget, Target, linear, rms_norm
+from reference.nextn import NextNHead, behind
+from reference.rotation import plain_frequencies
 
 ARCHITECTURE = "DeepseekV3ForCausalLM"
-#: What this reference leaves out of DeepSeek-V3, and the values that switch it off.
-_OFF: dict[str, Any] = {"n_group": 1, "topk_group": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}
+V2_ARCHITECTURE = "DeepseekV2ForCausalLM"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,34 +37,32 @@ class Yarn:
     """A stretched rotation: `factor` times the context the model was first trained for, `original` positions.
 
     fast, slow: rotations over the original context from which on a dimension is left alone, and up to which it is
-    stretched by the whole factor. mscale_all: how much longer contexts sharpen attention.
+    stretched by the whole factor. mscale, mscale_all: how much longer contexts sharpen attention, through the part with
+    the position alone (less what comes through all) and through all of it.
     """
 
     factor: float
     original: int
     fast: float
     slow: float
+    mscale: float
     mscale_all: float
 
     @staticmethod
-    def read(file: Path, raw: dict[str, Any]) -> Yarn:
-        """Of a config's `rope_scaling`; CheckpointError where cosines would be scaled too, which is not built here."""
-        if raw.get("mscale") != raw.get("mscale_all_dim"):
-            raise CheckpointError(
-                f"{file}: mscale is {raw.get('mscale')!r}; this reference builds only mscale_all_dim's "
-                f"{raw.get('mscale_all_dim')!r}"
-            )
+    def read(raw: Mapping[str, Any]) -> Yarn:
+        """Of a config's `rope_scaling`."""
         return Yarn(
             factor=float(raw["factor"]),
             original=int(raw["original_max_position_embeddings"]),
             fast=float(raw["beta_fast"]),
             slow=float(raw["beta_slow"]),
+            mscale=float(raw["mscale"]),
             mscale_all=float(raw["mscale_all_dim"]),
         )
 
     def frequencies(self, width: int, theta: float) -> Tensor:
         """float32 [width/2]: radians a position for each pair; between the two borders a linear blend."""
-        plain = 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+        plain = plain_frequencies(width, theta)
 
         def pair(rotations: float) -> float:
             return width * math.log(self.original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
@@ -72,58 +72,36 @@ class Yarn:
         return plain / self.factor * stretched + plain * (1 - stretched)
 
     @property
+    def turned(self) -> float:
+        """What a rotated pair is multiplied by."""
+        return self._size(self.mscale) / self._size(self.mscale_all)
+
+    @property
     def sharpening(self) -> float:
         """What the scores are multiplied by besides one over the root of their width."""
-        return (0.1 * self.mscale_all * math.log(self.factor) + 1.0) ** 2
+        return self._size(self.mscale_all) ** 2
+
+    def _size(self, mscale: float) -> float:
+        return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig(Config):
-    """What latent attention and the experts of the NextN layer add to a Llama's config."""
+    """What latent attention adds to a Llama's config. q_rank: None where queries are made in one step."""
 
-    q_rank: int
+    q_rank: int | None
     kv_rank: int
     nope: int
     rotated: int
     value: int
-    experts: int
-    chosen: int
-    expert_width: int
-    shared: int
-    scaling: float
-    normed: bool
-    yarn: Yarn
-
-    @staticmethod
-    def load(path: Path) -> LatentConfig:
-        """Read `path`/config.json; CheckpointError if it is missing, foreign, or asks for what is not built here."""
-        file = Path(path) / "config.json"
-        raw = read_json(file)
-        plain = Config.read(path, architecture=ARCHITECTURE, rotation="yarn")
-        built_here(file, raw, _OFF | {"first_k_dense_replace": plain.layers, "num_nextn_predict_layers": 1})
-        with all_keys(file, "DeepSeek-V3"):
-            return LatentConfig(
-                **{name: getattr(plain, name) for name in Config.__slots__},
-                q_rank=raw["q_lora_rank"],
-                kv_rank=raw["kv_lora_rank"],
-                nope=raw["qk_nope_head_dim"],
-                rotated=raw["qk_rope_head_dim"],
-                value=raw["v_head_dim"],
-                experts=raw["n_routed_experts"],
-                chosen=raw["num_experts_per_tok"],
-                expert_width=raw["moe_intermediate_size"],
-                shared=raw["n_shared_experts"],
-                scaling=float(raw["routed_scaling_factor"]),
-                normed=raw["norm_topk_prob"],
-                yarn=Yarn.read(file, raw["rope_scaling"]),
-            )
+    yarn: Yarn | None
 
 
-def rope_pairs(x: Tensor, positions: Tensor, frequencies: Tensor) -> Tensor:
-    """Rotate x [T,H,r] by positions [T]: neighbours (2i, 2i+1) are a pair, turned by position * frequencies[i]."""
+def rope_pairs(x: Tensor, positions: Tensor, frequencies: Tensor, scale: float = 1.0) -> Tensor:
+    """Rotate x [m,H,r] by positions [m]: neighbours (2i, 2i+1) are a pair, turned by position * frequencies[i]."""
     wide = torch.promote_types(x.dtype, torch.float32)  # half precision cannot hold an angle
     angle = positions[:, None] * frequencies.to(wide)
-    turn = torch.polar(torch.ones_like(angle), angle)[:, None, :]
+    turn = torch.polar(torch.full_like(angle, scale), angle)[:, None, :]
     pairs = torch.view_as_complex(x.to(wide).reshape(*x.shape[:-1], -1, 2).contiguous())
     return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)
 
@@ -134,138 +112,93 @@ class LatentAttention:
     def __init__(self, weights: Weights, prefix: str, config: LatentConfig) -> None:
         c, take = config, weights.take
         self.config = config
-        self.frequencies = c.yarn.frequencies(c.rotated, c.rope_theta)
-        self.q_down = take(f"{prefix}q_a_proj.weight", c.q_rank, c.hidden)
-        self.q_norm = take(f"{prefix}q_a_layernorm.weight", c.q_rank)
-        self.q_up = take(f"{prefix}q_b_proj.weight", c.heads * (c.nope + c.rotated), c.q_rank)
+        turn = c.yarn.frequencies if c.yarn else plain_frequencies
+        self.frequencies = turn(c.rotated, c.rope_theta).to(weights.device)
+        width = c.nope + c.rotated
+        self.scale = width**-0.5 * (c.yarn.sharpening if c.yarn else 1.0)
+        if c.q_rank is None:
+            self.q = take(f"{prefix}q_proj.weight", c.heads * width, c.hidden)
+        else:
+            self.q_down = take(f"{prefix}q_a_proj.weight", c.q_rank, c.hidden)
+            self.q_norm = take(f"{prefix}q_a_layernorm.weight", c.q_rank)
+            self.q = take(f"{prefix}q_b_proj.weight", c.heads * width, c.q_rank)
         self.kv_down = take(f"{prefix}kv_a_proj_with_mqa.weight", c.kv_rank + c.rotated, c.hidden)
         self.kv_norm = take(f"{prefix}kv_a_layernorm.weight", c.kv_rank)
         self.kv_up = take(f"{prefix}kv_b_proj.weight", c.heads * (c.nope + c.value), c.kv_rank)
         self.o = take(f"{prefix}o_proj.weight", c.hidden, c.heads * c.value)
 
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x [T,h], positions int64 [T], mask bool [T,T] -> what attention adds to the residual stream, [T,h]."""
+    def forward(self, x: Tensor, positions: Tensor, sight: Sight, kept: Kept | None) -> tuple[Tensor, Kept]:
+        """See reference.model.Attends."""
         c, rows = self.config, x.shape[0]
-        q = linear(rms_norm(linear(x, self.q_down), self.q_norm, c.eps), self.q_up).view(rows, c.heads, -1)
-        q_nope, q_rotated = torch.split(q, [c.nope, c.rotated], dim=-1)
-        latent, k_rotated = torch.split(linear(x, self.kv_down), [c.kv_rank, c.rotated], dim=-1)
+        asking = x if c.q_rank is None else rms_norm(linear(x, self.q_down), self.q_norm, c.eps)
+        q_nope, q_turned = torch.split(linear(asking, self.q).view(rows, c.heads, -1), [c.nope, c.rotated], dim=-1)
+        latent, k_turned = torch.split(linear(x, self.kv_down), [c.kv_rank, c.rotated], dim=-1)
         up = linear(rms_norm(latent, self.kv_norm, c.eps), self.kv_up).view(rows, c.heads, -1)
         k_nope, v = torch.split(up, [c.nope, c.value], dim=-1)
-        q_rotated = rope_pairs(q_rotated, positions, self.frequencies)
-        k_rotated = rope_pairs(k_rotated[:, None, :], positions, self.frequencies)[:, 0]  # one for all heads
-        scores = torch.einsum("ihd,jhd->hij", q_nope, k_nope) + torch.einsum("ihd,jd->hij", q_rotated, k_rotated)
-        scores = scores * (c.nope + c.rotated) ** -0.5 * c.yarn.sharpening
-        weight = scores.masked_fill(~mask, float("-inf")).softmax(dim=-1)
-        return linear(torch.einsum("hij,jhd->ihd", weight, v).reshape(rows, -1), self.o)
+        k_turned = self._turned(k_turned[:, None, :], positions).expand(-1, c.heads, -1)  # one for all heads
+        q = torch.cat((q_nope, self._turned(q_turned, positions)), dim=-1)
+        keys = torch.cat((k_nope, k_turned), dim=-1)
+        held = KeyValues(keys=keys, values=v, positions=positions).behind(kept)
+        mixed = attend(q, held, sight, scale=self.scale)
+        return linear(mixed.reshape(rows, -1), self.o), held
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        yarn = self.config.yarn
+        return rope_pairs(x, positions, self.frequencies, yarn.turned if yarn else 1.0)
 
 
-class Mlp:
-    """A gated MLP of any width."""
-
-    def __init__(self, weights: Weights, prefix: str, *, hidden: int, width: int) -> None:
-        self.gate = weights.take(f"{prefix}gate_proj.weight", width, hidden)
-        self.up = weights.take(f"{prefix}up_proj.weight", width, hidden)
-        self.down = weights.take(f"{prefix}down_proj.weight", hidden, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T,h] -> [T,h]."""
-        return linear(silu(linear(x, self.gate)) * linear(x, self.up), self.down)
+def latent_layer(weights: Weights, prefix: str, config: LatentConfig, mixture: Mixture, layer: int) -> DecoderLayer:
+    """Decoder layer number `layer`: latent attention, then a dense MLP or experts."""
+    return DecoderLayer(
+        input_norm=weights.take(f"{prefix}input_layernorm.weight", config.hidden),
+        attention=LatentAttention(weights, f"{prefix}self_attn.", config),
+        post_norm=weights.take(f"{prefix}post_attention_layernorm.weight", config.hidden),
+        mlp=mixture.mlp(weights, prefix, layer),
+        eps=config.eps,
+    )
 
 
-class Experts:
-    """DeepSeek-V3 section 2.1.2: sigmoid scores, the bias takes part in the choice only, shared experts always run."""
-
-    def __init__(self, weights: Weights, prefix: str, config: LatentConfig) -> None:
-        c = config
-        self.config = config
-        self.gate = weights.take(f"{prefix}gate.weight", c.experts, c.hidden)
-        self.bias = weights.take(f"{prefix}gate.e_score_correction_bias", c.experts)
-        self.shared = Mlp(weights, f"{prefix}shared_experts.", hidden=c.hidden, width=c.shared * c.expert_width)
-        self.routed = [
-            Mlp(weights, f"{prefix}experts.{e}.", hidden=c.hidden, width=c.expert_width) for e in range(c.experts)
-        ]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [T,h] -> [T,h]."""
-        score = linear(x, self.gate).sigmoid()
-        chosen = (score + self.bias).topk(self.config.chosen, dim=-1).indices
-        share = score.gather(-1, chosen)
-        if self.config.normed:
-            share = share / share.sum(-1, keepdim=True)
-        weight = torch.zeros_like(score).scatter(-1, chosen, share * self.config.scaling)
-        routed = torch.stack([expert.forward(x) for expert in self.routed], dim=1)  # [T,E,h]
-        return self.shared.forward(x) + torch.einsum("te,teh->th", weight, routed)
-
-
-class LatentLayer:
-    """One decoder layer: latent attention, then a dense MLP or the experts, each added to the residual stream."""
-
-    def __init__(self, weights: Weights, prefix: str, config: LatentConfig, *, experts: bool = False) -> None:
-        self.eps = config.eps
-        self.input_norm = weights.take(f"{prefix}input_layernorm.weight", config.hidden)
-        self.attention = LatentAttention(weights, f"{prefix}self_attn.", config)
-        self.post_norm = weights.take(f"{prefix}post_attention_layernorm.weight", config.hidden)
-        self.mlp: Mlp | Experts = (
-            Experts(weights, f"{prefix}mlp.", config)
-            if experts
-            else Mlp(weights, f"{prefix}mlp.", hidden=config.hidden, width=config.intermediate)
+def read_latent(path: Path) -> tuple[LatentConfig, Mixture]:
+    """Sizes and MLPs of a DeepSeek folder; CheckpointError if it is none, or asks for what is not built here."""
+    file = Path(path) / "config.json"
+    raw = read_json(file)
+    architecture = of_architecture(file, raw, ARCHITECTURE, V2_ARCHITECTURE)
+    scaling = raw.get("rope_scaling")
+    wanted = {"hidden_act": "silu", "attention_bias": False, "rope_type": "yarn"}
+    kind = scaling.get("rope_type", scaling.get("type")) if scaling else "yarn"
+    built_here(file, {**wanted, **raw, "rope_type": kind}, wanted)  # what a config leaves out is as wanted
+    with all_keys(file, "DeepSeek"):
+        plain = sizes(raw)
+        config = LatentConfig(
+            **{name: getattr(plain, name) for name in Config.__slots__},
+            q_rank=raw["q_lora_rank"],
+            kv_rank=raw["kv_lora_rank"],
+            nope=raw["qk_nope_head_dim"],
+            rotated=raw["qk_rope_head_dim"],
+            value=raw["v_head_dim"],
+            yarn=Yarn.read(scaling) if scaling else None,
         )
-
-    def forward(self, x: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """x [T,h], positions int64 [T], mask bool [T,T] (row sees column) -> [T,h]."""
-        x = x + self.attention.forward(rms_norm(x, self.input_norm, self.eps), positions, mask)
-        return x + self.mlp.forward(rms_norm(x, self.post_norm, self.eps))
+        return config, (read_sigmoid if architecture == ARCHITECTURE else read_deepseek_v2)(raw)
 
 
-def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
-    """The main model of a DeepSeek-V3 folder, all layers dense; CheckpointError if it is not one that is built here."""
-    config, weights = LatentConfig.load(path), Weights(path, dtype, held)
-    layers = [LatentLayer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
-    return Target(weights, config, layers=layers)
+def load_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
+    """The main model of a DeepSeek folder; CheckpointError if it is not one that is built here."""
+    config, mixture = read_latent(path)
+    weights = Weights(path, held or dtype, device)
+    stack = [latent_layer(weights, f"model.layers.{i}.", config, mixture, i) for i in range(config.layers)]
+    return PaperTarget(weights, config, stack=stack).computing(dtype)
 
 
-class NextNHead:
-    """The layer behind the last one, run again and again: its own output is what its next row reads.
-
-    Row j joins the token at j+1 and the state at j, each through a norm of its own, token first. Embedding and output
-    head are the target's; the state it hands on is the one behind its own last norm, as the target's is.
-    """
-
-    algorithm = "EAGLE"
-
-    def __init__(self, weights: Weights, config: LatentConfig, target: Target) -> None:
-        h, prefix = config.hidden, f"model.layers.{config.layers}."
-        self.target, self.eps = target, config.eps
-        self.token_norm = weights.take(f"{prefix}enorm.weight", h)
-        self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
-        self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = LatentLayer(weights, prefix, config, experts=True)
-        self.final_norm = weights.take(f"{prefix}shared_head.norm.weight", h)
-
-    @staticmethod
-    def load(
-        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-    ) -> NextNHead:
-        """Read a folder with a NextN layer; CheckpointError if it is not one or does not fit `target`."""
-        config = LatentConfig.load(path)
-        a_pair(path, config, target.config, layers=True)
-        return NextNHead(Weights(path, dtype, held), config, target)
-
-    def features(self, states: list[Tensor]) -> Tensor:
-        """The target's last hidden state after its final norm, [T,h]."""
-        return states[-1]
-
-    def enter(self, features: Tensor) -> Tensor:
-        """As it is: the first draft row and all later ones read the same kind of state."""
-        return features
-
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h]."""
-        token = rms_norm(embedding(tokens, self.target.embed), self.token_norm, self.eps)
-        state = rms_norm(hidden, self.state_norm, self.eps)
-        g = self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, mask)
-        return rms_norm(g, self.final_norm, self.eps)
-
-    def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
+def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> NextNHead:
+    """The layer behind the last one of a DeepSeek folder; CheckpointError if there is none or it does not fit."""
+    config, mixture = read_latent(path)
+    a_pair(path, config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
+    weights = Weights(path, held or target.dtype, target.device)
+    layer = latent_layer(weights, f"model.layers.{config.layers}.", config, mixture, config.layers)
+    return NextNHead(weights, behind(config.layers), layer, target, config.eps)

@@ -18,14 +18,15 @@ Shapes: T rows, h hidden width, V vocabulary, k layers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear
+from torch.nn.functional import embedding
 
+from reference.attention import Kept, Sight
 from reference.checkpoint import (
     CheckpointError,
     Config,
@@ -35,10 +36,22 @@ from reference.checkpoint import (
     built_here,
     of_architecture,
     read_json,
+    sizes,
 )
-from reference.model import STEP_ARCHITECTURE, Layer, Target, rms_norm
+from reference.heads import Heads
+from reference.llama import llama_layer
+from reference.model import (
+    DecoderLayer,
+    PaperTarget,
+    Target,
+    linear,
+    on_target,
+    rms_norm,
+)
+from reference.rotation import Rotation, plain_frequencies
 
 MIMO_ARCHITECTURE = "MiMoV2FlashForCausalLM"
+STEP_ARCHITECTURE = "Step3p5ForCausalLM"
 #: Parts of a MiMo-V2 target that are not Llama arithmetic, and the values that switch them off.
 _OFF: dict[str, Any] = {
     "attention_value_scale": None,
@@ -55,7 +68,11 @@ def read_mimo(path: Path) -> Config:
     """A MiMo-V2 config whose arithmetic is Llama's; CheckpointError if it asks for anything else."""
     file = Path(path) / "config.json"
     raw = read_json(file)
-    config = Config.read(path, architecture=MIMO_ARCHITECTURE)
+    of_architecture(file, raw, MIMO_ARCHITECTURE)
+    plain = {"hidden_act": "silu", "attention_bias": False, "rope_scaling": None}
+    built_here(file, plain | raw, plain)  # what a config leaves out is as wanted
+    with all_keys(file, "MiMo-V2"):
+        config = sizes(raw)
     wanted = _OFF | {
         "layernorm_epsilon": config.eps,
         "v_head_dim": config.head_dim,
@@ -68,6 +85,28 @@ def read_mimo(path: Path) -> Config:
     wanted |= {name: [0] * config.layers for name in _OFF_EVERYWHERE}
     built_here(file, raw, wanted)
     return config
+
+
+def mtp_layer(
+    weights: Weights, prefix: str, config: Config, *, post_norm: str = "post_attention_layernorm"
+) -> DecoderLayer:
+    """A layer of a target, or of one depth."""
+    gated = config.architecture == STEP_ARCHITECTURE
+    heads = Heads(
+        hidden=config.hidden,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        eps=config.eps,
+        rotation=Rotation(frequencies=plain_frequencies(config.head_dim, config.rope_theta)),
+        normed=gated,
+        head_gated=gated,
+    )
+    return llama_layer(weights, prefix, heads, intermediate=config.intermediate, post_norm=post_norm)
+
+
+def _stack(weights: Weights, config: Config) -> list[DecoderLayer]:
+    return [mtp_layer(weights, f"model.layers.{i}.", config) for i in range(config.layers)]
 
 
 class MtpLayer:
@@ -85,18 +124,30 @@ class MtpLayer:
     ) -> None:
         """post_norm, final: what the layer's second norm and the one before the head are called."""
         h = config.hidden
-        self.target, self.embed, self.eps = target, target.embed, config.eps
+        self.target, self.eps = target, config.eps
         self.token_norm = weights.take(f"{prefix}enorm.weight", h)
         self.state_norm = weights.take(f"{prefix}hnorm.weight", h)
         self.join = weights.take(f"{prefix}eh_proj.weight", h, 2 * h)
-        self.layer = Layer(weights, prefix, config, post_norm=post_norm)
+        self.layer = mtp_layer(weights, prefix, config, post_norm=post_norm)
         self.final_norm = weights.take(f"{prefix}{final}.weight", h)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor) -> Tensor:
-        """tokens int64 [T], hidden [T,h], positions int64 [T], mask bool [T,T] -> g [T,h], before the final norm."""
-        token = rms_norm(embedding(tokens, self.embed), self.token_norm, self.eps)
+    def forward(
+        self,
+        tokens: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        sight: Sight | None = None,
+        kept: Kept | None = None,
+    ) -> tuple[Tensor, Kept]:
+        """See Head.forward; g [m,h] before the final norm. Without a sight the rows are causal and nothing is kept."""
+        token = rms_norm(self.embed(tokens).to(hidden.dtype), self.token_norm, self.eps)
         state = rms_norm(hidden, self.state_norm, self.eps)
-        return self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, mask)
+        sight = sight or Sight.causal(len(tokens), device=hidden.device)
+        return self.layer.forward(linear(torch.cat((token, state), dim=-1), self.join), positions, sight, kept)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens int64 [...] -> [...,h]."""
+        return self.target.embed(tokens)
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h] -> [...,V]."""
@@ -107,33 +158,44 @@ class MtpHead:
     """k layers behind one target. chained: a layer reads the output of the one before instead of the target's."""
 
     algorithm = "MTP"
+    provider = "paper"
 
     def __init__(self, layers: Sequence[MtpLayer], target: Target, *, chained: bool = False) -> None:
         self.layers, self.target, self.chained = tuple(layers), target, chained
+        self.states: tuple[int, ...] = (target.layers,)
 
     @staticmethod
-    def load(
-        path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-    ) -> MtpHead:
+    def load(path: Path, target: Target, *, held: torch.dtype | None = None) -> MtpHead:
         """Every MTP layer in a MiMo-V2 folder; CheckpointError if there is none or it does not fit `target`."""
         config = read_mimo(path)
-        a_pair(path, config, target.config)
-        weights, layers = Weights(path, dtype, held), list[MtpLayer]()
+        a_pair(path, config, vocab=target.vocab, hidden=target.hidden)
+        weights, layers = Weights(path, held or target.dtype, target.device), list[MtpLayer]()
         while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
             layers.append(MtpLayer(weights, prefix, config, target))
         if not layers:
             raise CheckpointError(f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers from 0 on")
         return MtpHead(layers, target)
 
-    def features(self, states: list[Tensor]) -> Tensor:
+    def computing(self, dtype: torch.dtype) -> Self:
+        """See Drafter.computing; its layers compute in the dtype of what they read."""
+        return on_target(self, self.target.computing(dtype))
+
+    def features(self, states: Mapping[int, Tensor]) -> Tensor:
         """The target's last hidden state after its final norm, [T,h]."""
-        return states[-1]
+        return states[self.target.layers]
 
 
-def load_mimo_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+def load_mimo_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
     """The main model of a MiMo-V2 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_mimo(path)
-    return Target(Weights(path, dtype, held), config)
+    weights = Weights(path, held or dtype, device)
+    return PaperTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
 
 
 #: What lists with an entry a layer must say everywhere for what is built here.
@@ -182,17 +244,15 @@ class StepWeights(Weights):
     def take(self, name: str, *shape: int) -> Tensor:
         """See Weights.take."""
         stored = super().take(name, *shape)
-        return stored + 1 if name.endswith("norm.weight") else stored
+        return stored.float() + 1 if name.endswith("norm.weight") else stored  # half a sum would be rounded
 
 
-class StepTarget(Target):
+class StepTarget(PaperTarget):
     """A target whose last state is handed over as it leaves the last layer; its logits take the final norm first."""
 
-    def hidden_states(
-        self, tokens: Tensor, positions: Tensor | None = None, mask: Tensor | None = None
-    ) -> list[Tensor]:
-        """See Target.hidden_states; the last one is before the final norm."""
-        return self.layer_outputs(tokens, positions, mask)
+    def finished(self, x: Tensor) -> Tensor:
+        """As it is."""
+        return x
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden [...,h], before the final norm -> [...,V]."""
@@ -206,27 +266,36 @@ class StepLayer(MtpLayer):
         super().__init__(
             weights, prefix, config, target, post_norm="post_attention_layernorm", final="transformer.shared_head.norm"
         )
-        self.embed = embed
+        self.embedding = embed
         self.head = weights.take(f"{prefix}transformer.shared_head.output.weight", config.vocab, config.hidden)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens int64 [...] -> [...,h], by its own embedding."""
+        return embedding(tokens, self.embedding)
 
     def logits(self, g: Tensor) -> Tensor:
         """g [...,h] -> [...,V], through its own head."""
         return linear(rms_norm(g, self.final_norm, self.eps), self.head)
 
 
-def load_step_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
+def load_step_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
     """The main model of a Step-3.5 folder; CheckpointError if it is not one, or not one this reference builds."""
     config = read_step(path)
-    return StepTarget(StepWeights(path, dtype, held), config)
+    weights = StepWeights(path, held or dtype, device)
+    return StepTarget(weights, config, stack=_stack(weights, config)).computing(dtype)
 
 
-def load_step_head(
-    path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-) -> MtpHead:
+def load_step_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> MtpHead:
     """Every MTP layer in a Step-3.5 folder, chained; CheckpointError if there is none or it does not fit `target`."""
     config = read_step(path)
-    a_pair(path, config, target.config, layers=True)
-    weights, layers = StepWeights(path, dtype, held), list[MtpLayer]()
+    a_pair(path, config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
+    weights, layers = StepWeights(path, held or target.dtype, target.device), list[MtpLayer]()
     embed = weights.take("model.embed_tokens.weight", config.vocab, config.hidden)
     while (prefix := f"model.layers.{config.layers + len(layers)}.") + "eh_proj.weight" in weights:
         layers.append(StepLayer(weights, prefix, config, target, embed))

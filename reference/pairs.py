@@ -5,58 +5,84 @@ It must not build anything itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from reference import eagle3, mla, model, mtp
-from reference.checkpoint import CheckpointError, read_json
-from reference.model import Head, Target
+from reference import eagle1, eagle3, families, llama, mla, mtp
+from reference.checkpoint import CheckpointError, Weights, read_json
+from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
 
 AnyHead = Head | MtpHead
-_TARGETS: dict[str | None, Callable[..., Target]] = {
+_TARGETS: dict[str, Callable[..., PaperTarget]] = {
     mla.ARCHITECTURE: mla.load_target,
+    mla.V2_ARCHITECTURE: mla.load_target,
+    **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
-    model.STEP_ARCHITECTURE: mtp.load_step_target,
+    mtp.STEP_ARCHITECTURE: mtp.load_step_target,
+    **dict.fromkeys(llama.ARCHITECTURES, llama.load_target),
 }
-_HEADS: dict[str | None, Callable[..., AnyHead]] = {
-    model.DRAFT_ARCHITECTURE: model.DraftHead.load,
-    eagle3.ARCHITECTURE: eagle3.Eagle3Head.load,
-    mla.ARCHITECTURE: mla.NextNHead.load,
+_HEADS: dict[str, Callable[..., AnyHead]] = {
+    mla.ARCHITECTURE: mla.load_head,
+    **dict.fromkeys(families.FAMILIES, families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
-    model.STEP_ARCHITECTURE: mtp.load_step_head,
+    mtp.STEP_ARCHITECTURE: mtp.load_step_head,
 }
 
 
 def load_pair(
-    target: Path, draft: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
+    target: Path,
+    draft: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> tuple[Target, AnyHead]:
     """Read both folders; CheckpointError if they are not a pair built here.
 
-    held: the dtype the weights are rounded to first, as an engine of that dtype holds them.
+    dtype: what they compute in. held: the dtype the weights are kept in, as an engine of that dtype holds them; dtype
+    unless said. The target that comes back is the head's.
     """
-    read = load_target(target, dtype, held=held)
-    return read, load_head(draft, read, dtype, held=held)
+    read = load_target(target, dtype, held=held, device=device)
+    return read, load_head(draft, read, held=held)
 
 
-def load_target(path: Path, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None) -> Target:
-    """Read the target's folder; CheckpointError if none built here. held: see load_pair."""
-    return _TARGETS.get(_architecture(path), Target.load)(path, dtype, held=held)
+def load_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
+    """Read the target's folder; CheckpointError if none built here. dtype, held: see load_pair."""
+    return _known(path, _TARGETS)(path, dtype, held=held, device=device)
 
 
-def load_head(
-    path: Path, target: Target, dtype: torch.dtype = torch.float32, *, held: torch.dtype | None = None
-) -> AnyHead:
-    """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`. held: see load_pair."""
-    if _architecture(path) not in _HEADS:
-        found = read_json(Path(path) / "config.json").get("architectures")
-        raise CheckpointError(f"{path}: architectures is {found!r}; expected one of {', '.join(map(str, _HEADS))}")
-    return _HEADS[_architecture(path)](path, target, dtype, held=held)
+def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> AnyHead:
+    """Read a draft folder; CheckpointError if none built here, or if it does not fit `target`.
+
+    It computes in the target's dtype, on its device. held: see load_pair.
+    """
+    return (_eagle(path) or _known(path, _HEADS))(path, target, held=held)
 
 
-def _architecture(path: Path) -> str | None:
-    """What a folder's config names as its one architecture; None where it names another number of them."""
+def _eagle(path: Path) -> Callable[..., AnyHead] | None:
+    """EAGLE heads are known by their tensors: published ones name the target's architecture, or one of their own."""
+    names = {name.removeprefix("model.") for name in Weights(path, torch.float32)}
+    if {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight", "d2t"} & names:
+        return eagle3.Eagle3Head.load
+    return eagle1.DraftHead.load if "fc.weight" in names else None
+
+
+Loader = TypeVar("Loader")
+
+
+def _known(path: Path, loaders: Mapping[str, Loader]) -> Loader:
+    """The loader of the one architecture that a folder's config names."""
     found = read_json(Path(path) / "config.json").get("architectures")
-    return found[0] if isinstance(found, list) and len(found) == 1 else None
+    if not isinstance(found, list) or len(found) != 1 or found[0] not in loaders:
+        raise CheckpointError(f"{path}: architectures is {found!r}; expected one of {', '.join(sorted(loaders))}")
+    return loaders[found[0]]

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
@@ -78,7 +77,7 @@ def decode_rows(
     expected = drafts.trees(writer, rounds)
     trees = [known.tree or tree for (_, known), (tree, _) in zip(rounds, expected, strict=True)]
     starts, walks = [part.start for part, _ in rounds], list[Walk]()
-    answers = verify(drafts.head, torch.tensor(drafts.timeline.tokens), list(zip(starts, trees, strict=True)))
+    answers = verify(drafts.head, drafts.trunk, list(zip(starts, trees, strict=True)))
     for (part, known), (own, drafted), tree, (hidden, logits) in zip(rounds, expected, trees, answers, strict=True):
         writer.add(
             part,

@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from harness.contract.batches import Part
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase
 from reference.departures import Departure
+from reference.draft import best
 from reference.engine_view import Conditions, EngineView
+from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts, distribution
 from reference.layer_drafts import LayerDrafts
 from reference.model import Head, Target
@@ -57,7 +58,7 @@ class ReferenceSession:
         self.target, self.head, self.spec, self.departures = target, head, spec, tuple(departures)
 
     def generate(self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()) -> list[int]:
-        """Greedy text without speculation, one whole sequence a token; a stop id is kept and ends it."""
+        """Greedy text without speculation, token by token; a stop id is kept and ends it."""
         return list(self.generate_with_margins(prompt, max_new_tokens, stop_ids).tokens)
 
     @torch.inference_mode()
@@ -65,24 +66,27 @@ class ReferenceSession:
         self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()
     ) -> Generated:
         """As `generate`, with the margin of each choice, by which ties are recognised."""
-        tokens, margins = list(prompt), list[float]()
+        tokens, margins, new, trunk = list[int](), list[float](), list(prompt), None
         while len(margins) < max_new_tokens:
-            logits = self._next_logits(tokens)
-            first, second = torch.sort(logits, descending=True, stable=True).values[:2].tolist()
-            tokens.append(int(logits.argmax()))
+            trunk = self.target.read(new, keep=(self.target.layers,), after=trunk)
+            logits = self.target.logits(trunk.states[self.target.layers][-1])
+            first, second = torch.topk(logits, 2).values.tolist()
+            new = [best(logits, 1)[0]]
+            tokens += new
             margins.append(first - second)
-            if tokens[-1] in stop_ids:
+            if new[0] in stop_ids:
                 break
-        return Generated(tokens=tuple(tokens[len(prompt) :]), margins=tuple(margins))
+        return Generated(tokens=tuple(tokens), margins=tuple(margins))
 
     @torch.inference_mode()
     def confirm(self, prompt: Sequence[int], claim: Sequence[int]) -> Generated | None:
-        """`claim` as greedy text if one whole-sequence forward chooses each of its tokens, else None.
+        """`claim` as greedy text if one forward over all of it chooses each of its tokens, else None.
 
         Causality makes the rows of one forward those that token-by-token decoding would see, as long as every
         earlier token was chosen too.
         """
-        rows = self.target.forward(torch.tensor([*prompt, *claim[:-1]]))[len(prompt) - 1 :]
+        last = self.target.layers
+        rows = self.target.read([*prompt, *claim[:-1]], keep=(last,)).states[last][len(prompt) - 1 :]
         logits = self.target.logits(rows)
         if logits.argmax(-1).tolist() != list(claim):
             return None
@@ -95,7 +99,7 @@ class ReferenceSession:
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
         """
-        view, departures = EngineView(engine, self.spec, self.target.config.vocab), self._departures()
+        view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
             # a greedy request's drafts are drawn too, at temperature 1
@@ -109,6 +113,8 @@ class ReferenceSession:
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
             events += write(writer, drafts, temperature=request.temperature)
+            if request.temperature == 0 and not scenario.engine.rejection_sampling:
+                events += expected_accepts(drafts)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
         return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
@@ -160,15 +166,12 @@ class ReferenceSession:
     def _alone(self, tokens: list[int], parts: list[tuple[Part, tuple[int, ...]]], events: list[Event]) -> Drafts:
         """The drafts of a request of which nobody else proposed anything."""
         nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build(), events=tuple(events))
-        view = EngineView(nothing, self.spec, self.target.config.vocab)
+        view = EngineView(nothing, self.spec, self.target.vocab)
         return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
 
-    def _next_logits(self, tokens: Sequence[int]) -> Tensor:
-        """[V] behind `tokens`."""
-        return self.target.logits(self.target.forward(torch.tensor(tokens))[-1])
-
     def _first_token(self, request: RequestSpec, uniform: Callable[[], float] | None) -> tuple[int, ...]:
-        logits = self._next_logits(request.input_ids)
+        last = self.target.layers
+        logits = self.target.logits(self.target.read(request.input_ids, keep=(last,)).states[last][-1])
         if uniform is None:
             return (int(logits.argmax()),)
         return (draw(distribution(logits, request.temperature), uniform())[0],)
@@ -205,8 +208,14 @@ class ReferenceSession:
 
     def _trace(self, mode: str, scenario_id: str, writer: Writer, *, events: Sequence[Event], **more: Any) -> Trace:
         rows, tensors = writer.build()
-        dtype = str(self.target.embed.dtype).removeprefix("torch.")
-        header = {"reference": mode, "torch": torch.__version__, "dtype": dtype, "spec": self.spec.model_dump()}
+        dtype = str(self.target.dtype).removeprefix("torch.")
+        header = {
+            "reference": mode,
+            "torch": torch.__version__,
+            "dtype": dtype,
+            "spec": self.spec.model_dump(),
+            "providers": {"target": self.target.provider, "draft": self.head.provider},
+        }
         return Trace(
             side="reference",
             scenario_id=scenario_id,

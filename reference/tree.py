@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
+
+from reference.attention import ancestors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,32 +44,6 @@ class Tree:
     def mask(self) -> Tensor:
         """bool [n,n]: a node sees itself and its ancestors."""
         return ancestors(self.parents)
-
-
-def ancestors(parents: Sequence[int]) -> Tensor:
-    """parents [n] (-1 for none, each before its children) -> bool [n,n]: row sees itself and every ancestor."""
-    seen = torch.eye(len(parents), dtype=torch.bool)
-    for node, parent in enumerate(parents):
-        if parent >= 0:
-            seen[node] |= seen[parent]
-    return seen
-
-
-def branch_mask(trunk: int, branches: Sequence[tuple[int, Sequence[int]]]) -> Tensor:
-    """Who sees whom when branches hang side by side behind a sequence of `trunk` rows, bool [trunk+m,trunk+m].
-
-    Trunk rows are causal. A branch is (trunk rows it sees, parents within the branch): its rows see those, their
-    ancestors and themselves, and nothing of another branch, so each answers as if it were alone.
-    """
-    row, rows = trunk, trunk + sum(len(parents) for _, parents in branches)
-    mask = torch.ones(rows, rows, dtype=torch.bool).tril()
-    mask[trunk:] = False
-    for seen, parents in branches:
-        stop = row + len(parents)
-        mask[row:stop, :seen] = True
-        mask[row:stop, row:stop] = ancestors(parents)
-        row = stop
-    return mask
 
 
 def with_depths(tokens: Sequence[int], parents: Sequence[int]) -> Tree:

@@ -13,13 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reference.model import Drafter
-from reference.tree import Tree, branch_mask
+from reference.attention import Sight
+from reference.model import Drafter, Trunk
+from reference.tree import Tree
+
+#: Branches in one forward have at most this many rows: they do not see each other, but their scores are all there.
+BRANCH_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,17 +60,30 @@ class Uniforms:
         return Uniforms(nodes=tuple(uniform() for _ in range(n)), final=uniform())
 
 
-def verify(head: Drafter, tokens: Tensor, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
-    """(hidden [n,w], target logits [n,V]) of each (committed length, tree) over tokens int64 [T], in one forward."""
-    if not trees:
-        return []
-    rows, sizes = len(tokens), [len(tree.tokens) for _, tree in trees]
-    states = head.target.hidden_states(
-        torch.cat((tokens, *(torch.tensor(tree.tokens) for _, tree in trees))),
-        torch.cat((torch.arange(rows), *(torch.tensor(tree.positions(c)) for c, tree in trees))),
-        branch_mask(rows, [(c, tree.parents) for c, tree in trees]),
+T = TypeVar("T")
+
+
+def grouped(branches: Sequence[T], rows: int) -> list[Sequence[T]]:
+    """Branches of at most `rows` rows each, as many together as run in one forward."""
+    count = max(1, BRANCH_ROWS // max(1, rows))
+    return [branches[start : start + count] for start in range(0, len(branches), count)]
+
+
+def verify(head: Drafter, trunk: Trunk, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
+    """(hidden [n,w], target logits [n,V]) of each (committed length, tree) that hangs on a sequence that was read."""
+    most = max((len(tree.tokens) for _, tree in trees), default=0)
+    return [answer for group in grouped(trees, most) for answer in _verify(head, trunk, group)]
+
+
+def _verify(head: Drafter, trunk: Trunk, trees: Sequence[tuple[int, Tree]]) -> list[tuple[Tensor, Tensor]]:
+    target, sizes = head.target, [len(tree.tokens) for _, tree in trees]
+    states = target.branch(
+        trunk,
+        torch.tensor([token for _, tree in trees for token in tree.tokens], device=target.device),
+        torch.tensor([position for c, tree in trees for position in tree.positions(c)], device=target.device),
+        Sight.of([(c, tree.parents) for c, tree in trees], device=target.device),
     )
-    hidden, logits = head.features(states)[rows:], head.target.logits(states[-1][rows:])
+    hidden, logits = head.features(states), target.logits(states[target.layers])
     return list(zip(torch.split(hidden, sizes), torch.split(logits, sizes), strict=True))
 
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from reference.model import causal
 from reference.mtp import MtpHead, MtpLayer
 
 
@@ -83,15 +82,15 @@ def read_depths(
     if head.chained and any(window.again for window in windows):
         raise ValueError("layers that read each other's output and run rows again are not built here")
     rows, reads = windows[-1].stop, reads or Reads()
-    positions, mask, state = torch.arange(rows), causal(rows), hidden[:rows]
+    positions, state = torch.arange(rows, device=hidden.device), hidden[:rows]
     depths, filled = list[Depth](), list(windows)
     for i in range(k):
         layer = head.layers[i]
-        fed = torch.tensor(_fed(text, filled, i, reads))
+        fed = torch.tensor(_fed(text, filled, i, reads), device=hidden.device)
         if any(window.again or len(reads.before(text, window, i)) for window in filled):
             g = _as_they_ran(layer, text, state, filled, i, reads)
         else:
-            g = layer.forward(fed, state, positions, mask)
+            g, _ = layer.forward(fed, state, positions)
         depths.append(Depth(tokens=fed, hidden=state, g=g))
         best = layer.logits(g[[window.stop - 1 for window in filled]]).argmax(-1).tolist()
         filled = [_fill(window, i, own) for window, own in zip(filled, best, strict=True)]
@@ -137,8 +136,8 @@ def _as_they_ran(
     """g [R,h] of layer i, each row by what the rows before it held when its window ran. hidden [R,h]."""
     said = list[Tensor]()
     for held in cached_rows(text, hidden, windows, i, reads):
-        stop = len(held.tokens)
-        g = layer.forward(torch.tensor(held.tokens), held.states, torch.arange(stop), causal(stop))
+        tokens = torch.tensor(held.tokens, device=hidden.device)
+        g, _ = layer.forward(tokens, held.states, torch.arange(len(tokens), device=hidden.device))
         said.append(g[held.start :])
     return torch.cat(said)
 

@@ -136,6 +136,7 @@ ACCEPT_LENGTHS = (
         ("eagle_topk", "int64", "tokens", "candidates a step"),
         ("num_draft_tokens", "int64", "nodes", "nodes of the verified tree, root included"),
         ("accept_len", "int64", "tokens", "tokens that this verify committed, the bonus included: 1 to k+1"),
+        ("expected_len", "Int64", "tokens", "what the papers' own proposals would have committed; NA: not known"),
     ),
 )
 TRENDS = _columns(
@@ -155,6 +156,8 @@ TRENDS = _columns(
     ("verifies", "int64", "verifies", "verifies of one request each"),
     ("accept_mean", "float64", "tokens", "mean accept length; NaN: no verify"),
     ("accept_std", "float64", "tokens", "its standard deviation over verifies; NaN: fewer than two"),
+    ("expected_mean", "float64", "tokens", "mean expected accept length of the verifies where it is known; NaN: none"),
+    ("lost_percent", "float64", "percent", "of that, not observed in the same verifies; NaN: none"),
 )
 
 #: Every frame by name, in the order of the documentation.

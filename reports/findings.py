@@ -13,6 +13,7 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.types import Kind
 from harness.contract.words import counted
+from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
 from reports.prose import say
 
@@ -41,7 +42,7 @@ def render_findings(
             continue
         for finding in roots[: max(left, 0)]:
             say(console)
-            say(console, describe(finding.first, one.scenario, finding=finding))
+            render_finding(console, one, finding)
             render_known(console, one, finding.signature, printed=printed)
         if left > 0:
             render_next(console, one, look=look)
@@ -61,7 +62,7 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
         first = next((found for found in roots if found.first.first), roots[0])
         say(console)
         say(console, where, style="bold")
-        say(console, describe(first.first, one.scenario, finding=first))
+        render_finding(console, one, first)
         render_known(console, one, first.signature, printed=set() if printed is None else printed)
         if len(roots) > 1:
             others = ", ".join(found.signature for found in roots if found is not first)
@@ -72,6 +73,25 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
 def known_lines(one: ScenarioResult, text: str) -> list[str]:
     """What a signature of the scenario, or a reason for its UNKNOWN, may be: one line each."""
     return [known.line for known in one.known.get(text, ())]
+
+
+def render_finding(console: Console, one: ScenarioResult, finding: Finding) -> None:
+    """Its first divergence, and what it costs."""
+    say(console, describe(finding.first, one.scenario, finding=finding))
+    for line in accept_lines(one.accept_of.get(finding.signature)):
+        say(console, f"  {line}")
+
+
+def accept_lines(accept: AcceptLengths | None) -> list[str]:
+    """What a finding costs, in the rounds that it and its consequences touch; nothing where it is not known."""
+    if accept is None:
+        return []
+    return [f"accept length in the {counted(accept.verifies, 'verify', 'verifies')} it touches: {accept.text}"]
+
+
+def said_lines(one: ScenarioResult, signature: str) -> list[str]:
+    """What a finding of the scenario costs, and what it may be: one line each."""
+    return [*accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
 
 
 def render_known(console: Console, one: ScenarioResult, text: str, *, printed: set[str]) -> None:
@@ -100,17 +120,18 @@ def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> 
 
 
 def facts(one: ScenarioResult) -> list[str]:
-    """The reason this project exists, said for one failing scenario: what the text shows, and what the chain shows."""
+    """The reason this project exists, said for one failing scenario: text, chain, and what is lost."""
     text = {
         True: "final text: identical to greedy decoding without speculation",
         False: "final text: differs from greedy decoding without speculation",
         None: "final text: none that could be compared",
     }[one.text_identical]
+    accept = [] if one.accept is None else [f"accept length: {one.accept.text}"]
     wrong = sorted({str(found.first.kind) for found in roots_of(one) if _in_the_chain(found)})
     if not wrong:
-        return [text]
+        return [text, *accept]
     hidden = "; no comparison of texts would show it" if one.text_identical else ""
-    return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}"]
+    return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}", *accept]
 
 
 def _in_the_chain(found: Finding) -> bool:

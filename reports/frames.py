@@ -22,12 +22,15 @@ from harness.checks.findings import group
 from harness.contract.batches import leading_rounds
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Divergence, Outcome
+from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
 from reports.columns import FRAMES, empty, frame, join
 from reports.positions import position_frame
 from reports.source import Source, open_source
 
 #: What a verdict counts as a choice that could have been a tie.
 CHOICES = ("tokens", "proposals")
+#: Columns that say which request's share of which batch a row is about.
+SHARE = ("dp_rank", "rid", "attempt", "committed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,11 +79,14 @@ def trend_row(source: Source) -> dict[str, object]:
     outcomes: list[str] = []
     signatures: set[str] = set()
     lengths: list[int] = []
+    accept: list[AcceptLengths | None] = []
     for case in source.cases():
         outcomes.append(str(case.verdict.outcome if case.verdict is not None else Outcome.UNKNOWN))
         signatures |= {found.signature for found in group(case.findings) if found.is_root}
         lengths += accept_lengths(case)
+        accept.append(accept_rounds(case).all())
     verdict, spread = source.verdict, pd.Series(lengths, dtype="float64")
+    known = total(accept)
     choices = sum(verdict.compared.get(name, 0) for name in CHOICES)
     return {
         "run": source.name,
@@ -99,6 +105,8 @@ def trend_row(source: Source) -> dict[str, object]:
         "verifies": len(lengths),
         "accept_mean": float(spread.mean()),
         "accept_std": float(spread.std()),
+        "expected_mean": float("nan") if known is None else known.mean_expected,
+        "lost_percent": float("nan") if known is None else known.lost,
     }
 
 
@@ -157,6 +165,7 @@ def coverage_frame(case: StoredScenario, *, run: str) -> pd.DataFrame:
 
 def accept_frame(case: StoredScenario, rounds: pd.DataFrame) -> pd.DataFrame:
     """One row a verify: the DECODE rows of the rounds frame in which the request took part in one."""
+    expected = accept_rounds(case).expected
     kept = rounds[(rounds["mode"] == "DECODE") & (rounds["length"] > 0) & (rounds["rid"] != "")]
     spec = case.scenario.spec
     same = ("run", "scenario", "scenario_id", "dp_rank", "rid", "attempt", "committed", "round")
@@ -165,12 +174,18 @@ def accept_frame(case: StoredScenario, rounds: pd.DataFrame) -> pd.DataFrame:
         {
             **{name: kept[name].tolist() for name in same},
             "accept_len": kept["length"].tolist(),
+            "expected_len": [expected.get(share) for share in zip(*(kept[name] for name in SHARE), strict=True)],
             **{
                 name: [getattr(spec, name)] * len(kept)
                 for name in ("algorithm", "num_steps", "eagle_topk", "num_draft_tokens")
             },
         },
     )
+
+
+def accept_rounds(case: StoredScenario) -> AcceptRounds:
+    """Expected and observed accept lengths of every verify."""
+    return AcceptRounds.of(case.scenario, case.engine, case.reference, case.findings)
 
 
 def accept_lengths(case: StoredScenario) -> list[int]:

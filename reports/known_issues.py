@@ -63,6 +63,8 @@ def page_markdown(one: KnownIssue, body: str) -> str:
         ("`--assume`", f"{ASSUME[one.assume]}: {one.expects}" if one.expects else ASSUME[one.assume]),
         ("upstream", f"{one.upstream.state}: {one.upstream.reference}".removesuffix(": ")),
         ("command", code(one.command)),
+        *((f"accept length, {each.text}", code(each.command)) for each in one.cost.measured),
+        *([("accept length", f"not measured on the trained pair: {one.cost.not_shown}")] if one.cost.not_shown else []),
     ]
     return f"{heading}\n\n{table(('', ''), facts)}\n{text}"
 

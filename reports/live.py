@@ -140,7 +140,7 @@ def drafted(results: Sequence[ScenarioResult]) -> tuple[str, int]:
 
 
 def scenario_line(now: str, result: ScenarioResult) -> Text:
-    """`now`, the verdict, the kinds found or the first words of why there is none, and the mean accept length."""
+    """`now`, the verdict, the kinds found or the first words of why there is none, and accept lengths."""
     line = Text(f"{now:<40} ")
     line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
     kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})
@@ -149,6 +149,8 @@ def scenario_line(now: str, result: ScenarioResult) -> Text:
     elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
         line.append(f"  {result.verdict.reasons[0].splitlines()[0].split(';')[0]}")
     mean = mean_accept_length([result])
-    if mean is not None:
+    if result.accept is not None:
+        line.append(f"  accept length: {result.accept.text}", style="dim")
+    elif mean is not None:
         line.append(f"  accept length {mean:.2f}", style="dim")
     return line

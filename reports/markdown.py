@@ -11,13 +11,13 @@ from collections.abc import Iterable, Sequence
 from harness.checks.describe import describe
 from harness.contract.types import Outcome
 from harness.contract.words import counted
-from harness.driving.progress import ScenarioResult
-from reports.findings import facts, known_lines, roots_of
+from harness.driving.progress import ScenarioResult, accept_lengths_of
+from reports.findings import facts, known_lines, roots_of, said_lines
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import caveats, unjudged, verdict_line
+from reports.terminal import accept_text, caveats, unjudged, verdict_line
 
 #: GitHub refuses a comment above 65 536 characters; the rest is for whoever puts ours into a larger one.
 LIMIT = 60_000
@@ -88,7 +88,7 @@ def _first(results: Sequence[ScenarioResult]) -> str | None:
             found = next((each for each in roots if each.first.first), roots[0])
             said = block(_cut(describe(found.first, one.scenario, finding=found)))
             known = "\n".join(f"- {line}" for line in facts(one))
-            pointed = "".join(f"\n- {code(line)}" for line in known_lines(one, found.signature))
+            pointed = "".join(f"\n- {code(line)}" for line in said_lines(one, found.signature))
             again = [f"eaglecheck recheck {one.folder}   # judges it again without SGLang"]
             again += [] if one.reproducer is None else [f"eaglecheck replay {one.reproducer}   # runs it again"]
             title = f"**First divergence**, in {code(one.scenario.name)}"
@@ -103,9 +103,18 @@ def _cut(text: str) -> str:
 
 
 def _findings(defects: Sequence[Defect]) -> str:
-    rows = [(code(one.signature), str(one.count), one.where, ", ".join(one.known)) for one in defects]
+    rows = [
+        (
+            code(one.signature),
+            str(one.count),
+            one.where,
+            "" if one.accept is None else one.accept.text,
+            ", ".join(one.known),
+        )
+        for one in defects
+    ]
     more = f"\n\n{len(rows) - ROWS} more." if len(rows) > ROWS else ""
-    head = ("signature", "times", "in", "known as")
+    head = ("signature", "times", "in", "accept length", "known as")
     return f"**{counted(len(rows), 'finding')}** that nothing earlier explains\n\n{table(head, rows[:ROWS])}{more}"
 
 
@@ -122,6 +131,8 @@ def _unjudged(reasons: dict[str, list[str]], results: Sequence[ScenarioResult]) 
 
 def _exercised(report: Report) -> str:
     rows = [(name, f"{count:,}") for name, count in exercised(report)]
+    accept = accept_lengths_of(report.result.results)
+    rows += [] if accept is None else [("accept length", accept_text(accept))]
     for one in histograms(frames.accept_lengths for frames in report.frames):
         lengths = f"{one.mean:.2f} ± {one.spread:.2f} over {one.verifies:,} verifies"
         rows.append((f"accepted length, {one.title}", lengths))

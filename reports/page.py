@@ -6,7 +6,7 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,16 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
-from harness.driving.progress import ScenarioResult
-from reports.findings import facts, known_lines, roots_of
+from harness.driving.own_pair import described
+from harness.driving.progress import ScenarioResult, accept_lengths_of
+from reports.findings import accept_lines, facts, known_lines, roots_of, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms
 from reports.live import drafted, engine_facts
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
-from reports.terminal import COMPARED, verdict_line
+from reports.terminal import COMPARED, accept_text, judges, verdict_line
 
 if TYPE_CHECKING:  # the page shows charts that the night has made
     from harness.night.charts import Trends
@@ -84,6 +85,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
         replaced=report.source.engine.get("replaced") or [],
+        accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
         mutants=extra.mutants,
@@ -123,7 +125,8 @@ def engine_lines(report: Report) -> list[str]:
     if not header.get("worker"):
         return ["no engine came up"]
     facts, *ours = engine_facts(header)
-    return [facts, *([f"replacement kernels: {', '.join(ours)}"] if ours else [])]
+    kernels = f"replacement kernels: {', '.join(ours)}" if ours else ""
+    return [facts, *filter(None, [kernels, judges(report.result.results)])]
 
 
 def exercised(report: Report) -> list[tuple[str, int]]:
@@ -155,7 +158,7 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
             return {
                 "scenario": one.scenario.name,
                 "title": title,
-                "lines": [line.strip() for line in [*lines, *known_lines(one, found.signature)]],
+                "lines": [line.strip() for line in [*lines, *said_lines(one, found.signature)]],
                 "facts": facts(one),
                 "link": _link(one, found, at),
                 "commands": _commands(one),
@@ -177,7 +180,8 @@ def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any
         "cause": defect.cause,
         "text": [
             *describe(defect.first.first, one.scenario).split("\n"),
-            *(f"  {line}" for line in known_lines(one, defect.signature)),
+            *accept_lines(defect.accept),
+            *known_lines(one, defect.signature),
         ],
         "link": _link(one, defect.first, defect.at),
     }
@@ -201,9 +205,17 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
         + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),
         "rounds": one.rounds,
+        "accept": "–" if one.accept is None else one.accept.text,
         "text": {True: "identical", False: "differs", None: "–"}[one.text_identical],
         "link": f"#s={at}",
     }
+
+
+def _pair(facts: Mapping[str, Any] | None) -> list[tuple[str, str]]:
+    """A line each for the target and draft that the user named."""
+    if facts is None:
+        return []
+    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in described(facts).splitlines()[1:]]
 
 
 def _origin(report: Report) -> list[tuple[str, str]]:
@@ -216,6 +228,7 @@ def _origin(report: Report) -> list[tuple[str, str]]:
             ("command", " ".join(manifest.argv)),
             ("eaglecheck", manifest.eaglecheck),
         ]
+        known += _pair(manifest.known_pair())
         known += [("checkout", manifest.git_head[:12] + (" (changed)" if manifest.git_dirty else ""))]
         known += [("seed", "" if manifest.seed is None else str(manifest.seed)), ("Python", manifest.python)]
     return [(name, value) for name, value in known if value]

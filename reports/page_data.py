@@ -16,7 +16,7 @@ from markupsafe import Markup
 from harness.checks.describe import describe
 from harness.contract.types import Divergence
 from harness.driving.progress import ScenarioResult
-from reports.findings import facts, known_lines
+from reports.findings import facts, said_lines
 from reports.frames import Frames
 from reports.positions import PHASES
 
@@ -51,7 +51,7 @@ def scenario_head(result: ScenarioResult, frames: Frames) -> dict[str, Any]:
                 "count": found.count,
                 "cause": found.consequence_of or "",
                 "text": "\n".join(
-                    [describe(found.first, scenario), *(f"  {line}" for line in known_lines(result, found.signature))]
+                    [describe(found.first, scenario), *(f"  {line}" for line in said_lines(result, found.signature))]
                 ),
                 "at": [found.first.key.dp_rank, found.first.round, number.get(found.first.key.rid, -1)],
             }

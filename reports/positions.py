@@ -15,6 +15,8 @@ import pandas as pd
 
 from harness.archive.store import StoredScenario
 from harness.contract.align import Ints, align
+from harness.contract.measured import logit_noise, state_noise
+from harness.contract.noise import judge_states
 from harness.contract.tolerance import Budget, budget_for, judge_rows
 from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
@@ -170,21 +172,22 @@ def measure_states(engine: Trace, reference: Trace, *, mine: Ints, theirs: Ints,
         if ours is None or truth is None or ours.shape[1] != truth.shape[1]:
             continue
         both = np.flatnonzero((phases == phase) & (at_mine >= 0) & (at_theirs >= 0))
-        own = reference.tensors.get(f"own.{name}")
-        errors = judge_rows(
-            engine=ours[at_mine[both]],
-            truth=truth[at_theirs[both]],
-            own=None if own is None else own[at_theirs[both]],
-            budget=budget,
-        )
-        found.error[both], found.limit[both] = errors.greatest_abs, errors.limit
+        noise, theirs_there = state_noise(reference, name, budget), truth[at_theirs[both]]
+        if noise is None:
+            errors = judge_rows(engine=ours[at_mine[both]], truth=theirs_there, budget=budget)
+        else:
+            own = reference.tensors[f"own.{name}"][at_theirs[both]]
+            errors = judge_states(engine=ours[at_mine[both]], truth=theirs_there, own=own, noise=noise)
+        said = both[errors.comparable | ~errors.passed]
+        kept = np.isin(both, said)
+        found.error[said], found.limit[said] = errors.greatest_abs[kept], errors.limit[kept]
     return found
 
 
 def measure_logits(engine: Rows, reference: Trace, *, mine: Ints, theirs: Ints, budget: Budget) -> Measured:
     """Top logits of the pairs, for every id that both sides kept."""
     found = _nothing(len(mine))
-    known = reference.tensors.get("own.logits")
+    noise = logit_noise(reference, budget)
     for pairs in _by_lengths(engine, reference.rows, mine, theirs).values():
         at = np.asarray(pairs, dtype=np.int64)
         one, other = mine[at], theirs[at]
@@ -197,7 +200,7 @@ def measure_logits(engine: Rows, reference: Trace, *, mine: Ints, theirs: Ints, 
             engine=np.where(blank, 0.0, my_logits),
             truth=np.where(shared, np.take_along_axis(truth, same.argmax(axis=2), axis=1), 0.0),
             budget=budget,
-            own_error=np.full(len(at), np.nan) if known is None else known[other, 0].astype(np.float64),
+            allowed=noise.limit[other],
             scale=np.abs(truth).max(axis=1),
         )
         some = shared.any(axis=1)

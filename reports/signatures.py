@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from harness.checks import findings
 from harness.checks.findings import Finding
 from harness.contract.words import counted
+from harness.driving.accept_lengths import AcceptLengths, total
 from harness.driving.progress import ScenarioResult
 
 
@@ -16,7 +17,7 @@ class Defect:
     """One signature. at: the place of its first scenario among the results; first: its finding there.
 
     count: divergences in all scenarios; cause: the signature that explains it, empty where one of them is a root.
-    known: ids of the known issues that it may be in any of them.
+    known: ids of the known issues that it may be in any of them. accept: what it costs, in all of them.
     """
 
     signature: str
@@ -26,6 +27,7 @@ class Defect:
     scenarios: tuple[str, ...]
     cause: str
     known: tuple[str, ...] = ()
+    accept: AcceptLengths | None = None
 
     @property
     def where(self) -> str:
@@ -51,4 +53,5 @@ def _defect(shared: findings.Shared, results: Sequence[ScenarioResult]) -> Defec
         scenarios=tuple(results[place].scenario.name for place, _ in shared.members),
         cause="" if shared.roots else str(first.consequence_of),
         known=tuple(sorted(known)),
+        accept=total(results[place].accept_of.get(shared.signature) for place, _ in shared.members),
     )

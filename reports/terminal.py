@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from harness.contract.known_issues import ASSUMED, assumed_by
+from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
-from harness.driving.progress import RunResult, mean_accept_length
+from harness.driving.accept_lengths import AcceptLengths
+from harness.driving.progress import HARDLY, Cost, RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from reports.findings import render_findings, render_known
 from reports.live import STYLE, LiveLine, drafted
 from reports.matrix import render_matrix
@@ -36,6 +38,8 @@ COMPARED = {
     "token_counts": "token counts",
 }
 NOT_EXERCISED = "not exercised"
+#: How reasons begin that say what a verdict does not speak of.
+CAVEATS = (NOT_EXERCISED, JUDGED_BY, NOT_COMPARED, ASSUMED, HARDLY)
 
 
 def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = (), again: str = "") -> None:
@@ -68,14 +72,36 @@ def render_counts(console: Console, result: RunResult) -> None:
         ("mismatches", mismatches),
         ("ties", result.verdict.ties),
     ]
-    mean = mean_accept_length(result.results)
-    if mean is not None:
+    mean, accept = mean_accept_length(result.results), accept_lengths_of(result.results)
+    if mean is not None and accept is None:
         pairs.append(("mean accept length", f"{mean:.2f}"))
     say_pairs(console, pairs, red=["mismatches"] if mismatches else [])
+    if who := judges(result.results):
+        say(console, f"  {who}")
+    if accept is not None:
+        say(console, f"  accept length: {accept_text(accept)}")
     compared = result.verdict.compared
     if compared:
         heading(console, "compared")
         say_pairs(console, [(title, compared[name]) for name, title in COMPARED.items() if name in compared])
+
+
+def judges(results: Sequence[ScenarioResult]) -> str:
+    """Who judged, and how many rows a witness did not see; empty without a reference."""
+    providers = [one.providers for one in results if one.providers]
+    missing = [one.witnessed.missing for one in results if one.witnessed.rows]
+    if not providers:
+        return ""
+    without, rows = (sum(column) for column in zip(*missing, strict=True)) if missing else (0, 0)
+    return f"{JUDGED_BY} {in_words(providers)}" + (f"; {without} of {rows} rows without a witness" if missing else "")
+
+
+def accept_text(accept: AcceptLengths) -> str:
+    """Expected, observed and lost, and of how many verifies."""
+    left = (
+        f"; {counted(accept.sampled, 'verify', 'verifies')} of requests that sample left out" if accept.sampled else ""
+    )
+    return f"{accept.text} (of {counted(accept.verifies, 'verify', 'verifies')}{left})"
 
 
 def render_coverage_points(console: Console, result: RunResult) -> None:
@@ -97,9 +123,17 @@ def render_cost(console: Console, result: RunResult) -> None:
         say(
             console,
             f"\n{counted(cost.boots, 'engine boot')} {cost.boot_seconds:.1f} s, "
-            f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s, "
+            f"engine {cost.engine_seconds:.1f} s, reference {cost.reference_seconds:.1f} s{_memory(cost)}, "
             f"checks {cost.judge_seconds:.1f} s, store {cost.store_seconds:.1f} s, in all {cost.total_seconds:.1f} s",
         )
+
+
+def _memory(cost: Cost) -> str:
+    """What the reference had at most of what it said before, on a GPU."""
+    if not cost.reference_mib:
+        return ""
+    more = ", more than said" if cost.reference_mib > cost.reference_said_mib else ""
+    return f" ({cost.reference_mib / 1024:.1f} of {cost.reference_said_mib / 1024:.1f} GiB said{more})"
 
 
 def render_open(console: Console, result: RunResult, *, printed: set[str]) -> None:
@@ -121,14 +155,14 @@ def unjudged(result: RunResult) -> dict[str, list[str]]:
     for one in result.results:
         if one.verdict.outcome is Outcome.UNKNOWN:
             for reason in one.verdict.reasons:
-                if not reason.startswith((NOT_EXERCISED, ASSUMED)):
+                if not reason.startswith(CAVEATS):
                     found.setdefault(reason, []).append(one.scenario.name)
     return found
 
 
 def caveats(result: RunResult) -> list[str]:
     """What the verdict does not speak of, or took for granted."""
-    return [reason for reason in result.verdict.reasons if reason.startswith((NOT_EXERCISED, ASSUMED))]
+    return [reason for reason in result.verdict.reasons if reason.startswith(CAVEATS)]
 
 
 def verdict_line(result: RunResult) -> str:
@@ -136,15 +170,18 @@ def verdict_line(result: RunResult) -> str:
     outcomes = [one.verdict.outcome for one in result.results]
     total = counted(len(outcomes), "scenario")
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
+    witnesses = any(WITNESS in one.providers.values() for one in result.results)
+    judge = "its witness" if witnesses else "the reference"
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
         assumed = assumed_by(result.verdict.reasons)
         given = f", {', '.join(assumed)} assumed" if assumed else ""
-        return f"verdict PASS: {name} agrees with the reference in {total}{given}"
+        return f"verdict PASS: {name} agrees with {judge} in {total}{given}"
     open_ones = f", {unknown} could not be judged" if unknown else ""
     if result.verdict.outcome is Outcome.FAIL:
         kinds = ", ".join(result.verdict.root_kinds)
-        return f"verdict FAIL: {name} diverges in {failed} of {total} ({kinds}){open_ones}"
+        by = ", judged by its witness" if witnesses else ""
+        return f"verdict FAIL: {name} diverges in {failed} of {total} ({kinds}){open_ones}{by}"
     if not unknown:
         return f"verdict UNKNOWN: {name}: only {total} judged"
     return f"verdict UNKNOWN: {name}: {unknown} of {total} could not be judged"

@@ -48,6 +48,14 @@ class Known(Strict):
     assume: bool
 
 
+class Accept(Strict):
+    verifies: Count
+    expected: float
+    observed: float
+    lost_percent: float
+    sampled: Count
+
+
 class Finding(Strict):
     signature: str
     kind: Annotated[Kind, Field(strict=False)]
@@ -56,6 +64,7 @@ class Finding(Strict):
     rids: list[str]
     consequence_of: str | None
     known: list[Known]
+    accept: Accept | None
     first: Divergence
 
 
@@ -77,6 +86,12 @@ class Cost(Strict):
     total_seconds: Seconds
 
 
+class Witness(Strict):
+    requests: Count
+    rows: Count
+    without: Count
+
+
 class Scenario(Strict):
     name: str
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
@@ -84,10 +99,13 @@ class Scenario(Strict):
     reasons: list[str]
     kinds: list[str]
     known: list[str]
+    providers: dict[str, str]
+    witness: Witness | None
     text_identical: bool | None
     rounds: Count
     draft_steps: Count
     accept_length: float | None
+    accept: Accept | None
     coverage: dict[str, Count]
     compared: dict[str, Count]
     ties: Count
@@ -113,6 +131,8 @@ class Run(Strict):
     overlap: bool | None
     replaced: list[Replaced]
     assumed: list[str]
+    providers: dict[str, str]
+    witness: Witness | None
     verdict: Annotated[Outcome, Field(strict=False)]
     reasons: list[str]
     findings: list[Finding]
@@ -121,6 +141,7 @@ class Run(Strict):
     compared: dict[str, Count]
     ties: Count
     accept_length: float | None
+    accept: Accept | None
     scenarios: list[Scenario]
     cost: Cost
     run: str

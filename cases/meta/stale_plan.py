@@ -15,7 +15,7 @@ from harness.archive.store import StoredScenario
 from harness.contract.trace import RoundRecord
 from harness.contract.types import Phase
 from harness.defects.stale_plan import Planned, layer_states, target_states
-from reference.model import Target
+from reference.model import PaperTarget
 from reference.mtp import MtpHead
 
 
@@ -82,7 +82,7 @@ class Compared:
     rows: int
 
 
-def verified(told: Recorded, target: Target, one: Outgrown) -> Compared:
+def verified(told: Recorded, target: PaperTarget, one: Outgrown) -> Compared:
     """The verified rows that the target's plan covers."""
     index, n = one.record.index, told.case.scenario.spec.num_draft_tokens
     rows = [(index, rid, "VERIFY", 0, slot) for rid in one.record.rids for slot in range(n)]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,7 +25,6 @@ from harness.cli.outcome import Exit, attempt
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.coverage import POINTS
-from harness.driving import pairs
 from harness.driving.adapt import check_possible
 from harness.engines import envs
 from harness.engines.engine import Engine
@@ -72,6 +73,11 @@ def _checkpoints(work, made):
         ("cut-off", "target", {}),
         ("bare", "target", {}),
         ("garbled", "target", {}),
+        ("sharded", "target", {}),
+        ("stops", "target", {}),
+        ("listed", "target", {}),
+        ("cut-bin", "target", {}),
+        ("evil-bin", "draft", {}),
     ):
         shutil.copytree(work / "tiny" / target, work / name)
         config = json.loads((work / name / "config.json").read_text())
@@ -79,6 +85,22 @@ def _checkpoints(work, made):
     (work / "cut-off" / "model.safetensors").write_bytes(weights[:20000])
     (work / "bare" / "model.safetensors").unlink()
     (work / "garbled" / "config.json").write_text("{")
+    (work / "listed" / "config.json").write_text("[]")
+    (work / "stops" / "generation_config.json").write_text("{")
+    (work / "sharded" / "model.safetensors").rename(work / "sharded" / "model-00001-of-00002.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}}
+    (work / "sharded" / "model.safetensors.index.json").write_text(json.dumps(index))
+    for name, content in (("cut-bin", weights[:20000]), ("evil-bin", _pickled())):
+        (work / name / "model.safetensors").unlink()
+        (work / name / "pytorch_model.bin").write_bytes(content)
+
+
+def _pickled():
+    """A torch file whose pickle would call something."""
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as members:
+        members.writestr("archive/data.pkl", b"cos\nsystem\n(S'touch called'\ntR.")
+    return made.getvalue()
 
 
 def _scenarios(work):
@@ -157,17 +179,39 @@ REFUSED = {
     "json-no-folder": (["run", "--json", "nowhere/out.json"], "nowhere/out.json"),
     "json-is-folder": (["run", "--json", "empty"], "empty: it is a folder"),
     "runs-is-file": (["run", "--runs", "file"], "file: it is a file"),
-    "pair-half": (["run", "--target", "tiny/target"], "--target and --draft"),
+    "pair-half": (["run", "--target", "tiny/target"], "--draft is missing"),
+    "pair-other-half": (["run", "--draft", "tiny/draft"], "without --target"),
+    "pair-of-itself": (pair("tiny/target", "tiny/target"), "holds no MTP layers"),
+    "pair-a-shard-short": (pair("sharded", "tiny/draft"), "names model-00002-of-00002.safetensors, which is not there"),
+    "pair-bin-cut-off": (pair("cut-bin", "tiny/draft"), "pytorch_model.bin is damaged or cut off"),
+    "pair-bin-of-anything": (pair("tiny/target", "evil-bin"), "pytorch_model.bin is damaged or cut off"),
+    "pair-garbled-generation": (pair("stops", "tiny/draft"), "generation_config.json is not JSON"),
+    "pair-list-config": (pair("listed", "tiny/draft"), "holds no JSON object"),
+    "pair-other-family": ([*pair("tiny/target", "tiny/draft"), "--family", "eagle3"], "drafts as EAGLE\n"),
+    "pair-other-algorithm": (
+        [*pair("tiny/target", "tiny/draft"), "--scenario-file", "eagle3.json"],
+        "drafts as 'EAGLE'",
+    ),
+    "pair-fuzz-family": (["fuzz", *pair("tiny/target", "tiny/draft")[1:], "--family", "mtp"], "drafts of MTP"),
+    "pair-long-context": (
+        [*pair("tiny/target", "tiny/draft"), "--context-length", "513"],
+        "was made for 512 positions",
+    ),
+    "context-of-nothing": (["run", "--context-length", "0"], "--context-length 0"),
+    "chunk-of-nothing": (["run", "--chunked-prefill-size", "-1"], "--chunked-prefill-size -1"),
+    "pool-too-vast": (["run", "--max-total-tokens", "99999999"], "--max-total-tokens 99999999"),
+    "all-of-the-device": (["run", "--mem-fraction-static", "1"], "--mem-fraction-static 1"),
+    "pool-too-small": (["run", "--max-total-tokens", "40"], "never fit engine.max_total_tokens 40"),
     "pair-no-folder": (pair("nowhere", "tiny/draft"), "--target nowhere"),
     "pair-empty-folder": (pair("empty", "tiny/draft"), "no config.json"),
-    "pair-architecture": (pair("qwen", "tiny/draft"), "Qwen3ForCausalLM"),
+    "pair-architecture": (pair("qwen", "tiny/draft"), "cannot be used"),
     "pair-swapped": (pair("tiny/draft", "tiny/target"), "swapped"),
     "pair-garbled-config": (pair("garbled", "tiny/draft"), "config.json is not JSON"),
-    "pair-no-weights": (pair("bare", "tiny/draft"), "no *.safetensors file"),
+    "pair-no-weights": (pair("bare", "tiny/draft"), "no *.safetensors or pytorch_model*.bin file"),
     "pair-cut-off": (pair("cut-off", "tiny/draft"), "model.safetensors"),
     "pair-other-width": (pair("tiny/target", "wide/draft"), "hidden_size"),
     "pair-other-vocabulary": (pair("tiny/target", "small-draft"), "vocab_size"),
-    "pair-few-positions": (pair("short", "tiny/draft"), "max_position_embeddings"),
+    "pair-few-positions": (pair("short", "tiny/draft"), "--context-length 128"),
     "pair-vocabulary-below-prompts": (pair("small-target", "small-draft"), "vocabulary"),
     "pair-misshapen": (pair("misshapen", "tiny/draft"), "gate_proj"),
     "file-missing": (scenario_file("nowhere"), "nowhere.json: No such file"),
@@ -260,12 +304,6 @@ def test_refused_with_one_message_that_names_the_thing_and_what_to_type(name, pl
     assert str(place.parent) not in said or name.startswith("pair-")
     assert len(said.splitlines()) > 1 or "name both" in said, said
     assert not list((place / "runs").glob("*"))
-
-
-def test_architectures_are_those_the_reference_reads():
-    from reference import model
-
-    assert pairs.ARCHITECTURES == {"--target": model.TARGET_ARCHITECTURE, "--draft": model.DRAFT_ARCHITECTURE}
 
 
 def test_a_home_that_cannot_hold_checkpoints_is_named(place, monkeypatch):

@@ -52,3 +52,41 @@ def test_an_extend_without_a_cached_prefix_does_not_look_at_the_pool():
         v_buffer=torch.full((4, 1, 5), 9.0),
     )
     assert out.flatten().tolist() == [3.0, 5.0]  # one key, so each head says its own value
+
+
+SPREAD = {
+    "q_extend": torch.ones(2, 1, 1),
+    "k_extend": torch.zeros(2, 1, 1),
+    "v_extend": torch.tensor([[[4.0]], [[8.0]]]),
+}
+POOL = {"k_buffer": torch.zeros(3, 1, 1), "v_buffer": torch.tensor([[[1.0]], [[2.0]], [[3.0]]])}
+
+
+def windowed(window, *, cached, **more):
+    """Two queries over `cached` rows of POOL and SPREAD's own; all scores are equal, so a row is a mean of values."""
+    rows = {"qo_indptr": torch.tensor([0, 2]), "sliding_window_size": window}
+    return extended(cached=cached, **(SPREAD | POOL | rows | more)).flatten().tolist()
+
+
+def test_a_sliding_window_ends_that_many_rows_before_each_query():
+    assert windowed(-1, cached=3) == pytest.approx([(1 + 2 + 3 + 4) / 4, (1 + 2 + 3 + 4 + 8) / 5])
+    assert windowed(2, cached=3) == pytest.approx([(2 + 3 + 4) / 3, (3 + 4 + 8) / 3])
+    assert windowed(1, cached=1) == pytest.approx([(1 + 4) / 2, (4 + 8) / 2])
+
+
+def test_a_mask_is_as_wide_as_the_sequence_where_the_window_left_its_first_rows_out():
+    """Five rows and two queries that do not see each other; the window left three cached rows of them."""
+    mask = torch.tensor([[1, 1, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 1]], dtype=torch.bool)
+    given = {
+        "custom_mask": mask.flatten(),
+        "mask_indptr": torch.tensor([0, 14]),
+        "window_kv_offsets": torch.tensor([2]),
+    }
+    assert windowed(3, cached=3, **given) == pytest.approx([(1 + 2 + 3 + 4) / 4, (2 + 3 + 8) / 3])
+
+
+def test_a_sink_takes_its_share_and_adds_nothing():
+    """Of one key with score 0 and a sink of ln 3 the key has a quarter."""
+    one = {name: rows[:1] for name, rows in SPREAD.items()}
+    out = extended(cached=0, **(one | POOL), sinks=torch.tensor([math.log(3)]))
+    assert out.item() == pytest.approx(4.0 / 4)

@@ -54,6 +54,19 @@ def call(*arguments):
 
 
 @ISSUES
+def test_what_it_costs_was_measured_where_it_can_show(one):
+    for measured in one.cost.measured:
+        made = catalogue.read_scenario(ROOT / measured.command.partition("--scenario-file ")[2])
+        assert made.checkpoint == measured.pair
+        assert one.releases.has(measured.release)
+        assert f"--engine {measured.release} " in measured.command
+        assert one.reached_by(made.spec, made.engine, requests=len(made.requests))
+    shown = page_markdown(one, body(one.id))
+    assert all(f"| accept length, {each.text} | `{each.command}` |" in shown for each in one.cost.measured)
+    assert one.cost.not_shown in shown
+
+
+@ISSUES
 def test_a_page_has_the_parts_that_a_maintainer_looks_for(one):
     text = body(one.id)
     assert text.startswith(f"# {one.id}: ")
@@ -163,6 +176,9 @@ def test_a_wheel_keeps_the_pages_where_the_code_looks_for_them():
 
 
 PAGE = (FOLDER / "F-028.md").read_text()
+COSTS = """
+  measured:
+    - {pair: trained-eagle1, release: 0.5.23, verifies: 9, expected: 3.0, observed: 2.0, percent: 5.0, command: x}"""
 
 
 @pytest.mark.parametrize(
@@ -176,6 +192,8 @@ PAGE = (FOLDER / "F-028.md").read_text()
         ("  last: open", "  last: 0.5.17", "releases.seen names one that is outside 0.5.13 to 0.5.17"),
         ("devices: [cpu]", "devices: [cpu]\nfixed_in: 0.5.24", "fixed_in is there exactly where"),
         ("devices: [cpu]", "devices: [cpu]\nassume: predicted", "expects says what --assume takes"),
+        ('{not_shown: "it crashes"}', "{}", "cost says either what was measured or why nothing was"),
+        ('{not_shown: "it crashes"}', COSTS, "percent is 5.0; expected 33.3, by its accept lengths"),
         ("id: F-028", "id: F-027", "holds id 'F-027'"),
         ("---\nid", "id", "no front matter"),
         ("severity: [", "severity: ]", "F-028.md: "),

@@ -15,7 +15,6 @@ from harness.contract.types import Outcome
 from harness.defects.narrow_blocks import Block, block_of, said_narrowly
 from harness.defects.refused_states import pooled
 from harness.driving.oracle import Oracle
-from reference.model import causal
 from reference.pairs import load_pair
 from reference.windows import Reads, Window, cached_rows
 
@@ -94,7 +93,7 @@ def alone(layer, one):
     """What the row says that attends all rows of its own request before it."""
     count = one.cached + one.last + 1
     tokens, positions = torch.tensor(one.tokens[:count]), torch.arange(count)
-    return layer.forward(tokens, one.states[:count], positions, causal(count))[-1]
+    return layer.forward(tokens, one.states[:count], positions)[0][-1]
 
 
 def test_blocks_as_wide_as_the_requests_are_each_request_alone(layer):
@@ -114,7 +113,7 @@ def test_a_narrow_block_attends_the_cache_of_whom_it_is_counted_for_and_the_rows
     tokens = [*second.tokens[:3], first.tokens[11], *second.tokens[3:5]]
     states = torch.cat((second.states[:3], first.states[11:], second.states[3:5]))
     positions = torch.tensor([0, 1, 2, 11, 3, 4])
-    expected = layer.forward(torch.tensor(tokens), states, positions, causal(6))
+    expected = layer.forward(torch.tensor(tokens), states, positions)[0]
     torch.testing.assert_close(said[1], expected[5])
     torch.testing.assert_close(said[0], expected[3])
 
@@ -125,7 +124,7 @@ def test_behind_the_last_block_nothing_is_known_and_padding_has_no_cache(layer):
     padded = said_narrowly(layer, blocks, width=4, batch=4)[1]
     own = blocks[1]
     states, tokens, positions = own.states[5:9], torch.tensor(own.tokens[5:9]), torch.arange(5, 9)
-    torch.testing.assert_close(padded, layer.forward(tokens, states, positions, causal(4))[-1])
+    torch.testing.assert_close(padded, layer.forward(tokens, states, positions)[0][-1])
 
 
 def test_what_attends_an_unknown_state_is_not_known(layer):

@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from cases.checkpoints import Recipe, make_recipe
+from reference.attention import Sight
 from reference.draft import Forced, Reading, draft
-from reference.model import DraftHead, Target, causal
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 
 torch.set_num_threads(1)
 
@@ -16,7 +18,7 @@ SHAPES = [(1, 1), (1, 3), (3, 1), (2, 2), (3, 3), (4, 2)]
 def head(tmp_path_factory):
     recipe = Recipe(name="chain", seed=5, vocab=24, hidden=16, intermediate=16, head_dim=8, layers=2)
     pair = make_recipe(recipe, tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, Target.load(pair.target, torch.float64), torch.float64)
+    return DraftHead.load(pair.draft, load_llama(pair.target, torch.float64))
 
 
 @pytest.fixture(scope="module")
@@ -28,10 +30,10 @@ def reading(head):
 def alone(head, reading, committed, steps):
     """g after feeding `steps` tokens one by one on the first `committed` rows: a causal sequence, no tree, no beams."""
     ids, hidden = reading.tokens[1 : committed + 1], reading.entered[:committed]
-    g = head.forward(ids, hidden, torch.arange(len(ids)), causal(len(ids)))[-1]
+    g = head.forward(ids, hidden, torch.arange(len(ids)), Sight.causal(len(ids)))[0][-1]
     for token in steps:
         ids, hidden = torch.cat((ids, torch.tensor([token]))), torch.cat((hidden, g[None]))
-        g = head.forward(ids, hidden, torch.arange(len(ids)), causal(len(ids)))[-1]
+        g = head.forward(ids, hidden, torch.arange(len(ids)), Sight.causal(len(ids)))[0][-1]
     return g
 
 
@@ -77,8 +79,8 @@ def test_ties_go_to_the_lowest_id_and_the_earlier_candidate(reading):
     class Flat:
         """A head to which every token is equally likely."""
 
-        def forward(self, tokens, hidden, positions, mask):
-            return hidden
+        def forward(self, tokens, hidden, positions, sight, kept):
+            return hidden, kept
 
         def logits(self, g):
             return torch.zeros(*g.shape[:-1], 24)
@@ -93,8 +95,7 @@ def test_ties_go_to_the_lowest_id_and_the_earlier_candidate(reading):
 def test_rounds_of_one_sequence_answer_as_if_each_were_alone(head, reading, k, t):
     together = draft(head, reading, [(c, Forced()) for c in range(1, 14)], k=k, t=t)
     for c, chain in zip(range(1, 14), together, strict=True):
-        rows = {name: getattr(reading, name)[:c] for name in ("hidden", "final", "entered", "draft")}
-        cut = Reading(tokens=reading.tokens[: c + 1], **rows)
+        cut = Reading.of(head, reading.tokens[: c + 1])
         (single,) = draft(head, cut, [(c, Forced())], k=k, t=t)
         assert chain.candidates.tokens == single.candidates.tokens
         assert chain.candidates.parents == single.candidates.parents

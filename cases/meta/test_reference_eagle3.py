@@ -12,9 +12,11 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, L
 
 from cases.checkpoints import RECIPES, make
 from cases.recipes import TrainedRecipe
+from reference.attention import Sight
 from reference.checkpoint import CheckpointError
+from reference.eagle1 import DraftHead
 from reference.eagle3 import Eagle3Head
-from reference.model import DraftHead, Target, causal
+from reference.llama import load_target as load_llama
 from reference.pairs import load_head
 
 torch.set_num_threads(1)
@@ -111,7 +113,7 @@ def tokens_of(length, seed=0):
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_features_states_and_logits_equal_the_assembled_head(pair, length):
     tokens = tokens_of(length + 1, seed=length)
-    target = Target.load(pair.target)
+    target = load_llama(pair.target)
     head = Eagle3Head.load(pair.draft, target)
     theirs, hf = features_by_hf(pair.target, tokens[:-1], layers_of(pair.name))
     mine = head.features(target.hidden_states(tokens[:-1]))
@@ -121,9 +123,9 @@ def test_features_states_and_logits_equal_the_assembled_head(pair, length):
     embedding = getattr(assembled, "embed_tokens", hf.model.embed_tokens)
     with torch.no_grad():
         entered = assembled.fc(theirs)
-        g = assembled(embedding(tokens[1:]), entered, causal(length))
+        g = assembled(embedding(tokens[1:]), entered, Sight.causal(length).mask(slice(0, length), 0))
         own = assembled.lm_head(assembled.norm(g))
-    mine_g = head.forward(tokens[1:], head.enter(mine), torch.arange(length), causal(length))
+    mine_g, _ = head.forward(tokens[1:], head.enter(mine), torch.arange(length), Sight.causal(length))
     assert torch.allclose(head.enter(mine), entered, rtol=0, atol=CLOSE), "fc differs"
     assert torch.allclose(mine_g, g, rtol=0, atol=CLOSE), "the layer differs"
 
@@ -158,10 +160,10 @@ def uneven(*shape, seed=5):
 
 
 def answers(pair, folder):
-    tokens, target = tokens_of(31), Target.load(pair.target)
+    tokens, target = tokens_of(31), load_llama(pair.target)
     head = Eagle3Head.load(folder, target)
     features = head.features(target.hidden_states(tokens[:-1]))
-    g = head.forward(tokens[1:], head.enter(features), torch.arange(30), causal(30))
+    g, _ = head.forward(tokens[1:], head.enter(features), torch.arange(30), Sight.causal(30))
     return features, head.enter(features), g, head.logits(g)
 
 
@@ -172,7 +174,7 @@ def test_the_residual_may_start_after_the_norm(tiny, tmp_path):
     features, entered, g, _ = answers(tiny, folder)
     assembled, hf = Assembled(folder, features.shape[1]), AutoModelForCausalLM.from_pretrained(tiny.target)
     with torch.no_grad():
-        theirs = assembled(hf.model.embed_tokens(tokens_of(31)[1:]), entered, causal(30))
+        theirs = assembled(hf.model.embed_tokens(tokens_of(31)[1:]), entered, Sight.causal(30).mask(slice(0, 30), 0))
     assert torch.allclose(g, theirs, rtol=0, atol=CLOSE)
     plain = rewritten(tiny, tmp_path / "p", {}, {"midlayer.hidden_norm.weight": uneven(64)})
     assert not torch.allclose(answers(tiny, plain)[2], g, atol=1e-2), "the switch changes nothing"
@@ -218,18 +220,18 @@ def test_the_state_handed_on_may_be_normed(tiny, tmp_path):
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [5, 1, 3]}}, r"\[5, 1, 3\] do not name ascending"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 7]}}, r"ascending layers 0\.\.6"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": []}}, "do not name ascending layers"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is false"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state is False"),
         ({"target_hidden_size": 32}, "target hidden size is 32; expected the target's 64"),
         ({"vocab_size": 400}, "vocab_size is 400; expected the target's 512"),
         ({"draft_vocab_size": 400}, r"lm_head.weight' has shape \(432, 64\); expected \(400, 64\)"),
-        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; this reference builds only 1"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers is 2; expected layers.0 and on"),
         ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}}, r"fc.weight' has shape \(64, 192\)"),
     ],
 )
 def test_a_head_that_does_not_fit_says_where_and_what_was_expected(tiny, tmp_path, config, words):
     folder = rewritten(tiny, tmp_path / "d", config)
     with pytest.raises(CheckpointError, match=words) as caught:
-        Eagle3Head.load(folder, Target.load(tiny.target))
+        Eagle3Head.load(folder, load_llama(tiny.target))
     assert str(folder) in str(caught.value)
 
 
@@ -241,21 +243,21 @@ def test_a_map_that_leads_twice_to_one_token_or_nowhere_is_refused(tiny, tmp_pat
     for number, bad in enumerate((twice, outside)):
         folder = rewritten(tiny, tmp_path / str(number), {}, {"d2t": bad})
         with pytest.raises(CheckpointError, match="d2t does not lead to 432 different target ids"):
-            Eagle3Head.load(folder, Target.load(tiny.target))
+            Eagle3Head.load(folder, load_llama(tiny.target))
 
 
 def test_a_default_needs_layers_enough_to_tell_low_middle_and_high_apart(tiny, tmp_path):
     folder = rewritten(tiny, tmp_path / "d")
-    target = Target.load(tiny.target)
-    object.__setattr__(target.config, "layers", 5)
+    target = load_llama(tiny.target)
+    target.layers = 5
     with pytest.raises(CheckpointError, match="the default layers do not name ascending"):
         Eagle3Head.load(folder, target)
 
 
 def test_a_folder_is_read_by_its_architecture(tiny, tmp_path):
-    target = Target.load(tiny.target)
+    target = load_llama(tiny.target)
     assert isinstance(load_head(tiny.draft, target), Eagle3Head)
     plain = make("eagle-tiny", tmp_path)
-    assert isinstance(load_head(plain.draft, Target.load(plain.target)), DraftHead)
-    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of LlamaForCausalLMEagle, "):
+    assert isinstance(load_head(plain.draft, load_llama(plain.target)), DraftHead)
+    with pytest.raises(CheckpointError, match=r"LlamaForCausalLM.*expected one of DeepseekV3ForCausalLM, "):
         load_head(tiny.target, target)

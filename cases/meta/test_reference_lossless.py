@@ -9,7 +9,8 @@ from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
 from harness.contract.scenario import RequestSpec, SpecConfig
 from reference.draft import Forced, Reading, draft
-from reference.model import DraftHead, Target
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify
@@ -28,14 +29,14 @@ SPEC_IDS = [f"k{spec.num_steps}t{spec.eagle_topk}n{spec.num_draft_tokens}" for s
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     pair = make("eagle-tiny", tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, Target.load(pair.target))
+    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
     recipe = Recipe(name="small", seed=9, vocab=12, hidden=16, intermediate=16, head_dim=8, layers=2)
     pair = make_recipe(recipe, tmp_path_factory.mktemp("pairs"))
-    return DraftHead.load(pair.draft, Target.load(pair.target))
+    return DraftHead.load(pair.draft, load_llama(pair.target))
 
 
 def _request(rng):
@@ -60,7 +61,7 @@ def test_thousands_of_random_verifies_are_lossless(small):
                 (c, build_tree(int(reading.tokens[c]), chain.candidates, n))
                 for c, chain in zip(starts, chains, strict=True)
             ]
-            for (c, tree), (_, logits) in zip(trees, verify(small, reading.tokens, trees), strict=True):
+            for (c, tree), (_, logits) in zip(trees, verify(small, reading.trunk, trees), strict=True):
                 choices = logits.argmax(-1).tolist()
                 walk = greedy_walk(tree.tokens, tree.parents, choices)
                 assert list(walk.tokens) == reading.tokens[c + 1 : c + 1 + len(walk.tokens)].tolist()
@@ -130,7 +131,7 @@ def test_a_batch_of_trees_answers_as_each_path_alone(small):
     text = torch.randint(12, (10,), generator=torch.Generator().manual_seed(1))
     tree = with_depths((int(text[4]), 3, 8, 1, 2), (-1, 0, 0, 2, 3))
     other = with_depths((int(text[7]), 5), (-1, 0))
-    (first, _), (second, _) = verify(small, text, [(4, tree), (7, other)])
+    (first, _), (second, _) = verify(small, small.target.read(text, keep=small.states), [(4, tree), (7, other)])
     for hidden, committed, tokens in [(first[1], 4, [3]), (first[4], 4, [8, 1, 2]), (second[1], 7, [5])]:
         alone = small.target.forward(torch.cat((text[: committed + 1], torch.tensor(tokens))))[-1]
         assert torch.allclose(hidden, alone, rtol=0, atol=1e-5)

@@ -11,8 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from cases.checkpoints import RECIPES, make
 from cases.recipes import LatentRecipe, TableRecipe, TrainedRecipe
+from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.model import DraftHead, Target, causal
+from reference.eagle1 import DraftHead
+from reference.llama import load_target as load_llama
 
 torch.set_num_threads(1)
 
@@ -55,7 +57,7 @@ def assert_like_hf(target, hf, tokens):
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 200])
 def test_target_logits_and_every_hidden_state_equal_hf(pair, length):
     hf = AutoModelForCausalLM.from_pretrained(pair.target, attn_implementation="eager")
-    target = Target.load(pair.target)
+    target = load_llama(pair.target)
     assert_like_hf(target, hf, tokens_of(length, target.config.vocab, seed=length))
 
 
@@ -76,11 +78,11 @@ def test_target_reads_any_plain_llama_that_hf_saves(tmp_path, options):
         if "norm" in name:  # HF starts them at one, which would hide a norm that ignores its weight
             torch.nn.init.uniform_(weight, 0.5, 1.5)
     hf.save_pretrained(tmp_path)
-    assert_like_hf(Target.load(tmp_path), hf, tokens_of(20, 50))
+    assert_like_hf(load_llama(tmp_path), hf, tokens_of(20, 50))
 
 
 def test_draft_head_equals_an_hf_decoder_layer_without_its_input_norm(pair):
-    target = Target.load(pair.target)
+    target = load_llama(pair.target)
     head = DraftHead.load(pair.draft, target)
     config = LlamaConfig.from_pretrained(pair.draft, attn_implementation="eager")
     layer = LlamaDecoderLayer(config, layer_idx=0)
@@ -90,19 +92,19 @@ def test_draft_head_equals_an_hf_decoder_layer_without_its_input_norm(pair):
     assert (missing, unexpected) == (["input_layernorm.weight"], [])
     layer.input_layernorm = torch.nn.Identity()
     tokens, hidden = tokens_of(40, target.config.vocab), torch.randn(40, target.config.hidden)
-    x = torch.cat((target.embed[tokens], hidden), dim=-1) @ tensors["fc.weight"].T + tensors["fc.bias"]
+    x = torch.cat((target.embed(tokens), hidden), dim=-1) @ tensors["fc.weight"].T + tensors["fc.bias"]
     positions = torch.arange(40)
-    bias = torch.zeros(40, 40).masked_fill(~causal(40), float("-inf"))[None, None]
+    bias = torch.zeros(40, 40).masked_fill(~Sight.causal(40).mask(slice(0, 40), 0), float("-inf"))[None, None]
     with torch.no_grad():
         angles = LlamaRotaryEmbedding(config)(x, positions[None])
         theirs = layer(x[None], attention_mask=bias, position_embeddings=angles)
-    mine = head.forward(tokens, hidden, positions, causal(40))
+    mine, _ = head.forward(tokens, hidden, positions, Sight.causal(40))
     assert torch.allclose(mine, theirs[0], rtol=0, atol=CLOSE), "the draft head differs from fc + HF layer"
     assert torch.equal(head.logits(mine), target.logits(mine)), "the draft must speak through the target's head"
 
 
 def test_float64_agrees_with_float32_far_below_a_margin(pair):
-    single, double = Target.load(pair.target), Target.load(pair.target, torch.float64)
+    single, double = load_llama(pair.target), load_llama(pair.target, torch.float64)
     tokens = tokens_of(100, single.config.vocab)
     a, b = single.logits(single.forward(tokens)), double.logits(double.forward(tokens))
     assert b.dtype == torch.float64
@@ -110,7 +112,7 @@ def test_float64_agrees_with_float32_far_below_a_margin(pair):
 
 
 def test_rows_see_nothing_after_them_and_only_relative_positions_matter(pair):
-    target = Target.load(pair.target, torch.float64)
+    target = load_llama(pair.target, torch.float64)
     tokens, positions = tokens_of(30, target.config.vocab), torch.arange(30)
     plain = target.forward(tokens)
     assert torch.allclose(target.forward(tokens[:11]), plain[:11], rtol=0, atol=1e-12)
@@ -137,9 +139,11 @@ def edit_config(folder, **changes):
     ("changes", "words"),
     [
         ({"architectures": ["MixtralForCausalLM"]}, ["architectures", "Mixtral", "LlamaForCausalLM"]),
-        ({"rope_scaling": {"rope_type": "yarn"}}, ["rope_type", "yarn", "default"]),
-        ({"attention_bias": True}, ["attention_bias", "True", "False"]),
-        ({"hidden_size": 32, "head_dim": 32}, ["embed_tokens", "({vocab_size}, ", "expected ({vocab_size}, 32)"]),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, ["rope_type", "dynamic", "default", "yarn"]),
+        ({"partial_rotary_factor": 0.5}, ["partial_rotary_factor is 0.5", "whole heads"]),
+        ({"logits_scaling": 3.0}, ["logits_scaling is 3.0", "does not know what that changes"]),
+        ({"rope_parameters": {"rope_theta": 1e4, "alpha": 2}, "rope_theta": None}, ["rope_parameters.alpha is 2"]),
+        ({"hidden_size": 32, "head_dim": 32}, ["layers.0.input_layernorm", "({hidden_size},)", "expected (32,)"]),
         ({"num_hidden_layers": 9}, ["no tensor", "layers.{num_hidden_layers}", "expected shape"]),
     ],
 )
@@ -148,7 +152,7 @@ def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair
     sizes = json.loads((target / "config.json").read_text())
     edit_config(target, **changes)
     with pytest.raises(CheckpointError) as caught:
-        Target.load(target)
+        load_llama(target)
     assert all(word.format(**sizes) in str(caught.value) for word in [str(target), *words]), str(caught.value)
 
 
@@ -157,30 +161,30 @@ def test_a_target_that_cannot_be_read_says_where_what_and_what_was_expected(pair
     [
         ("hidden_size", 17, r"17; expected the target's \d+: not a pair"),
         ("vocab_size", 17, r"17; expected the target's \d+: not a pair"),
-        ("num_hidden_layers", 2, "num_hidden_layers is 2; this reference builds only 1"),
+        ("num_hidden_layers", 2, "no tensor 'layers.1."),
     ],
 )
 def test_a_draft_that_does_not_fit_is_refused(pair, tmp_path, field, value, words):
     _, draft = copy_pair(pair, tmp_path / "copy")
     edit_config(draft, **{field: value})
     with pytest.raises(CheckpointError, match=words):
-        DraftHead.load(draft, Target.load(pair.target))
+        DraftHead.load(draft, load_llama(pair.target))
 
 
 def test_target_and_draft_cannot_be_swapped(pair):
     with pytest.raises(CheckpointError, match="LlamaForCausalLMEagle"):
-        Target.load(pair.draft)
-    with pytest.raises(CheckpointError, match="architectures"):
-        DraftHead.load(pair.target, Target.load(pair.target))
+        load_llama(pair.draft)
+    with pytest.raises(CheckpointError, match=r"no tensor 'layers\.0"):
+        DraftHead.load(pair.target, load_llama(pair.target))
 
 
 def test_missing_and_damaged_files_are_named(pair, tmp_path):
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        Target.load(tmp_path / "nowhere")
+        load_llama(tmp_path / "nowhere")
     target, _ = copy_pair(pair, tmp_path / "copy")
     (target / "model.safetensors").write_bytes(b"not a tensor file")
     with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
-        Target.load(target)
+        load_llama(target)
     (target / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"no .*safetensors file"):
-        Target.load(target)
+        load_llama(target)

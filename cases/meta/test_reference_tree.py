@@ -5,8 +5,9 @@ from itertools import combinations, pairwise, product
 import pytest
 import torch
 
+from reference.attention import Sight, ancestors
 from reference.draft import rotate
-from reference.tree import Candidates, ancestors, branch_mask, build_tree, with_depths
+from reference.tree import Candidates, build_tree, with_depths
 from reference.verify import greedy_walk
 
 
@@ -111,14 +112,12 @@ def test_a_tree_that_is_no_tree_is_refused():
 
 def test_branches_see_their_share_of_the_trunk_their_ancestors_and_nobody_else():
     branches = [(2, (-1, 0, 0)), (4, (-1, 0)), (0, (-1,))]
-    mask = branch_mask(4, branches)
-    assert torch.equal(mask[:4], torch.ones(4, 10, dtype=torch.bool).tril())
-    row = 4
+    mask, row = Sight.of(branches).mask(slice(0, 6), 4), 4
     for seen, parents in branches:
         inside = ancestors(parents)
         for i in range(len(parents)):
             expected = {*range(seen), *(row + j for j in range(len(parents)) if inside[i, j])}
-            assert set(torch.nonzero(mask[row + i]).flatten().tolist()) == expected
+            assert set(torch.nonzero(mask[row - 4 + i]).flatten().tolist()) == expected
         row += len(parents)
 
 

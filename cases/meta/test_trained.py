@@ -18,7 +18,7 @@ from cases.training.model import Head, Shape, Target
 from cases.training.train import chain_loss, save
 from harness.contract.scenario import RequestSpec, SpecConfig
 from reference import pairs
-from reference.model import causal
+from reference.attention import Sight
 from reference.session import ReferenceSession
 
 torch.set_num_threads(1)
@@ -182,7 +182,9 @@ def test_the_reference_reads_what_training_writes_as_training_computed_it(three,
     assert torch.allclose(read.logits(states[-1]), logits[0], rtol=1e-4, atol=1e-4)
     _, _, (g, *_) = unrolled(head, target, tokens, 1)
     rows = tokens.shape[1] - 1
-    mine = draft.forward(tokens[0, 1:], draft.enter(draft.features(states)[:rows]), torch.arange(rows), causal(rows))
+    mine = draft.forward(
+        tokens[0, 1:], draft.enter(draft.features(states)[:rows]), torch.arange(rows), Sight.causal(rows)
+    )[0]
     assert torch.allclose(mine, g[0], rtol=1e-4, atol=1e-4)
     assert torch.allclose(draft.logits(mine)[:, head.ids], head.logits(g, target)[0], rtol=1e-4, atol=1e-4)
 

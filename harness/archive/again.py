@@ -99,6 +99,7 @@ def _options(run: Path, manifest: Mapping[str, Any], header: Mapping[str, Any]) 
     known |= {key: manifest[key] for key in ("release", "device") if key in manifest}
     options = [("--engine", known.get("release"), None), ("--device", known.get("device"), "cpu")]
     options += [("--revert", known.get("revert"), None), ("--cpu-attention", known.get("cpu_attention"), "torch")]
+    options += [("--reference", known.get("reference"), "paper")]
     found = [part for name, value, usual in options if value not in (None, usual) for part in (name, str(value))]
     for one in _list(known.get("assumed")) or _assumed(manifest):
         found += ["--assume", one]

@@ -14,6 +14,7 @@ from harness.contract.json_files import BadDocument, validated
 #: What is read of an event without asking whether it is there, by the event's name.
 NEEDS: dict[str, tuple[str, ...]] = {
     "greedy": ("rid", "output_ids"),
+    "expected_accept": ("rid", "attempt", "committed", "tokens"),
     "sampled": ("rid", "attempt", "committed", "margin"),
     "reference_stopped": ("rid", "round"),
     "request_error": ("rid", "error"),
@@ -73,6 +74,7 @@ class _Said(BaseModel):
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
     moving: tuple[str, ...] = ()
+    tokens: int = 0
     output_ids: tuple[int, ...] = ()
     margins: tuple[float | str, ...] = ()
     margin: float | str = 0.0

@@ -56,10 +56,37 @@ class EngineFacts(BaseModel):
     cpu_attention: Attention | None = None
     pair: Pair | None = None
     assumed: Assumed | None = None
+    reference: str | None = None
 
     def known(self) -> dict[str, Any]:
         """What it says, as JSON has it."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+class CheckpointFacts(BaseModel):
+    """What a run says of one folder of a user's pair. sha256: file -> digest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    folder: str
+    architecture: str
+    parameters: int | None
+    hidden: int | None
+    layers: int | None
+    vocab: int | None
+    dtype: str
+    sha256: dict[str, str]
+    of_target: bool = False
+
+
+class PairFacts(BaseModel):
+    """The object `pair` of a run's manifest."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    algorithm: str
+    target: CheckpointFacts
+    draft: CheckpointFacts
 
 
 class _Replaced(BaseModel):
@@ -81,6 +108,7 @@ class _HeaderFacts(BaseModel):
     dtype: str = ""
     torch: str = ""
     context_length: Annotated[int, Field(ge=1)] | None = None
+    eos_token_ids: tuple[int, ...] = ()
     truncates_at_finish: bool = False
     hooks_missing: tuple[str, ...] | None = None
     hooks_optional: tuple[str, ...] | None = None

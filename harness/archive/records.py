@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
-from harness.archive.facts import EngineFacts, Header
+from harness.archive.facts import EngineFacts, Header, PairFacts
 from harness.archive.trace_io import plain
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Key, Kind, Outcome, Policy, Verdict
@@ -34,6 +34,12 @@ class RunManifest(_Strict):
     seed: int | None = None
     #: what the engine said about itself, or would have been: release, device, environment
     engine: EngineFacts = Field(default_factory=EngineFacts)
+    #: the pair that the user named: names, sizes and digests (see harness.driving.pairs)
+    pair: PairFacts | None = None
+
+    def known_pair(self) -> dict[str, Any] | None:
+        """The pair, as JSON has it; None where the run was of a pair of ours."""
+        return None if self.pair is None else self.pair.model_dump(mode="json", exclude_defaults=True)
 
 
 class ReproducerManifest(_Strict):

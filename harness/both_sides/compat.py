@@ -64,6 +64,8 @@ class Release:
 
 
 _LLAMA = ("sglang.srt.models.llama", "cuda_noop", "synchronize,empty_cache")
+#: Its layers take their dtype from the checkpoint's config instead of the engine's.
+_GPT_OSS = ("sglang.srt.models.gpt_oss", "config_dtype", "GptOssForCausalLM")
 
 
 def _attention(decode_module: str, extend_module: str) -> tuple[Patch, ...]:
@@ -84,6 +86,7 @@ _RECEIVER_GATE = (
 
 _PATCHES_0_5_11 = (
     _LLAMA,
+    _GPT_OSS,
     *_ATTENTION_OLD,
     *_OWN_TREE,
     (f"{_SPEC}.eagle_info_v2", "flag", "_is_musa=none"),
@@ -170,7 +173,7 @@ def _v2_only(
     row = replace(
         _V2_ONLY,
         first=first,
-        patches=(_LLAMA, *attention, *patches),
+        patches=(_LLAMA, _GPT_OSS, *attention, *patches),
         dp_patches=dp_patches,
         mtp_patches=_MTP_CUDA if old_mtp else (),
         mtp_plan_patches=_MTP_PLAN if old_mtp else (),

@@ -3,7 +3,7 @@
 Both sides: standard library only. It must not know how much a card has, nor wait for anything.
 
 One folder for the whole machine holds, for each card, `<uuid>.gate` (held while one process looks at the card and
-decides) and `<uuid>.0`, `<uuid>.1`, … (one an engine, held for the engine's life).
+decides) and `<uuid>.0`, `<uuid>.1`, … (one an engine, held for the engine's life). Blocks of ports lie beside them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ EVERYBODYS = "/tmp/eaglecheck-leases"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """A live engine and its share in MiB, as its lock file says. pid: the engine host, which leads its session."""
+    """A live engine and its share in MiB, as its lock file says. pid: the engine host, which leads its session; or a
+    process that computes its reference on the card.
+    """
 
     uuid: str
     slot: int
@@ -107,6 +109,6 @@ def open_file(folder: str, name: str) -> int:
                 return lock
     except OSError as error:
         raise CardError(
-            f"cannot open the lock file {path} of a GPU lease: {error.strerror}\n"
-            f"  name a folder that every user of this GPU can write to:  export {FOLDER}=/path"
+            f"cannot open the lock file {path}: {error.strerror}\n"
+            f"  name a folder that every user of this machine can write to:  export {FOLDER}=/path"
         ) from error

@@ -180,7 +180,7 @@ def _look(folder: str, uuid: str) -> State:
 
 
 def _foreign(apps: Sequence[App], engines: Sequence[Holder]) -> Iterator[str]:
-    """Processes of no engine that holds a lease.
+    """Processes of no engine, and of no reference, that holds a lease.
 
     In a container the driver may name processes by numbers that mean nothing here. Beside engines of ours such a one
     is not called foreign, since it may be theirs; its memory counts in any case.
@@ -190,7 +190,7 @@ def _foreign(apps: Sequence[App], engines: Sequence[Holder]) -> Iterator[str]:
         session = _session(app.pid)
         if session is None and engines:
             continue
-        if session is None or session not in sessions:
+        if session is None or (session not in sessions and app.pid not in sessions):
             size = "" if app.used is None else f", {_gib(app.used)}"
             yield f"process {app.pid} ({app.name}{size})"
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share
+from harness.contract.providers import is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase, Policy
 
@@ -113,6 +114,8 @@ def check_sampled_walk(evidence: Evidence) -> CheckResult:
     if not drawing:
         return result
     assert evidence.reference is not None
+    if is_witness(evidence.reference.header):
+        return result  # it knows no probabilities: the verdict says so
     margins, truth = _margins(evidence.reference), tabulate(evidence.reference.rows)
     for share, rows in evidence.table.each(Phase.ACCEPT):
         if share[1] in drawing and share in margins:

@@ -149,8 +149,8 @@ def _judge_choice(pairs: Pairs, place: int, result: CheckResult) -> None:
     mine, theirs = int(pairs.engine[place]), int(pairs.reference[place])
     ours, expected = pairs.mine.lists["chosen_ids"][mine], pairs.theirs.lists["chosen_ids"][theirs]
     top_ids, top_logits = pairs.theirs.lists["top_ids"][theirs], pairs.theirs.lists["top_logits"][theirs]
-    own = float(pairs.evidence.own_errors(pairs.reference[[place]])[0])
-    limit = tie_limit(scale=float(np.abs(top_logits).max(initial=0.0)), budget=pairs.budget, own_error=own)
+    noise = float(pairs.evidence.logit_noise.expected[theirs])
+    limit = tie_limit(scale=float(np.abs(top_logits).max(initial=0.0)), budget=pairs.budget, noise=noise)
     for rank in np.flatnonzero(ours != expected):
         wanted, got = int(expected[rank]), int(ours[rank])
         found = pairs.divergence(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
+from harness.contract.providers import is_witness
 from harness.contract.types import Phase
 from harness.coverage import POINTS, count
 
@@ -59,6 +60,8 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
     if any(temperatures) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
         exempt.update(("accepts",) if all(temperatures) else ())
+    if all(temperatures) and evidence.reference is not None and is_witness(evidence.reference.header):
+        exempt.add("accepts")
     if evidence.scenario.engine.rejection_sampling:
         notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
         exempt.add("proposals")

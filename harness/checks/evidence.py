@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-import numpy as np
-
-from harness.contract.align import Aligned, Ints, align
+from harness.contract.align import Aligned, align
 from harness.contract.batches import Part, Share, parts_of
+from harness.contract.measured import LogitNoise, logit_noise
 from harness.contract.scenario import Scenario
-from harness.contract.tolerance import Wide
-from harness.contract.trace import Rows, Trace
+from harness.contract.tolerance import budget_for
+from harness.contract.trace import EOS, Rows, Trace
 from harness.contract.types import Divergence, Kind, Phase
 
 
@@ -85,19 +84,13 @@ class Evidence:
     last: dict[str, Part]
     ended: frozenset[str]
     scheduler_steps: dict[tuple[int, int], int]
+    #: what rounding does to the logits of each reference row
+    logit_noise: LogitNoise
 
     @property
     def dtype(self) -> str:
         """What the engine computed in; a device without the scenario's dtype took another."""
-        return str(self.engine.header.get("dtype") or self.scenario.engine.dtype)
-
-    def own_errors(self, rows: Ints) -> Wide:
-        """How far logits of a run in the engine's dtype are off at these reference rows [m]; NaN where not known."""
-        known = None if self.reference is None else self.reference.tensors.get("own.logits")
-        if known is None:
-            return np.full(len(rows), np.nan)
-        errors: Wide = known[rows, 0].astype(np.float64)
-        return errors
+        return dtype_of(self.scenario, self.engine)
 
     def divergence(
         self,
@@ -119,6 +112,11 @@ class Evidence:
         )
 
 
+def dtype_of(scenario: Scenario, engine: Trace) -> str:
+    """What the engine computed in; a device without the scenario's dtype took another."""
+    return str(engine.header.get("dtype") or scenario.engine.dtype)
+
+
 def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Evidence:
     """Index both traces once, for all checks."""
     table = tabulate(engine.rows)
@@ -135,6 +133,7 @@ def gather(scenario: Scenario, engine: Trace, reference: Trace | None) -> Eviden
         last={rid: listed[-1] for (rid, _), listed in sorted(parts.items())},
         ended=frozenset(end.rid for end in engine.ends) | _complete(scenario, engine, full),
         scheduler_steps={(record.dp_rank, record.index): record.scheduler_step for record in engine.rounds},
+        logit_noise=logit_noise(reference, budget_for(dtype_of(scenario, engine))),
     )
 
 
@@ -143,11 +142,11 @@ def _complete(scenario: Scenario, engine: Trace, full: dict[str, dict[int, int]]
 
     Only of releases that leave something out once a request is done; elsewhere nothing depends on it.
     """
-    found = set()
+    found, eos = set(), engine.header.get(EOS, ())
     for request in scenario.requests if engine.header.get("truncates_at_finish") else ():
         first = len(request.input_ids)
         output = {at - first: token for at, token in full[request.rid].items() if at >= first}
-        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stop_token_ids):
+        if request.max_new_tokens - 1 in output or set(output.values()) & set(request.stops(eos)):
             found.add(request.rid)
     return frozenset(found)
 

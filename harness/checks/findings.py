@@ -69,11 +69,16 @@ def group(divergences: Iterable[Divergence]) -> list[Finding]:
 
     A finding is a consequence only if every one of its divergences is.
     """
-    members: dict[str, list[Divergence]] = {}
+    alike: dict[str, list[Divergence]] = {}
     for found in divergences:
-        members.setdefault(found.signature, []).append(found)
-    findings = [_finding(signature, found) for signature, found in members.items()]
+        alike.setdefault(found.signature, []).append(found)
+    findings = [_finding(signature, found) for signature, found in alike.items()]
     return sorted(findings, key=lambda finding: not finding.is_root)
+
+
+def members(finding: Finding, divergences: Iterable[Divergence]) -> list[Divergence]:
+    """The divergences of a finding, and those that follow from it."""
+    return [found for found in divergences if finding.signature in (found.signature, found.cause)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,9 @@ import numpy as np
 from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
-from harness.contract.tolerance import Floats, RowErrors, judge_rows
+from harness.contract.measured import state_noise
+from harness.contract.noise import Floats, RowErrors, judge_states
+from harness.contract.tolerance import judge_rows
 from harness.contract.types import Divergence, Kind, Policy
 
 
@@ -49,14 +51,15 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
             failed.add(place)
             result.divergences.append(_shape(pairs, place, theirs.shape[1], mine.shape[1], f"{side}-width"))
         return
-    own = reference.tensors.get(f"own.{name}")
-    errors = judge_rows(
-        engine=mine[at_mine[both]],
-        truth=theirs[at_theirs[both]],
-        own=None if own is None else own[at_theirs[both]],
-        budget=pairs.budget,
-    )
-    result.count("hidden_rows", len(both))
+    noise, engine, truth = state_noise(reference, name, pairs.budget), mine[at_mine[both]], theirs[at_theirs[both]]
+    if noise is None:
+        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget)
+    else:
+        own = reference.tensors[f"own.{name}"][at_theirs[both]]
+        errors = judge_states(engine=engine, truth=truth, own=own, noise=noise)
+    said = errors.comparable | ~errors.passed
+    result.count("hidden_rows", int(said.sum()))
+    result.drowned += int((~said).sum())
     wrong = np.flatnonzero(~errors.passed)
     hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
     for row, hint in zip(wrong.tolist(), hints, strict=True):
@@ -103,7 +106,7 @@ def _logits(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
             engine=np.where(blank, 0.0, mine),
             truth=np.where(shared, truth, 0.0),
             budget=pairs.budget,
-            own_error=pairs.evidence.own_errors(pairs.reference[places]),
+            allowed=pairs.evidence.logit_noise.limit[pairs.reference[places]],
             scale=np.abs(theirs).max(axis=1),
         )
         nothing_shared = ~shared.any(axis=1)
@@ -127,7 +130,7 @@ def _lse(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         engine=mine[places, None],
         truth=theirs[places, None],
         budget=pairs.budget,
-        own_error=pairs.evidence.own_errors(pairs.reference[places]),
+        allowed=pairs.evidence.logit_noise.limit[pairs.reference[places]],
         scale=np.maximum(np.abs(theirs[places]).astype(np.float64), tops),
     )
     for row in np.flatnonzero(~errors.passed).tolist():
@@ -148,8 +151,8 @@ def _scores(pairs: Pairs, result: CheckResult, failed: set[int]) -> None:
         if pairs.evidence.scenario.spec.eagle_topk == 1:
             asked &= ~(engine == 1.0).all(axis=1)
         # p moves by p(1-p) of what two logits move against each other, so by half of what each moves at most
-        own = pairs.evidence.own_errors(pairs.reference[places]) / 2
-        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, own_error=own, scale=np.ones(len(engine)))
+        allowed = pairs.evidence.logit_noise.limit[pairs.reference[places]] / 2
+        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget, allowed=allowed)
         for row in np.flatnonzero(asked & ~errors.passed).tolist():
             _report(pairs, int(places[row]), errors, row, "scores-off", result, failed, width=engine.shape[1])
 

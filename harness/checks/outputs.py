@@ -17,7 +17,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.scenario import RequestSpec
 from harness.contract.tolerance import budget_for, tie_limit
-from harness.contract.trace import RequestEnd
+from harness.contract.trace import EOS, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy
 
 #: What must be equal for two requests to be one and the same draw.
@@ -43,14 +43,15 @@ def check_finish(evidence: Evidence) -> CheckResult:
 
 def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Divergence]:
     output = end.output_ids
-    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+    ids = request.stops(evidence.engine.header.get(EOS, ()))
+    stops = [index for index, token in enumerate(output) if token in ids]
     who = "aborted-" if end.reason == "abort" else ""
     if stops and stops[0] != len(output) - 1:
         yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
         limit = request.max_new_tokens
         yield _at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
-    elif end.reason == "stop" and request.stop_token_ids and not stops:
+    elif end.reason == "stop" and ids and not stops:
         yield _at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
         yield _at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
@@ -93,9 +94,9 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
     if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        scale, own = _scale(evidence, end.rid)
+        scale, noise = _scale(evidence, end.rid)
         found = _at_output(evidence, end, place, *both[place], "text-differs")
-        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), own_error=own)
+        limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
     elif end.reason != "abort" and len(end.output_ids) != len(expected):
         result.divergences.append(
@@ -104,16 +105,16 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
 
 
 def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
-    """Greatest |logit| the reference has for the request's target rows, and the greatest error of its run in the
-    engine's dtype there (NaN without one)."""
+    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
+    logits there (NaN if that is not measured)."""
     assert evidence.reference is not None
     rows = evidence.reference.rows
     wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
     indices = np.flatnonzero(wanted)
     logits = (rows.lists["top_logits"][row] for row in indices.tolist())
     scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
-    own = evidence.own_errors(indices)
-    return scale, float(np.nanmax(own)) if np.isfinite(own).any() else float("nan")
+    noise = evidence.logit_noise.expected[indices]
+    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
 
 
 def _at_output(

@@ -197,9 +197,9 @@ class NearSelections:
         """Path values add up the rounding of every level; the widest row's counts for each."""
         assert self._evidence.reference is not None
         logits = self._evidence.reference.rows.lists["top_logits"]
-        own = self._evidence.own_errors(np.asarray(found.rows, dtype=np.int64))
+        noise = self._evidence.logit_noise.expected
         limits = [
-            tie_limit(scale=float(np.abs(logits[row]).max(initial=0.0)), budget=self._budget, own_error=float(error))
-            for row, error in zip(found.rows, own, strict=True)
+            tie_limit(scale=float(np.abs(logits[row]).max(initial=0.0)), budget=self._budget, noise=float(noise[row]))
+            for row in found.rows
         ]
         return levels * max(limits, default=0.0)

@@ -25,7 +25,7 @@ from harness.contract.outputs import writable
 from harness.contract.types import Outcome
 from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import Wanted, adapted
-from harness.driving.pairs import own_pair
+from harness.driving.own_pair import own_pair
 from harness.driving.progress import RunResult
 from harness.driving.runner import run
 from harness.engines import closure, envs
@@ -146,15 +146,13 @@ def one_run(setting: Setting, env: envs.EngineEnv, *, console: Console, line: Li
 
     line: one for the whole search, so that it names replacement kernels when they change, and not for every version.
     """
-    target, draft = setting.pair or (None, None)
     try:
         plan = prepare.make_plan(
             [setting.subject.scenario],
             say=lambda text: say(console, text),
             engine=None,
             device=setting.device,
-            target=target,
-            draft=draft,
+            own=own_pair(*setting.pair) if setting.pair else None,
             gpu_share=setting.gpu_share,
             runs=setting.runs,
             assumed=setting.assumed,

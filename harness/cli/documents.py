@@ -14,7 +14,8 @@ from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, assumed_by
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
-from harness.driving.progress import RunResult, ScenarioResult, mean_accept_length
+from harness.driving.accept_lengths import AcceptLengths
+from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from harness.driving.runner import Interrupted
 
 RUN_SCHEMA = 2
@@ -47,16 +48,17 @@ def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
     return [{"id": one.id, "title": one.title, "releases": one.window, "assume": one.assume} for one in known]
 
 
-def finding_document(finding: Finding, *, scenario: str, known: Sequence[Known] = ()) -> dict[str, Any]:
-    """One finding: a signature, how often, whose consequence, what it may be, and its first divergence."""
+def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
+    """One finding: a signature, how often, whose consequence, what it may be and costs, and its first divergence."""
     return {
         "signature": finding.signature,
         "kind": str(finding.first.kind),
-        "scenario": scenario,
+        "scenario": one.scenario.name,
         "count": finding.count,
         "rids": list(finding.rids),
         "consequence_of": finding.consequence_of,
-        "known": known_document(known),
+        "known": known_document(one.known.get(finding.signature, ())),
+        "accept": accept_document(one.accept_of.get(finding.signature)),
         "first": divergence_document(finding.first),
     }
 
@@ -72,6 +74,34 @@ def accept_length(results: Sequence[ScenarioResult]) -> float | None:
     return None if mean is None else round(mean, 4)
 
 
+def accept_document(accept: AcceptLengths | None) -> dict[str, Any] | None:
+    """Expected and observed accept lengths, and what is lost."""
+    if accept is None:
+        return None
+    return {
+        "verifies": accept.verifies,
+        "expected": round(accept.mean_expected, 4),
+        "observed": round(accept.mean_observed, 4),
+        "lost_percent": round(accept.lost, 2) + 0.0,
+        "sampled": accept.sampled,
+    }
+
+
+def providers_of(results: Sequence[ScenarioResult]) -> dict[str, str]:
+    """Who judged target and draft; names with a comma between where scenarios had different ones."""
+    sides = [one.providers for one in results if one.providers]
+    return {side: ", ".join(dict.fromkeys(one[side] for one in sides)) for side in ("target", "draft") if sides}
+
+
+def witness_document(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
+    """How many rows a witness was asked of, and of how many there was none; null where no witness judged."""
+    asked = [one.witnessed for one in results if one.witnessed.rows]
+    if not asked:
+        return None
+    missing, rows = (sum(column) for column in zip(*(one.missing for one in asked), strict=True))
+    return {"requests": sum(one.requests for one in asked), "rows": rows, "without": missing}
+
+
 def scenario_document(result: ScenarioResult) -> dict[str, Any]:
     """One scenario of a run."""
     return {
@@ -81,10 +111,13 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "reasons": list(result.verdict.reasons),
         "kinds": list(result.verdict.root_kinds),
         "known": known_ids(result),
+        "providers": dict(result.providers),
+        "witness": witness_document([result]),
         "text_identical": result.text_identical,
         "rounds": result.rounds,
         "draft_steps": result.draft_steps,
         "accept_length": accept_length([result]),
+        "accept": accept_document(result.accept),
         "coverage": dict(result.verdict.coverage),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
@@ -118,18 +151,18 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "overlap": result.header.get("overlap"),
         "replaced": result.header.get("replaced", []),
         "assumed": assumed_by(result.verdict.reasons),
+        "providers": providers_of(result.results),
+        "witness": witness_document(result.results),
+        **({} if result.pair is None else {"pair": dict(result.pair)}),
         "verdict": str(result.verdict.outcome),
         "reasons": list(result.verdict.reasons),
-        "findings": [
-            finding_document(finding, scenario=one.scenario.name, known=one.known.get(finding.signature, ()))
-            for one in result.results
-            for finding in one.findings
-        ],
+        "findings": [finding_document(finding, one) for one in result.results for finding in one.findings],
         "coverage": dict(result.verdict.coverage),
         "coverage_points": coverage_document(result),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
         "accept_length": accept_length(result.results),
+        "accept": accept_document(accept_lengths_of(result.results)),
         "scenarios": [scenario_document(one) for one in result.results],
         "cost": dataclasses.asdict(result.cost),
         "run": str(result.folder),

@@ -12,13 +12,16 @@ from rich.console import Console
 
 from cases.boots import Boot
 from cases.families import FAMILIES
+from cases.prompts import with_prompts
 from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
+from harness.cli.programs import check_family, of_pair, tokens_of, usual_family
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import Wanted
+from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import RunResult
 from harness.driving.runner import Plan, run
 from harness.engines import envs
@@ -33,7 +36,10 @@ EXAMPLES, A_SECOND = 100, 10
 def command(
     engine: options.Release = None,
     device: options.Device = "cpu",
-    family: Annotated[str, typer.Option(help="The draft family to generate for, for example tree.")] = "eagle",
+    family: Annotated[
+        str | None,
+        typer.Option(help="The draft family to generate for, for example tree. Default: eagle, or that of --draft."),
+    ] = None,
     boot: Annotated[
         list[str] | None, typer.Option(help="Only this boot configuration of the family; may be repeated.")
     ] = None,
@@ -48,12 +54,24 @@ def command(
     ] = 60.0,
     assume: options.Assume = None,
     revert: Annotated[int | None, typer.Option(help="Revert this pull request, by SGLang's own switch.")] = None,
+    reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
+    target: options.Target = None,
+    draft: options.Draft = None,
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
     graphs: options.Graphs = None,
     overlap: options.Overlap = None,
     page: options.Page = None,
+    context_length: options.Context = None,
+    chunked_prefill_size: options.Chunk = None,
+    max_running_requests: options.Running = None,
+    max_total_tokens: options.Pool = None,
+    cuda_graph_max_bs: options.GraphBatch = None,
+    mem_fraction_static: options.MemFraction = None,
+    trust_remote_code: options.TrustCode = None,
+    prompts: options.Prompts = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -66,7 +84,8 @@ def command(
     console = Console(stderr=json == "-")
     check_target(json)
     version = envs.resolve(engine)
-    boots = _boots(family, boot or [], release=version)
+    own = own_pair(target, draft)
+    boots = _boots(family or usual_family(own), boot or [], release=version, own=own)
     chosen = secrets.randbelow(10**6) if seed is None else seed
     say(console, f"seed {chosen}: the same scenarios again with  --seed {chosen}")
     count = examples or (EXAMPLES if seconds is None else int(seconds * A_SECOND))
@@ -75,16 +94,34 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    wanted = Wanted(
+        dtype=dtype,
+        attention_backend=backend,
+        cuda_graph=graphs,
+        overlap_schedule=overlap,
+        page_size=page,
+        context_length=context_length,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        cuda_graph_max_bs=cuda_graph_max_bs,
+        mem_fraction_static=mem_fraction_static,
+        trust_remote_code=trust_remote_code,
+    )
+    if prompts is not None:
+        tokens = tokens_of(prompts, own, wanted)
+        scenarios = [with_prompts(one, tokens, seed=chosen) for one in scenarios]
     plan = prepare.make_plan(
         scenarios,
         say=lambda text: say(console, text),
         engine=version,
         device=device,
         revert=revert,
+        reference=reference,
+        reference_device=reference_device,
+        own=own,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
-        ),
+        wanted=wanted,
         runs=runs,
         assumed=sorted({*(assume or ()), *(one for each in boots for one in each.assumes)}),
     )
@@ -100,11 +137,14 @@ def command(
     return BY_OUTCOME[result.verdict.outcome]
 
 
-def _boots(family: str, names: Sequence[str], *, release: str) -> list[Boot]:
-    """The boot configurations named, on whatever release; without names, those that work on it."""
+def _boots(family: str, names: Sequence[str], *, release: str, own: OwnPair | None) -> list[Boot]:
+    """The boot configurations named, on whatever release; without names, those that work on it, once for a pair."""
     if family not in FAMILIES:
         raise UsageError(unknown("family", family, FAMILIES))
     known = {one.name: one for one in FAMILIES[family].boots}
+    if own is not None:
+        check_family(family, own)
+        known = of_pair(known, own)
     for name in names:
         if name not in known:
             raise UsageError(f"--boot: {unknown('boot configuration', name, known)}")

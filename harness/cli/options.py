@@ -43,6 +43,31 @@ Overlap = Annotated[
     ),
 ]
 Page = Annotated[int | None, typer.Option("--page-size", "--page", help="Tokens a KV page holds.")]
+Context = Annotated[
+    int | None,
+    typer.Option("--context-length", help="Tokens a request may grow to. Default: the scenario's, 512."),
+]
+Chunk = Annotated[
+    int | None, typer.Option("--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's.")
+]
+Running = Annotated[int | None, typer.Option("--max-running-requests", help="Requests a batch at most.")]
+Pool = Annotated[int | None, typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests.")]
+GraphBatch = Annotated[
+    int | None, typer.Option("--cuda-graph-max-bs", help="Largest batch with a CUDA graph. Default: graphs of 1, 2, 4.")
+]
+MemFraction = Annotated[
+    float | None,
+    typer.Option("--mem-fraction-static", help="Share of the device for weights and KV cache. Default: 0.5."),
+]
+TrustCode = Annotated[
+    bool | None, typer.Option("--trust-remote-code", help="Let SGLang run the Python files that come with --target.")
+]
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", help="Text, a prompt a line or paragraph, or JSON lines; goes through the tokenizer of --target."
+    ),
+]
 Runs = Annotated[
     Path | None, typer.Option("--runs", help="Where run folders go. Default: $EAGLECHECK_RUNS, else ./runs.")
 ]
@@ -55,6 +80,26 @@ Target = Annotated[
 Draft = Annotated[
     Path | None,
     typer.Option("--draft", "--speculative-draft-model-path", help="Draft checkpoint folder that goes with --target."),
+]
+Reference = Annotated[
+    Literal["auto", "paper", "witness"],
+    typer.Option(
+        "--reference",
+        help="Who says what rows should hold: paper (our own modules), witness (the same SGLang, one plain request "
+        "at a time), or auto: the first that knows the pair.",
+    ),
+]
+ReferenceDevice = Annotated[
+    str,
+    typer.Option(
+        "--reference-device",
+        help="Where the paper reference computes: cpu, cuda, cuda:N, or auto: the engine's card where a pair of your "
+        "own fits beside it.",
+    ),
+]
+Replayed = Annotated[
+    Literal["auto", "paper", "witness"] | None,
+    typer.Option("--reference", help="As of `run`. Default: who judged the reproducer."),
 ]
 Family = Annotated[
     str | None,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import cast
 
@@ -18,13 +19,16 @@ from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
 from harness.contract import known_issues
 from harness.contract.outputs import writable
+from harness.contract.providers import PAPER, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
-from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, check_possible
-from harness.driving.pairs import checkpoint_pairs, load_now, own_pair
+from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
+from harness.driving.footprint import CONTEXT_MIB, CPU, Footprint, Place, footprint, kept_a_row
+from harness.driving.own_pair import OwnPair, described
+from harness.driving.pairs import checkpoint_pairs, load_now
 from harness.driving.runner import Plan
 from harness.engines import envs
-from harness.engines.launch import CpuAttention
+from harness.engines.launch import CpuAttention, dtype_on
 
 #: Pull requests that SGLang's own switch (SGLANG_DEBUG_REVERT_PR, from 0.5.13 on) can revert.
 REVERTS = (25015, 26329, 26972, 27338, 27360, 27460)
@@ -43,10 +47,11 @@ def make_plan(
     revert: int | None = None,
     cpu_attention: str = "torch",
     wanted: Wanted = NOTHING,
-    target: Path | None = None,
-    draft: Path | None = None,
+    own: OwnPair | None = None,
     gpu_share: float | None = None,
     assumed: Sequence[str] = (),
+    reference: str = "auto",
+    reference_device: str = "auto",
     env: envs.EngineEnv | None = None,
     files: Sequence[Path | None] = (),
 ) -> Plan:
@@ -59,7 +64,6 @@ def make_plan(
         say(f"SGLang {version} is {standing}")
     check_device(device)
     check_revert(revert, version)
-    own = own_pair(target, draft)
     scenarios = adapted(scenarios, wanted, device=device)
     check_possible(scenarios, version=version, device=device, files=files)
     check_scenarios(scenarios, device=device, own=own, files=files)
@@ -67,12 +71,15 @@ def make_plan(
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
         say(text)
-    lease = gpu_lease(device, gpu_share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
-    pairs = checkpoint_pairs(scenarios, device=device, target=target, draft=draft)
+    pairs = checkpoint_pairs(scenarios, device=device, own=own)
+    share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
+    lease = gpu_lease(device, share)
+    place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
+    reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
     if own is not None:
-        load_now(own)
+        say(described(own.facts()))
     return Plan(
         env=env,
         scenarios=tuple(scenarios),
@@ -81,11 +88,109 @@ def make_plan(
         device=device,
         revert=revert,
         cpu_attention=cast(CpuAttention, cpu_attention),
-        own_pair=own is not None,
+        reference=reference,
+        own=own,
+        place=place,
         lease=lease,
         assumed=assumed,
         argv=tuple(sys.argv),
     )
+
+
+def provider(
+    asked: str,
+    own: OwnPair | None,
+    scenarios: Sequence[Scenario],
+    *,
+    say: Say,
+    assumed: Sequence[str] = (),
+    files: Sequence[Path | None] = (),
+    place: Place = CPU,
+) -> str:
+    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none."""
+    if asked != WITNESS:
+        try:
+            if own is not None:
+                load_now(own, assumed=tuple(assumed), place=place)
+            return PAPER
+        except UsageError as error:
+            if asked == PAPER or _unwitnessed(scenarios, assumed, files):
+                raise
+            say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
+    if why := _unwitnessed(scenarios, assumed, files):
+        raise UsageError(f"--reference {WITNESS}: {why}")
+    return WITNESS
+
+
+def _unwitnessed(scenarios: Sequence[Scenario], assumed: Sequence[str], files: Sequence[Path | None]) -> str:
+    """Why the first scenario that has no witness has none; empty if all have one."""
+    for scenario, file in zip_longest(scenarios, files[: len(scenarios)]):
+        if why := unwitnessed(scenario, assumed=assumed):
+            return f"{called(scenario, file)}: {why}"
+    return ""
+
+
+def reference_place(
+    asked: str,
+    own: OwnPair | None,
+    scenarios: Sequence[Scenario],
+    *,
+    device: str,
+    lease: leases.Request | None,
+    say: Say,
+) -> Place:
+    """Where the reference computes and what it takes, said; UsageError with the numbers where it does not fit."""
+    kind = asked.partition(":")[0]
+    if kind not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"--reference-device {asked}\n  allowed: auto, cpu, cuda, cuda:N")
+    if own is None:
+        if kind == "cuda":
+            raise UsageError(f"--reference-device {asked}: the tiny pairs are computed on the CPU\n  leave it out")
+        return CPU
+    held = dtype_on(device, scenarios[0].engine.dtype)
+    need = footprint(own.target, own.draft, scenarios, held=held)
+    on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"
+    place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=need.mib)
+    say(f"the reference on {place.device} takes {need}")
+    if place.device == "cpu" and need.mib > (free := _free_memory()):
+        raise UsageError(
+            f"the reference needs {need}, and this machine has {free / 1024:.1f} GiB of memory left\n"
+            "  shorter prompts and texts take less; or --reference-device cuda, or --reference witness"
+        )
+    if on_card and not _fits_beside(need, lease):
+        raise UsageError(
+            f"--reference-device {asked}: the reference needs {need}, which is not left on a card beside the engine's "
+            f"{lease.gib if lease else 'none'}\n  --reference-device cpu, or a smaller --gpu-share GIB"
+        )
+    return place
+
+
+def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
+    """Whether a card has room for the reference and one engine, by what is there in all."""
+    try:
+        largest = max(card.capacity for card in gpus.visible(gpus.read_cards()))
+    except gpus.CardError:
+        return False
+    return need.mib + CONTEXT_MIB + (lease.share if lease else 0) <= largest
+
+
+def _free_memory() -> int:
+    """MiB that this machine can give; a lot where it does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return 1 << 40
+    said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))
+    return int(said) // 1024
+
+
+def engine_share(own: OwnPair, scenarios: Sequence[Scenario]) -> float:
+    """GiB that an engine of the user's pair leases unless they say: weights, its pool, and what a tiny one takes."""
+    held = 2.0
+    folders = [own.target] if own.target.folder == own.draft.folder else [own.target, own.draft]
+    weights = sum(one.parameters or sum(file.stat().st_size for file in one.weights) / held for one in folders)
+    pool = max(scenario.engine.max_total_tokens for scenario in scenarios) * kept_a_row(own.target, own.draft) / held
+    return leases.SHARE_GIB + (held * weights + pool) / 2**30
 
 
 def engine_environment(version: str | None, say: Say) -> envs.EngineEnv:

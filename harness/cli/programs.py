@@ -6,31 +6,47 @@ It must not import torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from pathlib import Path
 
-from cases import catalogue, fixed
+from pydantic import ValidationError
+
+from cases import catalogue, fixed, prompts
+from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
-from cases.recipes import Qwen3Recipe
+from cases.recipes import Qwen3Recipe, Recipe
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.scenario import RequestSpec, Scenario
+from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
-from harness.driving.adapt import called
-from harness.driving.pairs import OwnPair
-from harness.engines.launch import BACKENDS, CONTEXT_LENGTH
+from harness.driving.adapt import Wanted, called, refused_setting
+from harness.driving.own_pair import OwnPair
+from harness.engines.launch import BACKENDS
 
+#: More requests than these arrive together in one step.
+MOST_ARRIVALS = 1000
+#: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
+LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 #: SGLang keeps this many tokens of the context to itself when it admits a request.
 CONTEXT_SPARE = 2
 
 
-def choose_scenarios(names: list[str], files: list[Path], family: str | None = None) -> list[Scenario]:
-    """The family's set (None: the default one), or the named ones (that set and the corpus) and those in files."""
+def choose_scenarios(
+    names: list[str], files: list[Path], family: str | None = None, own: OwnPair | None = None
+) -> list[Scenario]:
+    """The family's set (None: the default one), or the named ones (that set and the corpus) and those in files.
+
+    own: the user's pair, whose way of drafting the default set then takes, and a family has to have.
+    """
     if family is not None and family not in FAMILIES:
         raise UsageError(unknown("family", family, FAMILIES))
-    usual = fixed.default_scenarios() if family is None else list(FAMILIES[family].scenarios)
+    if family is not None and own is not None:
+        check_family(family, own)
+    usual = fixed.shapes(spec=usual_spec(own)) if family is None else list(FAMILIES[family].scenarios)
     if not names and not files:
         return usual
     if family is not None and files and not names:
@@ -53,6 +69,73 @@ def choose_scenarios(names: list[str], files: list[Path], family: str | None = N
     return chosen
 
 
+def of_prompts(file: Path, own: OwnPair | None, wanted: Wanted, *, rate: float, new_tokens: int, seed: int) -> Scenario:
+    """One scenario of a file's prompts, on the user's pair."""
+    if not 0 < rate <= MOST_ARRIVALS:
+        raise UsageError(f"--arrivals {rate:g}: requests a scheduler step\n  allowed: above 0, at most {MOST_ARRIVALS}")
+    tokens = tokens_of(file, own, wanted)
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", file.stem)[:60] or "prompts"
+    try:
+        return prompts.scenario_of(
+            tokens,
+            name=name,
+            spec=usual_spec(own),
+            engine=wanted.changes(),
+            rate=rate,
+            new_tokens=new_tokens,
+            seed=seed,
+        )
+    except ValidationError as error:
+        raise UsageError(f"--prompts {file}: {refused_setting(error)}") from error
+
+
+def tokens_of(file: Path, own: OwnPair | None, wanted: Wanted) -> list[tuple[int, ...]]:
+    """The prompts of a file in the target's token ids."""
+    if own is None:
+        raise UsageError(
+            "--prompts goes through the tokenizer of a checkpoint\n  name one:  --target FOLDER --draft FOLDER"
+        )
+    texts = prompts.read_prompts(file)
+    encode = prompts.tokenizer(own.target.folder, trust_remote_code=bool(wanted.trust_remote_code))
+    return prompts.tokenized(texts, encode)
+
+
+def usual_spec(own: OwnPair | None) -> SpecConfig:
+    """A chain of three steps, as a pair drafts."""
+    if own is None:
+        return fixed.CHAIN
+    steps = min(3, own.layers) if own.algorithm == "MTP" else 3
+    return SpecConfig(algorithm=own.algorithm, num_steps=steps, num_draft_tokens=steps + 1)
+
+
+def check_family(family: str, own: OwnPair) -> None:
+    """UsageError for a family that no draft like the user's is in."""
+    if own.algorithm in {one.spec.algorithm for one in FAMILIES[family].scenarios}:
+        return
+    fit = [name for name, one in FAMILIES.items() if own.algorithm in {each.spec.algorithm for each in one.scenarios}]
+    drafts = FAMILIES[family].scenarios[0].spec.algorithm
+    raise UsageError(
+        f"--family {family} is for drafts of {drafts}, and --draft {own.draft.folder} ({own.draft.architecture}) "
+        f"drafts as {own.algorithm}\n  leave --family out, or one of: {', '.join(fit)}"
+    )
+
+
+def usual_family(own: OwnPair | None) -> str:
+    """The first family whose drafts draft as the user's do."""
+    algorithm = "EAGLE" if own is None else own.algorithm
+    return next(name for name, one in FAMILIES.items() if one.scenarios[0].spec.algorithm == algorithm)
+
+
+def of_pair(boots: Mapping[str, Boot], own: OwnPair) -> dict[str, Boot]:
+    """The boot configurations that a pair can have, those apart that differ in the checkpoint alone."""
+    found: dict[str, Boot] = {}
+    for name, one in boots.items():
+        fits = one.spec.algorithm == own.algorithm and (own.algorithm != "MTP" or one.spec.num_steps <= own.layers)
+        if fits and all((each.spec, each.engine) != (one.spec, one.engine) for each in found.values()):
+            found[name] = one
+    return found
+
+
 def _elsewhere(name: str, family: str | None) -> str:
     """The family that has a scenario of that name, else an example of another family."""
     owners = [each for each, one in FAMILIES.items() if any(scenario.name == name for scenario in one.scenarios)]
@@ -73,7 +156,10 @@ def check_scenarios(
 
 
 def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[str]:
-    yield from _of_engine(scenario, device)
+    yield from _of_engine(scenario, device, None if own is not None else RECIPES.get(scenario.checkpoint))
+    if own is not None:
+        yield from _of_pair(scenario, own)
+        yield from _of_device(own, device)
     for name in scenario.wants:
         if name not in POINTS:
             yield f"wants: {unknown('coverage point', name, POINTS)}"
@@ -84,14 +170,66 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
         if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("mutant", str(op.name), MUTANTS)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
+    whose = f"checkpoint {scenario.checkpoint!r}" if own is None else f"--target {own.target.folder}"
     for request in scenario.requests:
-        yield from (f"request {request.rid!r}: {problem}" for problem in _of_request(scenario, request, vocab))
+        yield from (f"request {request.rid!r}: {problem}" for problem in _of_request(scenario, request, vocab, whose))
     for request in scenario.requests:
         yield from (f"request {request.rid!r}: {problem}" for problem in _of_length(scenario, request))
 
 
-def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
-    spec, engine, recipe = scenario.spec, scenario.engine, RECIPES.get(scenario.checkpoint)
+def _of_pair(scenario: Scenario, own: OwnPair) -> Iterator[str]:
+    """What the user's own pair cannot do of a scenario."""
+    spec, context = scenario.spec, scenario.engine.context_length
+    if spec.algorithm != own.algorithm:
+        yield (
+            f"spec.algorithm is {spec.algorithm!r}, and --draft {own.draft.folder} ({own.draft.architecture}) "
+            f"drafts as {own.algorithm!r}\n  allowed: {own.algorithm!r}"
+        )
+    if spec.algorithm == "MTP" and spec.num_steps > own.layers:
+        yield (
+            f"spec.num_steps is {spec.num_steps}, and --draft {own.draft.folder} has {own.layers} MTP layers, "
+            f"one for each step\n  allowed: 1 to {own.layers}"
+        )
+    for option, one in (("--target", own.target), ("--draft", own.draft)):
+        if one.config.get("auto_map") and not scenario.engine.trust_remote_code:
+            yield (
+                f"{option} {one.folder}: auto_map in config.json names Python files of its own, which SGLang runs only "
+                f"when told\n  read them, then add:  --trust-remote-code"
+            )
+    target, draft = own.target.positions, own.draft.positions
+    if target is not None and context > target:
+        yield (
+            f"engine.context_length is {context}, and --target {own.target.folder} was made for {target} positions\n"
+            f"  allowed: at most {target}:  --context-length {target}"
+        )
+    elif draft is not None and context > draft and not os.environ.get(LONGER):
+        yield (
+            f"engine.context_length is {context}, and --draft {own.draft.folder} was made for {draft} positions, "
+            f"so that SGLang does not boot\n"
+            f"  allowed: at most {draft}:  --context-length {draft}; or make SGLang do it:  export {LONGER}=1"
+        )
+
+
+def _of_device(own: OwnPair, device: str) -> Iterator[str]:
+    """What SGLang has no float32 for, in which engines on a CPU compute here."""
+    gpu = "  run it on a GPU:  --device cuda --dtype bfloat16"
+    for option, one in (("--target", own.target), ("--draft", own.draft)) if device == "cpu" else ():
+        quantised = one.of_text("quantization_config")
+        if quantised:
+            method = quantised.get("quant_method") if isinstance(quantised, Mapping) else quantised
+            yield (
+                f"{option} {one.folder}: quantization_config is {method!r} in config.json, and SGLang has no float32 "
+                f"for quantised weights\n{gpu}"
+            )
+        if one.linear_attention:
+            yield (
+                f"{option} {one.folder}: {one.linear_attention} in config.json asks for linear attention, which SGLang "
+                f"computes in bfloat16 alone\n{gpu}"
+            )
+
+
+def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:
+    spec, engine = scenario.spec, scenario.engine
     if engine.dp_size > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
         # SGLang builds DP attention into some targets only, and an EAGLE-1 draft is no part of it and hangs
         able = ", ".join(name for name, one in RECIPES.items() if isinstance(one, Qwen3Recipe))
@@ -124,14 +262,14 @@ def _of_engine(scenario: Scenario, device: str) -> Iterator[str]:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
 
 
-def _of_request(scenario: Scenario, request: RequestSpec, vocab: int) -> Iterator[str]:
+def _of_request(scenario: Scenario, request: RequestSpec, vocab: int, whose: str) -> Iterator[str]:
     if request.dp_rank >= scenario.engine.dp_size:
         yield f"dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp_size}"
     for what, tokens in (("token id", request.input_ids), ("stop id", request.stop_token_ids)):
         for token in tokens:
             if not 0 <= token < vocab:
                 yield (
-                    f"{what} {token} is outside the vocabulary of checkpoint {scenario.checkpoint!r}\n"
+                    f"{what} {token} is outside the vocabulary of {whose}\n"
                     f"  allowed: 0 to {vocab - 1}; use smaller ids, or a checkpoint with a larger vocabulary"
                 )
 
@@ -141,10 +279,11 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
     spare = max(CONTEXT_SPARE, spec.num_steps)
-    if prompt + new > CONTEXT_LENGTH - spare:
+    if prompt + new > engine.context_length - spare:
         yield (
-            f"{asked} exceed the context of {CONTEXT_LENGTH} less {spare} to speculate\n"
-            f"  allowed: together at most {CONTEXT_LENGTH - spare}"
+            f"{asked} exceed the context of {engine.context_length} less {spare} to speculate\n"
+            f"  allowed: together at most {engine.context_length - spare}, "
+            f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS"
         )
     pool = engine.max_total_tokens - 2 * max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     if prompt + new > pool:

@@ -29,15 +29,16 @@ from harness.cli import options, prepare
 from harness.cli.documents import run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
-from harness.contract.merge import merge
 from harness.contract.outputs import check_target, write_json
+from harness.contract.providers import WITNESS, is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.judging import judge_scenario
+from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
-from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
+from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
 from reports.terminal import render_run
 
 
@@ -52,6 +53,7 @@ class _Stored:
     scenarios: Sequence[StoredScenario]
     engine: dict[str, Any]
     before: Outcome | None
+    pair: dict[str, Any] | None = None
     missing: str = ""
     live: bool = False
 
@@ -184,6 +186,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             folder=_short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine.known(),
+            pair=reader.manifest.known_pair(),
             before=reader.verdict.outcome,
         )
     # of a run that was cut off, what was stored whole: a scenario's verdict is written last
@@ -197,6 +200,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         folder=_short(reader.folder),
         scenarios=cases,
         engine=reader.manifest.engine.known(),
+        pair=reader.manifest.known_pair(),
         before=None,
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
@@ -219,7 +223,7 @@ def _engine_of(stored: _Stored) -> tuple[str, str]:
 
 
 def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
-    verdict = merge([one.verdict for one in results])
+    verdict = verdict_of(results)
     if stored.missing:
         outcome = Verdict.merge([verdict.outcome, Outcome.UNKNOWN])
         verdict = replace(verdict, outcome=outcome, reasons=(*verdict.reasons, stored.missing))
@@ -233,6 +237,7 @@ def _result(stored: _Stored, results: list[ScenarioResult]) -> RunResult:
         results=tuple(results),
         verdict=verdict,
         cost=Cost(),
+        pair=stored.pair,
     )
 
 
@@ -266,13 +271,26 @@ def _reproducer(stored: StoredScenario) -> Path | None:
 def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:
     from harness.driving.oracle import Oracle
 
+    _check_provider(stored, engine)
+
     pair = engine.get("pair")
-    target, draft = map(Path, pair) if pair else (None, None)
+    own = own_pair(*map(Path, pair)) if pair else None
     device = str(stored.engine.header.get("device", "cpu"))
-    pairs = checkpoint_pairs([stored.scenario], device=device, target=target, draft=draft)
+    pairs = checkpoint_pairs([stored.scenario], device=device, own=own)
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     return Oracle(target=target, draft=draft, assumed=assumed).load().answer(stored.scenario, stored.engine)
+
+
+def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:
+    """UsageError where a witness judged: that takes an engine."""
+    header = header_of(trace_files(stored.folder, "reference")["json"])
+    if is_witness(header or {}) or engine.get("reference") == WITNESS:
+        again = run_again(stored.folder if (stored.folder / MANIFEST).is_file() else stored.folder.parent)
+        raise UsageError(
+            f"--fresh-reference: {stored.folder} was judged by the witness, which is an engine and not computed here\n"
+            f"  judge it with the stored one:  eaglecheck recheck {_short(stored.folder)}\n  ask it anew:  {again}"
+        )
 
 
 def _assumed(stored: StoredScenario, engine: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from harness.archive.store import EVENTS, MANIFEST, read_reproducer, reproducers
 from harness.cli import options, prepare, replay_unwatched
 from harness.cli.outcome import Exit, guarded
 from harness.contract.usage import UsageError
+from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
 from reports.prose import say
 from reports.replay import answer, render_replay
@@ -34,6 +35,7 @@ def command(
     bare: Annotated[
         bool, typer.Option("--bare", help="SGLang alone, none of our code in its processes, for the same; needs a GPU.")
     ] = False,
+    reference: options.Replayed = None,
     gpu_share: options.GpuShare = None,
     runs: options.Runs = None,
 ) -> Exit:
@@ -51,7 +53,6 @@ def command(
     if untraced or bare:
         replay_unwatched.check_seen("--bare" if bare else "--untraced", reproducer, manifest.signature)
     pair = manifest.header.get("pair")
-    target, draft = map(Path, pair) if pair else (None, None)
     assumed, attention = started_with(manifest, stored)
     plan = prepare.make_plan(
         [stored.scenario],
@@ -59,8 +60,8 @@ def command(
         engine=engine or manifest.release,
         device=manifest.device,
         revert=manifest.header.get("revert") if engine is None else None,
-        target=target,
-        draft=draft,
+        own=own_pair(*map(Path, pair)) if pair else None,
+        reference=reference or str(manifest.header.get("reference", "auto")),
         gpu_share=gpu_share,
         runs=runs,
         cpu_attention=attention,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from harness.archive.store import StoredScenario
 from harness.checks.ranks import lost_by, site_of
-from harness.contract.trace import ENDS, Trace
+from harness.contract.trace import ENDS, EOS, Trace
 from harness.contract.usage import UsageError
 from harness.driving.live import LiveEngines
 from harness.driving.runner import Plan
@@ -96,7 +96,7 @@ def bare(plan: Plan, stored: StoredScenario, signature: str) -> Answer:
     if found.texts is None:
         return _answer(stored, signature, where, ending_alone(found), {})
     texts = {
-        request.rid: stopped(text, request.stop_token_ids)
+        request.rid: stopped(text, request.stops(stored.engine.header.get(EOS, ())))
         for request, text in zip(stored.scenario.requests, found.texts, strict=True)
     }
     said = _answer(stored, signature, where, None, texts)

@@ -12,9 +12,11 @@ from cases import catalogue
 from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
-from harness.cli.programs import choose_scenarios
+from harness.cli.programs import choose_scenarios, of_prompts
 from harness.contract.outputs import check_target, write_json
+from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
+from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
 from harness.engines import component
 from harness.engines.launch import CpuAttention
@@ -40,12 +42,27 @@ def command(
     cpu_attention: Annotated[
         CpuAttention, typer.Option(help="CPU attention: our replacement in torch, or SGLang's kernels, slower.")
     ] = "torch",
+    reference: options.Reference = "auto",
+    reference_device: options.ReferenceDevice = "auto",
     gpu_share: options.GpuShare = None,
     dtype: options.Dtype = None,
     backend: options.Backend = None,
     graphs: options.Graphs = None,
     overlap: options.Overlap = None,
     page: options.Page = None,
+    context_length: options.Context = None,
+    chunked_prefill_size: options.Chunk = None,
+    max_running_requests: options.Running = None,
+    max_total_tokens: options.Pool = None,
+    cuda_graph_max_bs: options.GraphBatch = None,
+    mem_fraction_static: options.MemFraction = None,
+    trust_remote_code: options.TrustCode = None,
+    prompts: options.Prompts = None,
+    arrivals: Annotated[
+        float, typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average.")
+    ] = 1.0,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of --prompts: tokens each request asks for.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="Of --prompts: decides when each request arrives.")] = 0,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -56,7 +73,27 @@ def command(
     """
     console = Console(stderr=json == "-")
     check_target(json, inputs=scenario_file or ())
-    chosen = choose_scenarios(scenario or [], scenario_file or [], family)
+    own = own_pair(target, draft)
+    wanted = Wanted(
+        dtype=dtype,
+        attention_backend=backend,
+        cuda_graph=graphs,
+        overlap_schedule=overlap,
+        page_size=page,
+        context_length=context_length,
+        chunked_prefill_size=chunked_prefill_size,
+        max_running_requests=max_running_requests,
+        max_total_tokens=max_total_tokens,
+        cuda_graph_max_bs=cuda_graph_max_bs,
+        mem_fraction_static=mem_fraction_static,
+        trust_remote_code=trust_remote_code,
+    )
+    if prompts is None:
+        chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
+    elif scenario or scenario_file or family:
+        raise UsageError("--prompts makes the scenario itself\n  leave --scenario, --scenario-file and --family out")
+    else:
+        chosen = [of_prompts(prompts, own, wanted, rate=arrivals, new_tokens=max_new_tokens, seed=seed)]
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(
@@ -65,13 +102,12 @@ def command(
         engine=engine,
         device=device,
         revert=revert,
-        target=target,
-        draft=draft,
+        own=own,
         cpu_attention=cpu_attention,
+        reference=reference,
+        reference_device=reference_device,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
-        ),
+        wanted=wanted,
         runs=runs,
         assumed=assume or (),
         files=[None] * (len(chosen) - len(scenario_file or [])) + [*(scenario_file or [])],

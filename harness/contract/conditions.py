@@ -13,7 +13,7 @@ from types import CodeType
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.usage import unknown
 
-#: The most requests that an engine of ours captures a graph for (GRAPH_SIZES of harness.engines.launch).
+#: The most requests that an engine captures a graph for by default (GRAPH_SIZES of harness.engines.launch).
 LARGEST_GRAPH = 4
 #: All that a condition may be made of.
 GRAMMAR = (
@@ -40,7 +40,7 @@ def settings_of(
         "plugin": spec.plugin is not None,
         "checkpoint": checkpoint,
         "requests": requests,
-        "largest_graph": LARGEST_GRAPH,
+        "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }
 
 

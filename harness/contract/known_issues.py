@@ -90,6 +90,43 @@ class Nights(_Page):
     counted: tuple[int, int] | None = None
 
 
+class Measured(_Page):
+    """Mean accept lengths of `verifies` verifies on the trained pair, what is lost in percent, and how to see it."""
+
+    pair: Literal["trained-eagle1", "trained-eagle3"]
+    release: Release
+    verifies: Annotated[int, Field(gt=0)]
+    expected: Annotated[float, Field(ge=1.0)]
+    observed: Annotated[float, Field(ge=1.0)]
+    percent: float
+    command: str
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Measured:
+        lost = 100.0 * (self.expected - self.observed) / self.expected
+        if abs(self.percent - lost) > 0.06:
+            raise ValueError(f"percent is {self.percent}; expected {lost:.1f}, by its accept lengths")
+        return self
+
+    @property
+    def text(self) -> str:
+        means = f"expected {self.expected:.2f}, observed {self.observed:.2f}"
+        return f"{self.pair} on {self.release}: {means}, lost {self.percent:.1f} % (of {self.verifies} verifies)"
+
+
+class Cost(_Page):
+    """What a finding costs in accept length on the trained pair, or why that pair cannot show it."""
+
+    measured: tuple[Measured, ...] = ()
+    not_shown: str = ""
+
+    @model_validator(mode="after")
+    def _says_one_thing(self) -> Cost:
+        if bool(self.measured) == bool(self.not_shown):
+            raise ValueError("cost says either what was measured or why nothing was")
+        return self
+
+
 class KnownIssue(_Page):
     """The front matter of one page.
 
@@ -112,6 +149,7 @@ class KnownIssue(_Page):
     expects: str = ""
     upstream: Upstream
     command: str
+    cost: Cost
     nights: tuple[Nights, ...] = ()
 
     @field_validator("settings")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -19,14 +20,21 @@ from harness.contract import scenario_v1
 SCENARIO_SCHEMA: Literal[2] = 2
 
 #: Why a number is not allowed to be larger: what a message about it says behind what is allowed.
-CONTEXT_IS = "engines are booted for 512 tokens of context"
+LONGEST = 2**20
+CONTEXT_IS = "no checkpoint has a longer context"
+PAGE_IS = "SGLang's backends have no larger pages"
 RUNNING_IS = "an engine keeps room for each of them"
-POOL = 512 * 256
-POOL_IS = f"{POOL} tokens are 256 requests of the whole context, and memory is taken for all of them at boot"
+POOL = 2**24
+POOL_IS = f"{POOL} tokens are 16 of the longest contexts, and memory is taken for all of them at boot"
+#: Tokens a request may grow to where nothing else is asked for; the tiny checkpoints have as many positions.
+CONTEXT_LENGTH = 512
 STEPS_ARE = "512 scheduler steps end any request, and each is waited for"
 SEED_IS = "SGLang keeps seeds in 64 bits"
 LEAST_TEMPERATURE = 1e-6
 TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
+
+
+Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
 
 
 class _Strict(BaseModel):
@@ -43,7 +51,7 @@ class SpecConfig(_Strict):
     plugin.
     """
 
-    algorithm: Literal["EAGLE", "EAGLE3", "MTP"] = "EAGLE"
+    algorithm: Algorithm = "EAGLE"
     num_steps: Annotated[int, Field(ge=1, le=16)] = 3
     eagle_topk: Annotated[int, Field(ge=1, le=16)] = 1
     num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
@@ -85,7 +93,9 @@ class EngineConfig(_Strict):
     over tp_size = dp_size ranks; chunked_prefill_size, max_running_requests and running_limit then hold for each rank.
 
     overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
-    overlap_schedule None: what the release does by default for this speculation on this device.
+    overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
+    graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
+    mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
@@ -97,17 +107,21 @@ class EngineConfig(_Strict):
 
     dp_size: Annotated[int, Field(ge=1, le=8)] = 1
     tp_size: Annotated[int, Field(ge=1, le=8)] = 1
-    page_size: Annotated[int, Field(ge=1, le=512, description=CONTEXT_IS)] = 1
+    page_size: Annotated[int, Field(ge=1, le=512, description=PAGE_IS)] = 1
     overlap_schedule: bool | None = None
     cuda_graph: bool = False
     attention_backend: str = "triton"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     radix_cache: bool = True
-    max_running_requests: Annotated[int, Field(ge=1, le=256, description=RUNNING_IS)] = 8
+    context_length: Annotated[int, Field(ge=16, le=LONGEST, description=CONTEXT_IS)] = CONTEXT_LENGTH
+    max_running_requests: Annotated[int, Field(ge=1, le=4096, description=RUNNING_IS)] = 8
     priority_scheduling: bool = False
     max_total_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
-    chunked_prefill_size: Annotated[int, Field(ge=1, le=512)] | None = Field(default=None, description=CONTEXT_IS)
-    running_limit: Annotated[int, Field(ge=1, le=256)] | None = Field(default=None, description=RUNNING_IS)
+    trust_remote_code: bool = False
+    mem_fraction_static: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
+    cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
+    chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)
+    running_limit: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
     deterministic_inference: bool = False
@@ -119,7 +133,10 @@ class EngineConfig(_Strict):
 
 
 class RequestSpec(_Strict):
-    """One request, by token ids alone; temperature 0 is greedy."""
+    """One request, by token ids alone; temperature 0 is greedy.
+
+    It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts.
+    """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
     input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
@@ -127,6 +144,7 @@ class RequestSpec(_Strict):
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
     sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
     stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
     priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
     dp_rank: Annotated[int, Field(ge=0)] = 0
 
@@ -139,6 +157,18 @@ class RequestSpec(_Strict):
                 f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
             )
         return value
+
+    def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that end it where the checkpoint's are `eos`."""
+        return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
+
+    @model_validator(mode="after")
+    def _stops_count(self) -> RequestSpec:
+        if self.ignore_eos and self.stop_token_ids:
+            raise ValueError(
+                "ignore_eos is true beside stop_token_ids, which SGLang then ignores too\n  allowed: one of them"
+            )
+        return self
 
 
 class Op(_Strict):

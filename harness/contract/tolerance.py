@@ -2,9 +2,11 @@
 
 EXACT   integers: positions, slots, inputs, parents, lengths. Equal or wrong; no budget rescues an integer.
 TIE     a token choice: another token is accepted only when the reference can hardly separate the two.
-BUDGET  floats: within a share of the row's largest value; a NaN on either side is a failure.
+BUDGET  floats: within what rounding does to such rows; a NaN on either side is a failure.
 
-This module must not know what a row means: it sees arrays and a dtype name.
+Where a run in the engine's own dtype stands beside the truth, `noise` measures what rounding does; the shares below are
+for rows without one: float32, and traces that have no such run. This module must not know what a row means: it sees
+arrays and a dtype name.
 """
 
 from __future__ import annotations
@@ -14,27 +16,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float32] | npt.NDArray[np.float64]
-Wide = npt.NDArray[np.float64]
-Flags = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
+from harness.contract.noise import TIE_MULTIPLE, Floats, Ints, RowErrors, Wide, errors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """How far a float may be from the truth, for an engine that computes in one dtype.
 
-    A row passes when its greatest absolute error is at most `relative` times the greatest |truth| of that row plus
-    `floor`, AND, where a run in the engine's own dtype is at hand, at most `ratio` times that run's error plus `floor`.
-    A run's error counts for at least `rounding` of the row's greatest |truth|: it may be small by luck.
+    Where nothing is measured, a row passes when its greatest absolute error is at most `relative` times the greatest
+    |truth| of that row plus `floor`.
     """
 
     dtype: str
     relative: float
     floor: float
-    ratio: float
     #: half a unit in the last place, as a share of the value: what storing a number costs
     rounding: float
     #: what rounding alone does to a row where no run in the engine's dtype says it, as a share of its greatest value
@@ -49,9 +45,9 @@ class Budget:
         return self.tie_rates[max(known for known in self.tie_rates if known <= topk)]
 
 
-#: A near tie is one closer than this many numerical floors: both candidates' logits carry an error of up to one
-#: floor on either side (2), and the reference sums in another order (2 more).
-TIE_MULTIPLE = 4.0
+#: Where nothing is measured, a near tie is one closer than this many numerical floors: both candidates' logits carry an
+#: error of up to one floor on either side (2), and the reference sums in another order (2 more).
+UNMEASURED_TIE = 4.0
 
 #: This many ties are allowed in any scenario, whatever the rate: one tie among ten choices says nothing.
 TIES_ALWAYS_ALLOWED = 2
@@ -66,7 +62,6 @@ BUDGETS: dict[str, Budget] = {
         # CPU, releases 0.5.12.post1 to 0.5.23: worst row of 14 sound traces 1.7e-6; mildest wrong row of a bug 3.9e-3.
         relative=1e-4,
         floor=1e-5,  # rows whose true values are near zero, e.g. a probability of 1e-6
-        ratio=8.0,  # a second float32 run differs from the truth by the same order, not by ten times it
         rounding=2.0**-24,
         numerical_floor=16 * 2.0**-23,  # 16 ulp: sums of a few hundred products over a few layers
         tie_rates={1: 0.001},  # random tiny models tie about once in 10^4 choices
@@ -76,7 +71,6 @@ BUDGETS: dict[str, Budget] = {
         dtype="float16",
         relative=3e-2,  # about 30 roundings of 2^-10
         floor=2e-3,  # one rounding of a value near 2
-        ratio=4.0,
         rounding=2.0**-11,
         numerical_floor=2 * 2.0**-10,  # every operator rounds its output once
         # Clean runs of 0.5.13 on an H100 (up to 2) and an H200 (4 and 8; docs/evidence/gpu.md), share of the choices:
@@ -88,7 +82,6 @@ BUDGETS: dict[str, Budget] = {
         dtype="bfloat16",
         relative=1e-1,  # about 13 roundings of 2^-7
         floor=1.6e-2,  # one rounding of a value near 2
-        ratio=4.0,
         rounding=2.0**-8,
         numerical_floor=2 * 2.0**-7,  # every operator rounds its output once
         # The same: up to two 2.4 to 4.6 % in each of four boot configurations, four 8.2 %, eight 10.7 %.
@@ -105,41 +98,24 @@ def budget_for(dtype: str) -> Budget:
     return BUDGETS[dtype]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowErrors:
-    """How m rows compare: each [m]. `passed` is the judgement; the rest says by how much and where."""
-
-    passed: Flags
-    greatest_abs: Wide
-    greatest_rel: Wide
-    column: Ints
-    mismatched: Ints
-    limit: Wide
-
-
 def judge_rows(
     *,
     engine: Floats,
     truth: Floats,
     budget: Budget,
-    own: Floats | None = None,
-    own_error: Wide | None = None,
+    allowed: Wide | None = None,
     scale: Wide | None = None,
 ) -> RowErrors:
-    """BUDGET over rows: engine, truth and own (a run in the engine's dtype) are [m, w].
+    """BUDGET over rows: engine and truth are [m, w].
 
-    own_error [m] stands in for the greatest error of own, NaN where it is not known; scale [m] for max |truth|. NaN or
-    infinity on either side fails, also where both have it.
+    allowed [m] is the greatest error by measurement, NaN where there is none; scale [m] stands in for max |truth|. NaN
+    or infinity on either side fails, also where both have it.
     """
-    truth_wide = truth.astype(np.float64)
-    error = _errors(engine, truth_wide)
-    size = _row_max(np.abs(truth_wide)) if scale is None else scale
+    error = errors(engine, truth.astype(np.float64))
+    size = _row_max(np.abs(truth.astype(np.float64))) if scale is None else scale
     limit = budget.relative * size + budget.floor
-    if own is not None:
-        own_error = _row_max(_errors(own, truth_wide))
-    if own_error is not None:
-        floor = np.maximum(own_error, budget.rounding * size)
-        limit = np.fmin(limit, budget.ratio * floor + budget.floor)
+    if allowed is not None:
+        limit = np.where(np.isnan(allowed), limit, allowed)
     limit = np.where(np.isfinite(limit), limit, 0.0)
     greatest = _row_max(error)
     with np.errstate(invalid="ignore"):
@@ -151,15 +127,8 @@ def judge_rows(
         column=error.argmax(axis=1) if error.shape[1] else np.zeros(len(error), dtype=np.int64),
         mismatched=(error > limit[:, None]).sum(axis=1),
         limit=limit,
+        comparable=np.ones(len(error), dtype=np.bool_),
     )
-
-
-def _errors(values: Floats, truth: Wide) -> Wide:
-    """|values - truth| [m, w], infinite wherever either side is not finite."""
-    wide = values.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        error = np.abs(wide - truth)
-    return np.where(np.isfinite(wide) & np.isfinite(truth), error, np.inf)
 
 
 def _row_max(values: Wide) -> Wide:
@@ -168,17 +137,17 @@ def _row_max(values: Wide) -> Wide:
     return greatest
 
 
-def tie_limit(*, scale: float, budget: Budget, own_error: float = float("nan")) -> float:
+def tie_limit(*, scale: float, budget: Budget, noise: float = float("nan")) -> float:
     """The margin under which two candidates are the same to a row whose greatest |logit| is `scale`.
 
-    own_error: how far a run in the engine's dtype is off in that row, where there is one. A scale that is not finite
+    noise: what rounding does to the logits of that row, where it is measured (see `noise`). A scale that is not finite
     allows nothing.
     """
     if not np.isfinite(scale):
         return 0.0
-    if not np.isfinite(own_error):
-        return TIE_MULTIPLE * budget.numerical_floor * scale
-    return TIE_MULTIPLE * max(own_error, budget.rounding * scale)
+    if not np.isfinite(noise):
+        return UNMEASURED_TIE * budget.numerical_floor * scale
+    return TIE_MULTIPLE * noise
 
 
 def choice_margin(*, top_ids: Ints, top_logits: Floats, expected: int, observed: int) -> float:
@@ -199,10 +168,6 @@ def is_tie(*, margin: float, scale: float, budget: Budget) -> bool:
     return margin < tie_limit(scale=scale, budget=budget)
 
 
-def too_many_ties(*, ties: int, choices: int, budget: Budget, topk: int = 1) -> bool:
-    """Whether the rate of ties is itself suspicious: more than chance explains at the rate of sound engines.
-
-    topk: candidates of every draft step.
-    """
-    usual = budget.tie_rate(topk) * choices
+def too_many_ties(*, ties: int, usual: float) -> bool:
+    """Whether the number of ties is itself suspicious: more than chance explains where `usual` are expected."""
     return ties > max(TIES_ALWAYS_ALLOWED, usual + TIE_DEVIATIONS * math.sqrt(usual))

@@ -281,6 +281,9 @@ class RequestEnd:
     cached_tokens: int = 0
 
 
+#: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
+EOS = "eos_token_ids"
+
 #: Events behind which an engine is not used any more.
 ENDS = ("crash", "hang", "lost")
 

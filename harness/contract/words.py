@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 
-def counted(number: int, noun: str) -> str:
-    """'1 scenario', '2 scenarios': nouns whose plural is an s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """'1 scenario', '2 scenarios'. plural: of a noun whose plural is not an s more."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def brief(reason: str) -> str:

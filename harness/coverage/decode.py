@@ -24,9 +24,6 @@ from harness.coverage.points import (
     verify_parts,
 )
 
-#: The context window that engines are started with; see `harness.engines.launch.build_launch`.
-CONTEXT = 512
-
 # The batch
 
 
@@ -252,7 +249,7 @@ def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 @coverage_point("a request that filled the context window as far as SGLang lets one, or was cut by it")
 def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     """SGLang holds back max(k·t, n) slots of the window for drafts."""
-    spec, context = scenario.spec, int(trace.header.get("context_length", CONTEXT))
+    spec, context = scenario.spec, int(trace.header.get("context_length", scenario.engine.context_length))
     room = context - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     for end in trace.ends:
         cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens

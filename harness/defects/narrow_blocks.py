@@ -23,7 +23,6 @@ from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.types import Phase
 from harness.defects.refused_states import verified_states
 from reference.departures import Departure, Followed
-from reference.model import causal
 from reference.mtp import MtpHead, MtpLayer
 from reference.windows import Cached, Window, cached_rows
 
@@ -87,7 +86,7 @@ def block_of(held: Cached, window: Window, verified: Tensor, i: int) -> Block:
     first, kept = window.first(i), window.stop - window.start
     refused, width = len(verified) - kept, held.states.shape[1]
     ghosts = window.again[i] - (window.start - first)
-    unknown = torch.full((ghosts, width), float("nan"), dtype=held.states.dtype)
+    unknown = torch.full((ghosts, width), float("nan"), dtype=held.states.dtype, device=held.states.device)
     return Block(
         tokens=[*held.tokens[:first], *[0] * ghosts, *held.tokens[first:], *[0] * refused],
         states=torch.cat((held.states[:first], unknown, held.states[first:], verified[kept:])),
@@ -121,8 +120,9 @@ def said_narrowly(layer: MtpLayer, blocks: Sequence[Block], *, width: int, batch
             cached = zip(whose.tokens, whose.states, whose.positions, strict=True)
             attended = [one for one, _ in zip(cached, range(whose.cached), strict=False)] + attended
         tokens, states, positions = zip(*attended, strict=True)
-        count = len(tokens)
-        g = layer.forward(torch.tensor(tokens), torch.stack(states), torch.tensor(positions), causal(count))[-1]
+        read = torch.stack(states)
+        places = torch.tensor(positions, device=read.device)
+        g = layer.forward(torch.tensor(tokens, device=read.device), read, places)[0][-1]
         said.append(g if bool(g.isfinite().all()) else None)
     return said
 

@@ -46,7 +46,7 @@ def verified_states(request: Followed) -> dict[int, Tensor]:
     decodes = [part for part, _ in request.ran if part.record.mode == "DECODE"]
     trees = [(part.start, request.view.conditions(part, None).tree) for part in decodes]
     known = [(start, tree) for start, tree in trees if tree is not None]
-    answers = verify(request.head, torch.tensor(request.timeline.tokens), known)
+    answers = verify(request.head, request.trunk, known)
     return {start: hidden for (start, _), (hidden, _) in zip(known, answers, strict=True)}
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from reference.model import Target, causal
+from reference.model import PaperTarget
 from reference.mtp import MtpLayer
 
 
@@ -34,7 +34,9 @@ class Planned:
     states: Tensor | None = None
 
 
-def target_states(target: Target, plan: Sequence[Planned], tokens: Sequence[int], positions: Sequence[int]) -> Tensor:
+def target_states(
+    target: PaperTarget, plan: Sequence[Planned], tokens: Sequence[int], positions: Sequence[int]
+) -> Tensor:
     """The target's last states [m,h] of the first m rows of a batch, which are those that the plan covers.
 
     tokens, positions: of all rows of the batch.
@@ -53,7 +55,7 @@ def layer_states(
 
     def said(one: Planned, ids: Tensor, places: Tensor, rows: slice) -> Tensor:
         held = states[rows] if one.states is None else torch.cat((one.states, states[rows]))
-        return layer.forward(ids, held, places, causal(len(ids)))
+        return layer.forward(ids, held, places)[0]
 
     return _by_blocks(plan, tokens, positions, said)
 

@@ -12,15 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from packaging.version import Version
+from pydantic import ValidationError
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
 from harness.contract.known_issues import issues
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
-from harness.engines.launch import BACKENDS, CONTEXT_LENGTH, DTYPES
+from harness.engines.launch import BACKENDS, DTYPES
 
 DEVICES = tuple(BACKENDS)
-MOST_PAGE = CONTEXT_LENGTH
+MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
@@ -39,13 +40,20 @@ FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What --dtype, --attention-backend, --cuda-graph, --overlap-schedule and --page-size ask for, or None."""
+    """What the options of SGLang's own names ask for (--dtype, --page-size, --context-length, …), or None."""
 
     dtype: str | None = None
     attention_backend: str | None = None
     cuda_graph: bool | None = None
     overlap_schedule: bool | None = None
     page_size: int | None = None
+    context_length: int | None = None
+    chunked_prefill_size: int | None = None
+    max_running_requests: int | None = None
+    max_total_tokens: int | None = None
+    cuda_graph_max_bs: int | None = None
+    mem_fraction_static: float | None = None
+    trust_remote_code: bool | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -65,8 +73,19 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
-    engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+    try:
+        engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+    except ValidationError as error:
+        raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine})
+
+
+def refused_setting(error: ValidationError) -> str:
+    """What a message says of the first engine setting that cannot be."""
+    first = error.errors()[0]
+    option = "--" + str(first["loc"][0]).replace("_", "-")
+    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 
 def _check_values(wanted: Wanted, device: str) -> None:
@@ -195,5 +214,21 @@ def unserved(scenario: Scenario, *, version: str) -> str:
             "transfers of this version do not serve\n"
             "  allowed: a smaller engine.max_total_tokens, which makes the decode side take requests back by itself; "
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
+        )
+    return ""
+
+
+def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
+    """Why a witness says nothing of this scenario, with what to do instead; empty if it does."""
+    if scenario.spec.algorithm == "MTP":
+        return (
+            "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
+            "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
+        )
+    predicted = [one for one in assumed if issues()[one].assume == "predicted"]
+    if predicted:
+        return (
+            f"--assume {predicted[0]}: a witness is SGLang itself, and predicts nothing\n"
+            f"  allowed: --reference paper, or leave --assume {predicted[0]} out"
         )
     return ""

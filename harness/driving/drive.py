@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.scenario import Op, RequestSpec, Scenario
-from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
+from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
@@ -47,6 +47,8 @@ class _Run:
     faults: list[str] = field(default_factory=list)
     #: requests that go through SGLang's own `fake` backend
     faked: set[str] = field(default_factory=set)
+    #: what ends a request beside its own stop ids
+    eos: tuple[int, ...] = ()
     idle: bool = False
     #: scheduler steps that were asked for
     steps: int = 0
@@ -79,7 +81,7 @@ class _Run:
             accepted = self.engine.submit(
                 rid=rid,
                 prompt=list(request.input_ids),
-                sampling=sampling_of(request),
+                sampling=sampling_of(request, self.eos),
                 priority=request.priority,
                 dp_rank=request.dp_rank,
                 side=op.name or "",
@@ -216,8 +218,8 @@ def drive(
 
     Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
     """
-    run = _Run(engine=engine, scenario=scenario, on_step=on_step)
     header = dict(engine.handshakes[0])
+    run = _Run(engine=engine, scenario=scenario, on_step=on_step, eos=tuple(header.get(EOS, ())))
     try:
         settings = scenario.engine
         answers = engine.begin(chunk=settings.chunked_prefill_size, running_limit=settings.running_limit, record=record)
@@ -306,12 +308,12 @@ def _hang_data(report: dict[str, Any], rounds: Sequence[RoundRecord]) -> dict[st
     return {**report, **last, **found, "dp_rank_reported": rank}
 
 
-def sampling_of(request: RequestSpec) -> dict[str, Any]:
-    """SGLang sampling parameters of a request; `ignore_eos` because the tiny checkpoints mean nothing by it."""
+def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]:
+    """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
     parameters: dict[str, Any] = {
         "temperature": request.temperature,
         "max_new_tokens": request.max_new_tokens,
-        "ignore_eos": not request.stop_token_ids,
+        "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
     }
     if request.stop_token_ids:
         parameters["stop_token_ids"] = list(request.stop_token_ids)

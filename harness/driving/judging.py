@@ -17,6 +17,7 @@ from harness.checks.judge import judge
 from harness.contract.scenario import Scenario
 from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
+from harness.driving.footprint import CPU, Place
 from harness.driving.progress import ScenarioResult, Setup
 
 if TYPE_CHECKING:
@@ -67,11 +68,23 @@ def unjudged(scenario: Scenario, why: str, *, setup: Setup) -> ScenarioResult:
     return ScenarioResult.of(scenario, trace, None, verdict, (), setup=setup)
 
 
-def load_oracle(target: Path, draft: Path, assumed: tuple[str, ...]) -> Oracle:
-    """A pair's reference, loaded; CheckpointError for a pair it cannot load."""
+def load_oracle(target: Path, draft: Path, assumed: tuple[str, ...], place: Place = CPU) -> Oracle:
+    """A pair's reference, loaded; CheckpointError for a pair it cannot load.
+
+    What `load_ahead` read before the engine's boot is not read again.
+    """
     from harness.driving.oracle import Oracle  # torch: imported while an engine boots
 
-    return Oracle(target=target, draft=draft, assumed=assumed).load()
+    ahead = _ahead.pop((target, draft, assumed, place), None)
+    return ahead or Oracle(target=target, draft=draft, assumed=assumed, place=place).load(held=place.held)
+
+
+def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place) -> None:
+    """Load a reference that a run asks for next; CheckpointError for a pair it cannot load."""
+    _ahead[target, draft, assumed, place] = load_oracle(target, draft, assumed, place)
+
+
+_ahead: dict[tuple[Path, Path, tuple[str, ...], Place], Oracle] = {}
 
 
 @dataclass(slots=True)

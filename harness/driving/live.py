@@ -10,12 +10,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness.contract.providers import PAPER, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.driving.drive import OnStep
-from harness.driving.judging import JudgeQueue, judge_with, load_oracle
+from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle
+from harness.driving.own_pair import OwnPair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.pool import BorrowedPool, EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
@@ -34,13 +37,15 @@ REMEMBERED = 64
 class LiveEngines(EnginePool):
     """Drives and judges scenarios, one engine at a time. environment: release -> a ready EngineEnv, or it raises.
 
-    assumed: ids of known issues that references take for granted.
+    assumed: ids of known issues that references take for granted. own: the user's pair. reference: who judges.
     """
 
     environment: Callable[[str], EngineEnv]
     default: str
     device: str
     assumed: tuple[str, ...] = ()
+    own: OwnPair | None = None
+    reference: str = PAPER
     #: whether CUDA graphs are captured with mutants in them
     mutants_in_graphs: bool = False
     #: the last result of the test that runs now, for its failure report
@@ -59,7 +64,7 @@ class LiveEngines(EnginePool):
     ) -> Launch:
         """How the engine for this scenario is started; engine: a release, the session's own by default."""
         env = self.environment(engine or self.default)
-        target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
+        target, draft = self._folders(scenario)
         return build_launch(
             env=env,
             spec=scenario.spec,
@@ -71,6 +76,7 @@ class LiveEngines(EnginePool):
             revert=revert,
             cpu_attention=cpu_attention,
             assumed=self.assumed,
+            eos=None if self.own is None else self.own.target.eos,
             lease=self.lease,
             mutants_in_graphs=self.mutants_in_graphs,
         )
@@ -88,10 +94,23 @@ class LiveEngines(EnginePool):
         revert: int | None,
         cpu_attention: CpuAttention = "torch",
     ) -> ScenarioResult:
-        """The reference's answer to a trace, and the verdict."""
+        """The reference's answer to a trace, and the verdict. A witness is driven for it, on the same pool."""
         setup = Setup(
-            release=release, device=self.device, revert=revert, cpu_attention=cpu_attention, assumed=self.assumed
+            release=release,
+            device=self.device,
+            revert=revert,
+            cpu_attention=cpu_attention,
+            assumed=self.assumed,
+            pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
+            reference=self.reference,
         )
+        if self.reference == WITNESS:
+            from harness.driving.witness_trace import ask  # the reference's trees, and so torch
+
+            def answer(asked: Scenario) -> Trace:
+                return self.drive(self.launch(asked, engine=release, revert=revert, cpu_attention=cpu_attention), asked)
+
+            return judge_scenario(scenario, trace, ask(scenario, trace, answer), setup=setup)
         return judge_with(self._oracle(scenario), scenario, trace, setup=setup)
 
     def stream(self, scenarios: Iterable[Scenario], *, engine: str, revert: int | None) -> Iterator[ScenarioResult]:
@@ -100,13 +119,21 @@ class LiveEngines(EnginePool):
             for scenario in scenarios:
                 launch = self.launch(scenario, engine=engine, revert=revert)
                 trace = self.drive(launch, scenario)
-                queue.put(partial(self.judge, scenario, trace, release=launch.boot["release"], revert=revert))
+                judged = partial(self.judge, scenario, trace, release=launch.boot["release"], revert=revert)
+                if self.reference == WITNESS:
+                    yield judged()  # needs the engine's place
+                    continue
+                queue.put(judged)
                 yield from queue.take(leave=1)
             yield from queue.take()
 
+    def _folders(self, scenario: Scenario) -> tuple[Path, Path]:
+        """Of target and draft."""
+        return checkpoint_pairs([scenario], device=self.device, own=self.own)[scenario.checkpoint]
+
     def _oracle(self, scenario: Scenario) -> Oracle:
         if scenario.checkpoint not in self._oracles:
-            target, draft = checkpoint_pairs([scenario], device=self.device)[scenario.checkpoint]
+            target, draft = self._folders(scenario)
             self._oracles[scenario.checkpoint] = load_oracle(target, draft, self.assumed)
         return self._oracles[scenario.checkpoint]
 

@@ -13,13 +13,17 @@ import numpy as np
 import torch
 
 from harness import defects
+from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
-from harness.contract.trace import Event, Trace
+from harness.contract.trace import EOS, Event, Rows, Trace
+from harness.driving.footprint import CONTEXT_MIB, CPU, Place
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
 
+#: Weight files up to this size are of a tiny pair.
+TINY = 64 << 20
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in.
 Asked = tuple[SpecConfig, str, str]
 
@@ -36,17 +40,33 @@ class Oracle:
     draft: Path
     #: ids of known issues to take for granted; the reference follows those that harness.defects predicts
     assumed: tuple[str, ...] = ()
-    _models: dict[tuple[str, str], tuple[Target, AnyHead]] = field(default_factory=dict)
+    place: Place = CPU
+    #: MiB that tensors took at most on a GPU; 0 on a CPU, where nobody counts
+    peak_mib: int = 0
+    _lease: leases.Lease | None = None
+    _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
     _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
 
-    def load(self, *, held: str = "float32", dtype: str = "float32") -> Oracle:
+    def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
-        if (held, dtype) not in self._models:
-            torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
-            rounded, computed = getattr(torch, held), getattr(torch, dtype)
-            self._models[held, dtype] = load_pair(self.target, self.draft, computed, held=rounded)
+        if held not in self._models:
+            if self._bytes() < TINY:
+                torch.set_num_threads(1)  # tiny matrices: more threads only get in the engine's way
+            self._take_lease()
+            device = torch.device(self.place.device)
+            self._models[held] = load_pair(self.target, self.draft, held=getattr(torch, held), device=device)
         return self
+
+    def _take_lease(self) -> None:
+        """On a GPU: a share of it, as an engine has, before anything is on it."""
+        if self.place.device == "cpu" or self._lease is not None or not self.place.said:
+            return
+        asked = leases.request((self.place.said + CONTEXT_MIB) / 1024)
+        self._lease = leases.take(asked, say=lambda _text: None)
+
+    def _bytes(self) -> int:
+        return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
@@ -57,27 +77,37 @@ class Oracle:
             reference = with_own(reference, own)
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
-            self._greedy(scenario.spec, request, held=held, claim=outputs.get(request.rid, ()))
+            self._greedy(
+                scenario.spec,
+                request,
+                held=held,
+                claim=outputs.get(request.rid, ()),
+                stops=request.stops(engine.header.get(EOS, ())),
+            )
             for request in scenario.requests
         )
+        if self.place.device != "cpu":
+            self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
         if asked not in self._sessions:
-            target, head = self.load(held=held, dtype=dtype)._models[held, dtype]
+            head = self.load(held=held)._models[held][1].computing(getattr(torch, dtype))
             wanted = defects.departures(self.assumed)
-            self._sessions[asked] = ReferenceSession(target, head, spec, departures=wanted)
+            self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...]) -> Event:
+    def _greedy(
+        self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...], stops: tuple[int, ...]
+    ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.input_ids, request.max_new_tokens, request.stop_token_ids)
+        asked = (request.input_ids, request.max_new_tokens, stops)
         key = (held, *asked)
         if key not in self._texts:
             session = self._session(spec, held=held)
-            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request) else None
+            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request, stops) else None
             self._texts[key] = confirmed or session.generate_with_margins(*asked)
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
@@ -98,24 +128,28 @@ def with_own(truth: Trace, own: Trace) -> Trace:
     if len(truth.rows) != len(own.rows) or any((columns[0][name] != columns[1][name]).any() for name in MEANING):
         return truth  # the other run chose otherwise somewhere it was free to choose
     beside = {f"own.{name}": tensor for name, tensor in own.tensors.items()}
-    errors = [_logit_error(truth, own, row) for row in range(len(truth.rows))]
-    beside["own.logits"] = np.asarray(errors, dtype=np.float32).reshape(-1, 1)
+    beside["own.logits"] = _logit_errors(truth.rows, own.rows)[:, None]
     return dataclasses.replace(truth, tensors={**truth.tensors, **beside})
 
 
-def _logit_error(truth: Trace, own: Trace, row: int) -> float:
-    ids, logits = truth.rows.lists["top_ids"][row], truth.rows.lists["top_logits"][row]
-    theirs = dict(zip(own.rows.lists["top_ids"][row].tolist(), own.rows.lists["top_logits"][row].tolist(), strict=True))
-    shared = [
-        abs(theirs[token] - value)
-        for token, value in zip(ids.tolist(), logits.tolist(), strict=True)
-        if token in theirs
-    ]
-    return max(shared, default=float("nan"))
+def _logit_errors(truth: Rows, own: Rows) -> np.ndarray:
+    """float32 [rows]: greatest difference among the ids that both keep; NaN where there is none."""
+    found = np.full(len(truth), np.nan, dtype=np.float32)
+    lengths = [rows.lists["top_ids"].lengths for rows in (truth, own)]
+    for one, other in {*zip(*(length.tolist() for length in lengths), strict=True)}:
+        at = np.flatnonzero((lengths[0] == one) & (lengths[1] == other))
+        if not one or not other:
+            continue
+        ids, own_ids = (rows.lists["top_ids"].stacked(at) for rows in (truth, own))
+        logits, own_logits = (rows.lists["top_logits"].stacked(at) for rows in (truth, own))
+        same = ids[:, :, None] == own_ids[:, None, :]
+        error = np.where(same, np.abs(logits[:, :, None] - own_logits[:, None, :]), -np.inf).max(axis=(1, 2))
+        found[at] = np.where(same.any(axis=(1, 2)), error, np.nan)
+    return found
 
 
-def _is_whole(claim: tuple[int, ...], request: RequestSpec) -> bool:
-    """Whether a text has the length that greedy decoding would give it: up to its first stop id, or the limit."""
-    stops = [place for place, token in enumerate(claim) if token in request.stop_token_ids]
-    whole = min(stops[0] + 1, request.max_new_tokens) if stops else request.max_new_tokens
+def _is_whole(claim: tuple[int, ...], request: RequestSpec, stops: tuple[int, ...]) -> bool:
+    """Whether a text has the length that greedy decoding would give it: up to its first stop, or the limit."""
+    places = [place for place, token in enumerate(claim) if token in stops]
+    whole = min(places[0] + 1, request.max_new_tokens) if places else request.max_new_tokens
     return bool(claim) and len(claim) == whole

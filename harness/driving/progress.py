@@ -14,20 +14,31 @@ from typing import Any
 from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
-from harness.checks.findings import Finding, group
+from harness.checks.findings import Finding, group, members
 from harness.contract.known_issues import Known, known_as
+from harness.contract.merge import merge
+from harness.contract.providers import PAPER, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
-from harness.contract.types import Divergence, Outcome, Phase, Verdict
+from harness.contract.types import Divergence, Outcome, Verdict
+from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
+from harness.driving.footprint import CPU, Place
+from harness.driving.own_pair import OwnPair
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
 from harness.engines.process import Launch
 
+#: How a note about a draft begins that is accepted in at most this share of at least so many verifies.
+HARDLY, MOST_AGREED, LEAST_VERIFIES = "the draft hardly ever agrees", 0.02, 50
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """How an engine and its reference were started; a replay repeats it. pair: the folders of a pair of the user's."""
+    """How an engine and its reference were started; a replay repeats it.
+
+    pair: the folders of a pair of the user's. reference: which provider was asked (see harness.contract.providers).
+    """
 
     release: str
     device: str = "cpu"
@@ -35,17 +46,19 @@ class Setup:
     cpu_attention: CpuAttention = "torch"
     assumed: tuple[str, ...] = ()
     pair: tuple[str, str] | None = None
+    reference: str = PAPER
 
     def plain(self) -> dict[str, Any]:
         """As a reproducer keeps it."""
         known = {"release": self.release, "device": self.device, "assumed": list(self.assumed)}
-        known["cpu_attention"] = self.cpu_attention
+        known |= {"cpu_attention": self.cpu_attention, "reference": self.reference}
         return known | ({"pair": list(self.pair)} if self.pair else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own_pair: the user named them.
+    """What to run and where. pairs: (target, draft) folders by scenario.checkpoint; own: those that the user named.
+    place: where the reference computes.
 
     lease: the share of a GPU that every engine takes first. box: seconds that the scenarios of one boot configuration
     may take, its boot apart; those that are left then are not driven.
@@ -58,7 +71,9 @@ class Plan:
     device: str = "cpu"
     revert: int | None = None
     cpu_attention: CpuAttention = "torch"
-    own_pair: bool = False
+    reference: str = PAPER
+    own: OwnPair | None = None
+    place: Place = CPU
     lease: Request | None = None
     assumed: tuple[str, ...] = ()
     argv: tuple[str, ...] = ()
@@ -78,20 +93,21 @@ class Plan:
             revert=self.revert,
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
+            eos=None if self.own is None else self.own.target.eos,
             lease=lease,
         )
 
     @property
     def setup(self) -> Setup:
         """How its engines and references are started."""
-        target, draft = next(iter(self.pairs.values())) if self.own_pair else (None, None)
         return Setup(
             release=self.env.version,
             device=self.device,
             revert=self.revert,
             cpu_attention=self.cpu_attention,
             assumed=self.assumed,
-            pair=(str(target), str(draft)) if self.own_pair else None,
+            pair=None if self.own is None else (str(self.own.target.folder), str(self.own.draft.folder)),
+            reference=self.reference,
         )
 
 
@@ -100,7 +116,9 @@ class ScenarioResult:
     """One judged scenario, wherever its rows came from: an engine that runs, a stored run, a test.
 
     trace, reference: a run that stored them keeps only the header. text_identical: whether no text shows what is wrong.
-    accepted: accept length, the bonus included -> verifies of that length.
+    accepted: accept length, the bonus included -> verifies of that length. accept: expected and observed ones;
+    accept_of: those of the rounds that a finding and its consequences touch, by signature; None where nothing is known.
+    providers: who judged target and draft, empty without a reference. witnessed: what of it, where a witness did.
     known: signature, or reason for UNKNOWN -> the known issues that it may be; says nothing about the verdict.
     folder, reproducer: where it is stored. seconds: wall time by part (engine, reference, judge, store).
     """
@@ -116,6 +134,10 @@ class ScenarioResult:
     rounds: int
     draft_steps: int
     accepted: Mapping[int, int]
+    providers: Mapping[str, str] = field(default_factory=dict)
+    witnessed: Witnessed = field(default_factory=Witnessed)
+    accept: AcceptLengths | None = None
+    accept_of: Mapping[str, AcceptLengths | None] = field(default_factory=dict)
     known: Mapping[str, tuple[Known, ...]] = field(default_factory=dict)
     folder: Path = Path()
     reproducer: Path | None = None
@@ -134,6 +156,7 @@ class ScenarioResult:
     ) -> ScenarioResult:
         """Everything that follows from rows and their verdict. stored: folder, reproducer, seconds."""
         findings = tuple(group(divergences))
+        rounds = AcceptRounds.of(scenario, trace, reference, divergences)
         return ScenarioResult(
             scenario=scenario,
             setup=setup,
@@ -145,7 +168,11 @@ class ScenarioResult:
             text_identical=None if reference is None else text_identical(trace, reference, scenario),
             rounds=len(trace.rounds),
             draft_steps=sum(record.forwards.get("DRAFT", 0) for record in trace.rounds),
-            accepted=accept_lengths(trace),
+            accepted=Counter(rounds.observed.values()),
+            providers={} if reference is None else providers_in(reference.header),
+            witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
+            accept=rounds.all(),
+            accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
             known=_known(scenario, setup, verdict, findings),
             **stored,
         )
@@ -198,22 +225,34 @@ class ScenarioResult:
         )
 
 
-def accept_lengths(trace: Trace) -> Counter[int]:
-    """Accept length, the bonus included -> verifies of that length."""
-    rows = trace.rows
-    rounds = Counter(
-        (rows.ints["dp_rank"][at], rows.strings["rid"][at], rows.ints["attempt"][at], rows.ints["committed"][at])
-        for at in (rows.strings["phase"] == Phase.ACCEPT).nonzero()[0]
-    )
-    return Counter(rounds.values())
-
-
 def mean_accept_length(results: Iterable[ScenarioResult]) -> float | None:
     """Tokens that a verify of one request committed on average, the bonus included; None without a verify."""
     counts: Counter[int] = Counter()
     for one in results:
         counts.update(one.accepted)
     return sum(length * count for length, count in counts.items()) / counts.total() if counts else None
+
+
+def verdict_of(results: Sequence[ScenarioResult], *more: Verdict) -> Verdict:
+    """The verdict of a run, and what has to be known beside it. more: what is said of the rest of the run."""
+    merged = merge([*(one.verdict for one in results), *more])
+    return replace(merged, reasons=(*merged.reasons, *hardly_agrees(results)))
+
+
+def hardly_agrees(results: Sequence[ScenarioResult]) -> list[str]:
+    """What a draft that is next to never accepted leaves unseen: one line, none where it agrees or too little ran."""
+    counts: Counter[int] = Counter()
+    for one in results:
+        counts.update(one.accepted)
+    if counts.total() < LEAST_VERIFIES or counts.total() - counts[1] > MOST_AGREED * counts.total():
+        return []
+    longest = max(one.scenario.spec.num_steps for one in results) + 1
+    return [f"{HARDLY}: accept length {mean_accept_length(results):.2f} of {longest}; a wrong chain cannot show in it"]
+
+
+def accept_lengths_of(results: Iterable[ScenarioResult]) -> AcceptLengths | None:
+    """Expected and observed accept lengths of all of them; None where nothing is known."""
+    return total(one.accept for one in results)
 
 
 def _known(
@@ -233,6 +272,9 @@ class Cost:
     boot_seconds: float = 0.0
     engine_seconds: float = 0.0
     reference_seconds: float = 0.0
+    #: MiB that the reference had at most, and what it said before; 0 where nobody counts
+    reference_mib: int = 0
+    reference_said_mib: int = 0
     judge_seconds: float = 0.0
     store_seconds: float = 0.0
     total_seconds: float = 0.0
@@ -240,7 +282,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """One finished run."""
+    """One finished run. pair: of the user's own, its names, sizes and digests (see harness.driving.pairs)."""
 
     folder: Path
     engine: str
@@ -250,6 +292,7 @@ class RunResult:
     results: tuple[ScenarioResult, ...]
     verdict: Verdict
     cost: Cost
+    pair: Mapping[str, Any] | None = None
 
 
 class Interrupted(KeyboardInterrupt):

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
 from harness.archive.writer import RunWriter
-from harness.contract.merge import merge
+from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
-from harness.driving.judging import JudgeQueue, judge_with, load_oracle, unjudged
+from harness.driving.judging import JudgeQueue, judge_scenario, judge_with, load_oracle, unjudged
 from harness.driving.pool import EnginePool
 from harness.driving.progress import (
     Booted,
@@ -40,6 +40,7 @@ from harness.driving.progress import (
     Setup,
     Started,
     Stepped,
+    verdict_of,
 )
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineError
@@ -47,6 +48,15 @@ from harness.engines.process import Launch
 
 if TYPE_CHECKING:
     from harness.driving.oracle import Oracle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Driven:
+    """A scenario whose witness was not asked yet. seconds: what the engine took."""
+
+    scenario: Scenario
+    trace: Trace
+    seconds: float
 
 
 @dataclass(slots=True)
@@ -59,6 +69,7 @@ class _Run:
     engines: EnginePool = field(init=False)
     oracles: dict[str, Future[Oracle]] = field(default_factory=dict)
     queue: JudgeQueue = field(default_factory=JudgeQueue)
+    driven: list[_Driven] = field(default_factory=list)
     results: list[ScenarioResult] = field(default_factory=list)
     header: dict[str, Any] = field(default_factory=dict)
     boot_seconds: float = 0.0
@@ -108,17 +119,19 @@ def run(plan: Plan, *, observers: Sequence[Observer] = ()) -> RunResult:
     going = _Run(plan=plan, observers=observers, writer=writer)
     try:
         with ThreadPoolExecutor(max_workers=1) as loader:
-            for name, (target, draft) in plan.pairs.items():
-                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed)
+            for name, (target, draft) in plan.pairs.items() if plan.reference != WITNESS else ():
+                going.oracles[name] = loader.submit(load_oracle, target, draft, plan.assumed, plan.place)
             with going.queue:
                 try:
                     for scenario in in_boot_order(plan.scenarios):
                         if time.monotonic() < going.ends.get(scenario.boot_key(), math.inf):
                             _run_scenario(going, scenario)
+                    if going.driven:
+                        _ask_witnesses(going)
                 finally:
                     going.engines.end()
                 going.settle()
-        verdict = merge([result.verdict for result in going.results])
+        verdict = verdict_of(going.results)
         writer.finish(verdict)
     except KeyboardInterrupt as stop:
         why = str(stop) or "interrupted"
@@ -144,7 +157,7 @@ def in_boot_order(scenarios: Sequence[Scenario]) -> list[Scenario]:
 def _run_scenario(going: _Run, scenario: Scenario) -> None:
     """Drive it, and leave it with the judge; the engine is booted again only after it died."""
     going.settle(leave=1)
-    number = len(going.results) + len(going.queue) + 1
+    number = len(going.results) + len(going.queue) + len(going.driven) + 1
     going.notify(Started(scenario=scenario, index=number, total=len(going.plan.scenarios)))
     start = time.monotonic()
     try:
@@ -158,7 +171,11 @@ def _run_scenario(going: _Run, scenario: Scenario) -> None:
         going.settle()
         going.record(_stored(going, unjudged(scenario, str(error), setup=going.plan.setup)))
         return
-    going.queue.put(partial(_judge, going, scenario, trace, time.monotonic() - start))
+    seconds = time.monotonic() - start
+    if going.plan.reference == WITNESS:
+        going.driven.append(_Driven(scenario=scenario, trace=trace, seconds=seconds))
+    else:
+        going.queue.put(partial(_judge, going, scenario, trace, seconds))
 
 
 def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
@@ -170,6 +187,42 @@ def _drive(going: _Run, scenario: Scenario, launch: Launch) -> Trace:
         going.settle(leave=1)
 
     return going.engines.drive(launch, scenario, on_step=on_step)
+
+
+def _ask_witnesses(going: _Run) -> None:
+    """The witness of every scenario that was driven, now that the engine under test is not needed any more."""
+    from harness.driving.witness import plainest
+    from harness.driving.witness_trace import ask  # the reference's trees, and so torch
+
+    lost = dict[str, str]()  # boot configuration -> why it has no engine
+
+    def drive(asked: Scenario) -> Trace:
+        key = asked.boot_key()
+        if key in lost:
+            raise EngineError(lost[key])
+        try:
+            launch = going.plan.launch(asked, lease=going.engines.lease)
+            booting = time.monotonic()
+            going.engines.use(launch)
+            boots.append(time.monotonic() - booting)
+            return going.engines.drive(launch, asked)
+        except EngineError as error:
+            lost[key] = str(error)
+            raise
+
+    for driven in sorted(going.driven, key=lambda one: plainest(one.scenario).boot_key()):
+        start, boots = time.monotonic(), list[float]()
+        reference = ask(driven.scenario, driven.trace, drive)
+        going.driven.remove(driven)
+        seconds = {"engine": driven.seconds, "reference": time.monotonic() - start - sum(boots)}
+        going.queue.put(partial(_judge_witnessed, going, driven, reference, seconds))
+        going.settle(leave=1)
+
+
+def _judge_witnessed(going: _Run, driven: _Driven, reference: Trace, seconds: dict[str, float]) -> ScenarioResult:
+    """Judge and store one scenario with what its witness said."""
+    setup = going.plan.setup
+    return _stored(going, judge_scenario(driven.scenario, driven.trace, reference, setup=setup, seconds=seconds))
 
 
 def _judge(going: _Run, scenario: Scenario, trace: Trace, engine_seconds: float) -> ScenarioResult:
@@ -204,6 +257,7 @@ def _result(going: _Run, verdict: Verdict, seconds: float) -> RunResult:
         results=tuple(going.results),
         verdict=verdict,
         cost=_cost(going, seconds),
+        pair=_pair(going.plan),
     )
 
 
@@ -212,7 +266,7 @@ def _cut_off(going: _Run, why: str) -> Verdict:
     going.results += going.queue.finished()
     judged, total = len(going.results), len(going.plan.scenarios)
     rest = Verdict(outcome=Outcome.UNKNOWN, reasons=(f"{why}: {judged} of {counted(total, 'scenario')} judged",))
-    return merge([*(result.verdict for result in going.results), rest])
+    return verdict_of(going.results, rest)
 
 
 def _left_behind(going: _Run) -> str:
@@ -220,6 +274,10 @@ def _left_behind(going: _Run) -> str:
     judged = len(list(folder.glob(f"*/{VERDICT}")))  # the last one may be stored and not taken from the judge yet
     left = f"run folder {folder} is incomplete, {judged} of {counted(len(going.plan.scenarios), 'scenario')} judged"
     return f"{left}; look at those:  eaglecheck recheck {folder}" if judged else left
+
+
+def _loaded(one: Future[Oracle]) -> bool:
+    return one.done() and not one.cancelled() and one.exception() is None
 
 
 def _cost(going: _Run, total: float) -> Cost:
@@ -231,10 +289,16 @@ def _cost(going: _Run, total: float) -> Cost:
         boot_seconds=going.boot_seconds,
         engine_seconds=spent["engine"],
         reference_seconds=spent["reference"],
+        reference_mib=max((one.result().peak_mib for one in going.oracles.values() if _loaded(one)), default=0),
+        reference_said_mib=going.plan.place.said or 0,
         judge_seconds=spent["judge"],
         store_seconds=spent["store"],
         total_seconds=total,
     )
+
+
+def _pair(plan: Plan) -> dict[str, Any] | None:
+    return None if plan.own is None else plan.own.facts()
 
 
 def _manifest(plan: Plan) -> dict[str, Any]:
@@ -247,6 +311,7 @@ def _manifest(plan: Plan) -> dict[str, Any]:
         "git_dirty": dirty,
         "host": platform.node(),
         "python": sys.version.split()[0],
+        **({} if plan.own is None else {"pair": _pair(plan)}),
         "engine": {**setup, "torch": plan.env.torch, "python": str(plan.env.python)},
     }
 

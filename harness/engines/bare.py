@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.both_sides.port_leases import Ports, ports_held
 from harness.contract.scenario import Scenario
 from harness.engines.process import Launch
 from harness.engines.processes import end_group
@@ -53,8 +54,13 @@ def waves(scenario: Scenario) -> list[int]:
 
 def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float) -> Bare:
     """Start it, wait at most `seconds`, and end what it started; its log stays in the folder."""
+    with ports_held() as ports:
+        return _run(_given(launch, scenario, ports), launch, folder=folder, seconds=seconds)
+
+
+def _run(given: dict[str, Any], launch: Launch, *, folder: Path, seconds: float) -> Bare:
     file, log = folder / "bare.json", folder / "bare.log"
-    file.write_text(json.dumps(_given(launch, scenario)))
+    file.write_text(json.dumps(given))
     path = os.pathsep.join(str(part) for part in launch.pythonpath)
     with log.open("w") as output:
         process = subprocess.Popen(
@@ -74,11 +80,11 @@ def run_bare(launch: Launch, scenario: Scenario, *, folder: Path, seconds: float
     return _read(log.read_text(errors="replace").splitlines())
 
 
-def _given(launch: Launch, scenario: Scenario) -> dict[str, Any]:
+def _given(launch: Launch, scenario: Scenario, ports: Ports) -> dict[str, Any]:
     return {
-        "environment": launch.boot["environment"],
+        "environment": launch.boot["environment"] | ports.environment,
         "arguments": launch.boot["arguments"],
-        "optional": launch.boot["optional_arguments"],
+        "optional": launch.boot["optional_arguments"] | ports.arguments,
         "waves": waves(scenario),
         "prompts": [list(request.input_ids) for request in scenario.requests],
         "tokens": [request.max_new_tokens for request in scenario.requests],

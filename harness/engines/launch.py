@@ -14,15 +14,13 @@ from typing import Any, Literal
 from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
 from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.trace import EOS
 from harness.engines.envs import EngineEnv
 from harness.engines.process import Launch
 
 CpuAttention = Literal["torch", "interpreted"]
 #: full: everything; tokens: which batches ran and what they committed, and nothing inside CUDA graphs; off: nothing.
 ProbeLevel = Literal["full", "tokens", "off"]
-
-#: Tokens a request may grow to; the tiny checkpoints have as many positions.
-CONTEXT_LENGTH = 512
 
 #: What a chunk holds at boot, at least.
 BOOT_CHUNK = 64
@@ -59,7 +57,7 @@ def build_launch(
     probe: ProbeLevel | bool = "full",
     revert: int | None = None,
     cpu_attention: CpuAttention = "torch",
-    context_length: int = CONTEXT_LENGTH,
+    eos: Sequence[int] | None = None,
     assumed: Sequence[str] = (),
     lease: Request | None = None,
     mutants_in_graphs: bool = False,
@@ -70,6 +68,7 @@ def build_launch(
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
+    eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does.
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
     mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
@@ -95,13 +94,15 @@ def build_launch(
             "model_path": str(target),
             "speculative_draft_model_path": str(draft),
             "device": device,
-            "context_length": context_length,
+            "context_length": engine.context_length,
             "disable_overlap_schedule": not overlap,
             **_speculation(spec, engine),
             **_serving(engine, device),
         },
         "optional_arguments": _optional(engine),
     }
+    if eos is not None:
+        boot[EOS] = list(eos)
     if mutants_in_graphs and engine.cuda_graph:
         boot["mutants_in_graphs"] = True
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size)
@@ -144,8 +145,10 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {"disable_piecewise_cuda_graph": True}
     if engine.cuda_graph:
-        sizes = list(GRAPH_SIZES)
-        arguments |= {"cuda_graph_bs": sizes, "cuda_graph_bs_decode": sizes, "disable_prefill_cuda_graph": True}
+        arguments["disable_prefill_cuda_graph"] = True
+        most = engine.cuda_graph_max_bs
+        name, value = ("cuda_graph_bs", list(GRAPH_SIZES)) if most is None else ("cuda_graph_max_bs", most)
+        arguments |= {name: value, f"{name}_decode": value}
     return arguments
 
 
@@ -182,8 +185,6 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
         "speculative_eagle_topk": spec.eagle_topk,
         "speculative_num_draft_tokens": spec.num_draft_tokens,
     }
-    if spec.algorithm == "MTP":  # one pool of KV slots: such models otherwise get a second for their sliding windows
-        arguments["disable_hybrid_swa_memory"] = True
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments
@@ -206,9 +207,12 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "disable_custom_all_reduce": engine.tp_size > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority_scheduling,
         "enable_deterministic_inference": engine.deterministic_inference,
+        # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
+        "disable_hybrid_swa_memory": True,
         "max_total_tokens": engine.max_total_tokens,
         "chunked_prefill_size": boot_chunk(engine.page_size),
-        "mem_fraction_static": 0.5,
+        "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,
+        **({"trust_remote_code": True} if engine.trust_remote_code else {}),
         "log_level": "info",
     }

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.both_sides.port_leases import Ports, take_ports
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.engines import closure, envs
 from harness.engines.closure import EnvError, Progress
@@ -40,6 +41,7 @@ class _Boot:
     name: str
     log: Path
     process: subprocess.Popen[bytes]
+    ports: Ports
 
 
 def warm(versions: Sequence[str], *, progress: Progress) -> tuple[dict[str, Any], ...]:
@@ -52,7 +54,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[dict[str, Any]
     try:
         for version in versions:
             for dtype, topk, graphs in VARIANTS:
-                boots.append(_start(version, dtype=dtype, topk=topk, graphs=graphs, number=len(boots)))
+                boots.append(_start(version, dtype=dtype, topk=topk, graphs=graphs))
         answers, failed = [], []
         for boot in boots:
             answer = _await(boot, deadline=start + SECONDS)
@@ -71,7 +73,7 @@ def warm(versions: Sequence[str], *, progress: Progress) -> tuple[dict[str, Any]
     return tuple(answers)
 
 
-def _start(version: str, *, dtype: Any, topk: int, graphs: bool, number: int) -> _Boot:
+def _start(version: str, *, dtype: Any, topk: int, graphs: bool) -> _Boot:
     from cases import checkpoints
 
     env = envs.state(version)
@@ -86,10 +88,10 @@ def _start(version: str, *, dtype: Any, topk: int, graphs: bool, number: int) ->
         probe=False,
     )
     name = f"SGLang {version} {dtype} topk {topk} {'graphs' if graphs else 'eager'}"
-    arguments = launch.boot["arguments"] | {"port": 31000 + 200 * number}
+    ports = take_ports()
     asked = {
-        "arguments": arguments,
-        "optional_arguments": launch.boot["optional_arguments"],
+        "arguments": launch.boot["arguments"],
+        "optional_arguments": launch.boot["optional_arguments"] | ports.arguments,
         "prompts": PROMPTS,
         "new_tokens": NEW_TOKENS,
         "mark": MARK,
@@ -103,11 +105,17 @@ def _start(version: str, *, dtype: Any, topk: int, graphs: bool, number: int) ->
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            env={**os.environ, **launch.boot["environment"], "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"},
+            env={
+                **os.environ,
+                **launch.boot["environment"],
+                **ports.environment,
+                "PYTHONPATH": path,
+                "PYTHONUNBUFFERED": "1",
+            },
             cwd=log.parent,
             start_new_session=True,
         )
-    return _Boot(version=version, name=name, log=log, process=process)
+    return _Boot(version=version, name=name, log=log, process=process, ports=ports)
 
 
 def _await(boot: _Boot, *, deadline: float) -> dict[str, Any] | None:
@@ -130,6 +138,7 @@ def _end(boot: _Boot) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(boot.process.pid, signal.SIGKILL)
     boot.process.wait()
+    os.close(boot.ports.lock)
 
 
 def main(versions: Sequence[str]) -> int:

@@ -174,6 +174,12 @@ def accepted(cell: CellResult) -> Measured | None:
     return Measured(value=mean, low=mean - error, high=mean + error, count=count)
 
 
+def lost(cell: CellResult) -> Measured | None:
+    """Percent of the expected accept length that was not observed, without an interval: pairs, not counts, vary."""
+    value = cell.lost
+    return None if value is None else Measured(value=value, low=value, high=value, count=cell.accept[0])
+
+
 def tied(cell: CellResult) -> Measured | None:
     """Tie rate with Wilson's interval (1927), which stays inside 0 to 1 and costs no sum over choices."""
     rate, count = cell.tie_rate, cell.choices
@@ -199,5 +205,6 @@ class Value:
 
 VALUES = {
     "accept length": Value(of="verifies", unit="tokens", digits=2, measure=accepted),
+    "accept length lost": Value(of="verifies", unit="percent", digits=1, measure=lost),
     "tie rate": Value(of="choices", unit="", digits=4, measure=tied),
 }

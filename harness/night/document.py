@@ -103,6 +103,7 @@ def _cell(cell: CellResult, judged: Judgement) -> ET.Element:
             "unknown": cell.unknown,
             "left_out": cell.left_out,
             "accept_length": "" if cell.mean_accepted is None else f"{cell.mean_accepted:.4f}",
+            "accept_lost_percent": "" if cell.lost is None else f"{cell.lost:.2f}",
             "tie_rate": "" if cell.tie_rate is None else f"{cell.tie_rate:.6f}",
             **{f"{group.status}:{group.signature}": f"{group.shown}/{group.tried}" for group in groups},
         },

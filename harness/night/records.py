@@ -46,7 +46,8 @@ class CellResult(_Strict):
 
     expected: PASS, or what a corpus case's release window says. expected_kinds: what its case shows here.
     unknown: scenarios without a verdict; left_out: those that the time limit left no time for. accepted: accept length
-    (bonus included) -> verifies. choices: tokens and proposals that were compared; ties: those within the margin.
+    (bonus included) -> verifies. accept: verifies of which the expected length is known, tokens that they were expected
+    to commit, tokens that they did. choices: tokens and proposals that were compared; ties: those within the margin.
     """
 
     key: str
@@ -63,6 +64,7 @@ class CellResult(_Strict):
     left_out: Count
     findings: tuple[Seen, ...]
     accepted: dict[int, Count]
+    accept: tuple[Count, Count, Count] = (0, 0, 0)
     ties: Count
     choices: Count
     seconds: Annotated[float, Field(ge=0.0)]
@@ -72,6 +74,12 @@ class CellResult(_Strict):
         """Mean accept length, None without a verify."""
         total = sum(self.accepted.values())
         return sum(length * count for length, count in self.accepted.items()) / total if total else None
+
+    @property
+    def lost(self) -> float | None:
+        """Percent of the expected accept length that was not observed; None where it is not known."""
+        _, expected, observed = self.accept
+        return 100.0 * (expected - observed) / expected if expected else None
 
     @property
     def tie_rate(self) -> float | None:

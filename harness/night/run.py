@@ -18,8 +18,10 @@ from harness.checks.describe import describe
 from harness.checks.findings import Finding, by_signature
 from harness.checks.ranks import lost_by
 from harness.contract.known_issues import ASSUMED
+from harness.contract.providers import JUDGED_BY, NOT_COMPARED
 from harness.contract.scenario import Scenario
 from harness.contract.types import Kind, Outcome, Verdict
+from harness.driving.accept_lengths import AcceptLengths, total
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
@@ -30,7 +32,7 @@ from harness.night.store import disk
 from harness.search.tally import roots, size
 
 #: Reasons that say what was not looked at, without making a verdict unknown.
-NOT_A_CAUSE = ("not exercised", ASSUMED)
+NOT_A_CAUSE = ("not exercised", JUDGED_BY, NOT_COMPARED, ASSUMED)
 #: Words and reasons kept of one cell.
 MOST_REASONS, MOST_WORDS = 5, 2000
 
@@ -148,6 +150,7 @@ class _Tally:
     outcomes: list[Outcome] = field(default_factory=list)
     reasons: Counter[str] = field(default_factory=Counter)
     accepted: Counter[int] = field(default_factory=Counter)
+    accept: AcceptLengths = field(default_factory=AcceptLengths)
     ties: int = 0
     choices: int = 0
     findings: list[tuple[Finding, ...]] = field(default_factory=list)
@@ -168,6 +171,7 @@ class _Tally:
         if verdict.outcome is Outcome.UNKNOWN:
             self.reasons.update(reason for reason in verdict.reasons if not reason.startswith(NOT_A_CAUSE))
         self.accepted.update(outcome.accepted)
+        self.accept = total([self.accept, outcome.accept]) or self.accept
         self.ties += verdict.ties
         self.choices += verdict.compared.get("tokens", 0) + verdict.compared.get("proposals", 0)
         found = tuple(finding for finding in outcome.findings if finding.is_root)
@@ -198,6 +202,7 @@ class _Tally:
             left_out=self.left_out,
             findings=tuple(self._seen(folder)),
             accepted=dict(sorted(self.accepted.items())),
+            accept=(self.accept.verifies, self.accept.expected, self.accept.observed),
             ties=self.ties,
             choices=self.choices,
             seconds=round(seconds, 1),

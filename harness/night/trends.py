@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from harness.night.records import CellResult, Night
 
 #: Nights that a value must have been seen in before a change of it is pointed out, and the change in deviations.
 TREND_NIGHTS, TREND_DEVIATIONS = 5, 3.0
+
+#: What is tracked -> its value in a cell, None where it has none.
+TRACKED: dict[str, Callable[[CellResult], float | None]] = {
+    "accept length": lambda cell: cell.mean_accepted,
+    "accept length lost": lambda cell: cell.lost,
+    "tie rate": lambda cell: cell.tie_rate,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +40,13 @@ class Trend:
 
 
 def trends(cell: CellResult, green: Sequence[Night]) -> list[Trend]:
-    """Accept length and tie rate of a cell beside those of earlier green nights; none for a value that it has not."""
+    """What is tracked of a cell, beside those of earlier green nights; none for a value that it has not."""
     found = []
-    for what, value in (("accept length", cell.mean_accepted), ("tie rate", cell.tie_rate)):
+    for what, measure in TRACKED.items():
+        value = measure(cell)
         if value is None:
             continue
-        cells = [before for one in green if (before := one.cell(cell.key)) is not None]
-        values = [one.mean_accepted if what == "accept length" else one.tie_rate for one in cells]
+        values = [measure(before) for one in green if (before := one.cell(cell.key)) is not None]
         earlier = spread([one for one in values if one is not None])
         found.append(Trend(cell=cell.key, what=what, tonight=value, before=earlier, moved=_moved(value, earlier)))
     return found

@@ -48,6 +48,8 @@ def reproducers(
         logs=result.folder / "shrinking",
         lease=plan.lease,
         assumed=plan.assumed,
+        own=plan.own,
+        reference=plan.reference,
     )
 
     def fails(scenario: Scenario) -> frozenset[str]:

@@ -120,6 +120,7 @@ def main() -> None:
 
 def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
     """prepared: hooks and CpuOps, where this was forked from a process that has imported everything."""
+    from eaglecheck_engine.both_sides.port_leases import take_ports
     from eaglecheck_engine.engine_side.host.request_service import serve
     from eaglecheck_engine.engine_side.host.resources import engine_arguments, gpu_used, take_lease
 
@@ -140,7 +141,9 @@ def _run(path: str, prepared: tuple[ImportHooks, Any] | None = None) -> None:
         _check_version(sglang, boot)
         if boot.get("forked"):
             _fork_children(hooks, boot, ops, (sock, lifeline))
-        engine = sglang.Engine(**engine_arguments(boot))
+        ports = take_ports()  # as the leases
+        os.environ.update(ports.environment)
+        engine = sglang.Engine(**engine_arguments(boot, ports))
     except BaseException as error:
         wire.send(sock, {"op": "boot_failed", "error": f"{type(error).__name__}: {error}"})
         raise

@@ -133,6 +133,7 @@ def _install_in(
         "revert": boot["revert"],
         "flags": boot["flags"],
         **({"slimmed": boot["slimmed"]} if boot.get("slimmed") else {}),
+        "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
         "truncates_at_finish": release.truncates_at_finish,
         "hooks_found": probe.hooks.found,
         "hooks_missing": probe.hooks.missing,
@@ -142,6 +143,13 @@ def _install_in(
         **asked,
     }
     wire.send(sock, hello)
+
+
+def _eos(scheduler: Any, named: list[int] | None) -> list[int]:
+    """The tokens that end a request: those the checkpoint names, else SGLang's; none of a pair of ours (None)."""
+    if named is None:
+        return []
+    return named or sorted(getattr(scheduler.model_config, "hf_eos_token_id", None) or ())
 
 
 def _versions(boot: dict[str, Any]) -> dict[str, Any]:

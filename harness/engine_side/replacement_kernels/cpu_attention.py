@@ -14,9 +14,6 @@ import torch
 #: argument -> the values under which it changes nothing
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "logit_cap": (0, 0.0, None),
-    "sinks": (None,),
-    "sliding_window_size": (-1, None),
-    "window_kv_offsets": (None,),
     "xai_temperature_len": (-1, None),
     "score_mod": (None,),
     "lse_extend": (None,),
@@ -36,15 +33,28 @@ def _refuse_unknown(arguments: Mapping[str, Any]) -> None:
             )
 
 
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scale: float) -> torch.Tensor:
-    """q [m, heads, d], k [s, kv_heads, d], v [s, kv_heads, dv], mask [m, s] bool or None -> [m, heads, dv]."""
+def _attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: torch.Tensor | None,
+    scale: float,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """q [m, heads, d], k [s, kv_heads, d], v [s, kv_heads, dv], mask [m, s] bool or None -> [m, heads, dv].
+
+    sinks [heads]: a score beside those of the keys, which takes its share of the softmax and adds nothing.
+    """
     group = q.shape[1] // k.shape[1]
     keys = k.repeat_interleave(group, dim=1).transpose(0, 1)
     values = v.repeat_interleave(group, dim=1).transpose(0, 1)
     scores = torch.matmul(q.transpose(0, 1).float() * scale, keys.float().transpose(1, 2))
     if mask is not None:
         scores = scores.masked_fill(~mask.unsqueeze(0), float("-inf"))
-    return torch.matmul(torch.softmax(scores, dim=-1), values.float()).transpose(0, 1).to(q.dtype)
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().view(-1, 1, 1).expand(-1, scores.shape[1], 1)), dim=-1)
+    shares = torch.softmax(scores, dim=-1)[..., : k.shape[0]]
+    return torch.matmul(shares, values.float()).transpose(0, 1).to(q.dtype)
 
 
 def decode_attention(arguments: Mapping[str, Any], *, padded: bool = False) -> None:
@@ -66,7 +76,8 @@ def decode_attention(arguments: Mapping[str, Any], *, padded: bool = False) -> N
         if slots.numel() == 0:  # the padded rows of a batch: the kernel leaves nothing useful there either
             out[row].zero_()
             continue
-        out[row] = _attend(q[row : row + 1], k[slots], v[slots], None, arguments["sm_scale"])[0].view_as(out[row])
+        seen = _attend(q[row : row + 1], k[slots], v[slots], None, arguments["sm_scale"], arguments.get("sinks"))
+        out[row] = seen[0].view_as(out[row])
 
 
 def extend_attention(arguments: Mapping[str, Any]) -> None:
@@ -92,7 +103,7 @@ def extend_attention(arguments: Mapping[str, Any]) -> None:
         if slots.numel():  # where a pool holds latents, rows without a cached prefix are not as wide as it
             k, v = torch.cat((k_cached[slots, :heads], k)), torch.cat((v_cached[slots, :heads], v))
         mask = _extend_mask(arguments, index=i, length=length, prefix=slots.numel())
-        out[own] = _attend(q[own], k, v, mask, scale).view_as(out[own])
+        out[own] = _attend(q[own], k, v, mask, scale, arguments.get("sinks")).view_as(out[own])
 
 
 def _without_mask(arguments: Mapping[str, Any], *, index: int) -> bool:
@@ -106,15 +117,32 @@ def _without_mask(arguments: Mapping[str, Any], *, index: int) -> bool:
 
 
 def _extend_mask(arguments: Mapping[str, Any], *, index: int, length: int, prefix: int) -> torch.Tensor | None:
+    """Of a sequence whose `prefix` cached slots are those that its sliding window, if it has one, leaves."""
+    window = arguments.get("sliding_window_size") or -1
+    windowed = window > 0
+    mask = _custom_mask(arguments, index=index, length=length, prefix=prefix, windowed=windowed)
+    if mask is None and (arguments["is_causal"] or windowed):
+        mask = torch.ones(length, prefix + length, dtype=torch.bool)
+        if arguments["is_causal"]:
+            mask[:, prefix:] = torch.tril(mask[:, prefix:])
+    if mask is not None and windowed:
+        rows, keys = torch.arange(prefix, prefix + length).unsqueeze(1), torch.arange(prefix + length)
+        mask &= rows <= keys + window
+    return mask
+
+
+def _custom_mask(
+    arguments: Mapping[str, Any], *, index: int, length: int, prefix: int, windowed: bool
+) -> torch.Tensor | None:
+    """It is as wide as the sequence: a window leaves out its first `window_kv_offsets[index]` columns."""
     custom = arguments["custom_mask"]
-    if custom is not None:
-        start = int(arguments["mask_indptr"][index])
-        mask = custom[start : start + length * (prefix + length)].view(length, prefix + length).bool().clone()
-        if arguments.get("skip_prefix_custom_mask", True):
-            mask[:, :prefix] = True
-        return mask
-    if not arguments["is_causal"]:
+    if custom is None:
         return None
-    mask = torch.ones(length, prefix + length, dtype=torch.bool)
-    mask[:, prefix:] = torch.tril(mask[:, prefix:])
+    start, before = int(arguments["mask_indptr"][index]), 0
+    if windowed:
+        before = int(arguments["window_kv_offsets"][index])
+    width = before + prefix + length
+    mask = custom[start : start + length * width].view(length, width)[:, before:].bool().clone()
+    if arguments.get("skip_prefix_custom_mask", True):
+        mask[:, :prefix] = True
     return mask

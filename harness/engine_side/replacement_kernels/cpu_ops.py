@@ -255,6 +255,17 @@ class CpuOps:
         what = f"{module.__name__}.murmur_hash32"
         self._note(what, "flag", "none", "selects SGLang's own Triton kernel, interpreted; no CPU build")
 
+    def _patch_config_dtype(self, module: types.ModuleType, argument: str) -> None:
+        original = getattr(module, argument).__init__
+
+        def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+            config.dtype = torch.get_default_dtype()
+            original(self, config, *args, **kwargs)
+
+        getattr(module, argument).__init__ = __init__
+        what = f"{module.__name__}.{argument}: config.dtype"
+        self._note(what, "remap", "none", "the dtype of the checkpoint, whatever the engine computes in")
+
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")

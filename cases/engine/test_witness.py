@@ -1,0 +1,51 @@
+"""The witness on a real engine: a run that it judges agrees, is stored with its rows, and finds a fault of batching."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cases.programs import CHUNKED_BATCH, EXERCISES
+from harness.both_sides.mutants import MUTANTS
+from harness.cli.main import app
+from harness.contract.types import Outcome
+from harness.driving.judging import judge_scenario
+from harness.driving.progress import Setup
+from harness.driving.witness_trace import ask
+from harness.search.mutants import with_mutant
+
+
+def _invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.engine(boot=CHUNKED_BATCH.boot_key())
+def test_a_run_is_judged_by_its_witness_and_stored_with_it(commands_on_live_engine, release, tmp_path):
+    program, report = tmp_path / "program.json", tmp_path / "run.json"
+    program.write_text(CHUNKED_BATCH.model_dump_json())
+    arguments = ("--scenario-file", program, "--runs", tmp_path / "runs", "--json", report)
+    done = _invoke("run", "--engine", release, "--reference", "witness", *arguments)
+    assert done.exit_code == 0, done.output
+    assert "agrees with its witness" in done.output
+    document = json.loads(report.read_text())
+    assert document["providers"] == {"target": "witness", "draft": "witness"}
+    assert document["witness"]["rows"] > document["witness"]["without"] > 0  # the last rows of early chunks
+    assert document["compared"]["hidden_rows"] > 100
+    again = _invoke("recheck", document["run"], "--json", report)
+    assert again.exit_code == 0, again.output
+    for name in ("verdict", "reasons", "compared", "providers", "witness"):
+        assert json.loads(report.read_text())[name] == document[name], name
+    refused = _invoke("recheck", document["run"], "--fresh-reference")
+    assert (refused.exit_code, "--reference witness" in refused.output) == (2, True), refused.output
+
+
+@pytest.mark.engine(boot=EXERCISES["chain"][0].boot_key())
+@pytest.mark.parametrize("name", ["hidden-neighbour", "hidden-neighbour-extend"])
+def test_a_fault_of_batching_is_found(drive_scenario, release, name):
+    mutated = with_mutant(EXERCISES["chain"][0], MUTANTS[name])
+    engines = drive_scenario
+    trace = engines.drive(engines.launch(mutated, engine=release), mutated)
+    reference = ask(mutated, trace, lambda asked: engines.drive(engines.launch(asked, engine=release), asked))
+    judged = judge_scenario(mutated, trace, reference, setup=Setup(release=release))
+    assert (judged.verdict.outcome, judged.verdict.root_kinds) == (Outcome.FAIL, ("NUMERIC",))
+    assert all(reason.startswith(("judged by", "not")) for reason in judged.verdict.reasons[1:])

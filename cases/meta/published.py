@@ -1,0 +1,193 @@
+"""Random tiny checkpoints of published architectures, made by Hugging Face's own classes, with configs as published.
+
+Each draws the switches of its family. Weights are wide enough that every part of the arithmetic shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+Raw = dict[str, Any]
+HIDDEN, VOCAB = 32, 96
+
+
+def common(rng: Random, **more: Any) -> Raw:
+    """What all configs have; heads do not fill the hidden width."""
+    heads = rng.choice([2, 4])
+    return {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "head_dim": 16,
+        "hidden_act": "silu",
+        "hidden_size": HIDDEN,
+        "initializer_range": 0.02,
+        "intermediate_size": 40,
+        "max_position_embeddings": 4096,
+        "num_attention_heads": heads,
+        "num_hidden_layers": rng.randint(3, 4),
+        "num_key_value_heads": rng.choice([1, 2]),
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": None,
+        "rope_theta": rng.choice([10000.0, 1000000.0]),
+        "tie_word_embeddings": rng.random() < 0.3,
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.51.0",
+        "use_cache": True,
+        "vocab_size": VOCAB,
+    } | more
+
+
+def routed(rng: Random, name: str = "num_experts") -> Raw:
+    """Experts and how many are chosen."""
+    return {name: rng.choice([4, 6]), "num_experts_per_tok": rng.randint(1, 3), "moe_intermediate_size": 24}
+
+
+def yarn(rng: Random, **more: Any) -> Raw:
+    """A stretched rotation whose borders fall into a tiny head."""
+    return {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 1} | more
+
+
+def mixtral(rng: Random) -> Raw:
+    raw = common(rng, architectures=["MixtralForCausalLM"], model_type="mixtral", **routed(rng, "num_local_experts"))
+    del raw["moe_intermediate_size"], raw["attention_bias"]
+    return raw | {"sliding_window": None, "output_router_logits": False, "router_aux_loss_coef": 0.02}
+
+
+def _qwen_moe(rng: Random, kind: str, **more: Any) -> Raw:
+    raw = common(rng, architectures=[f"{kind}MoeForCausalLM"], model_type=f"{kind.lower()}_moe", **routed(rng))
+    raw |= {"norm_topk_prob": rng.random() < 0.5, "output_router_logits": False, "router_aux_loss_coef": 0.001}
+    raw |= {"decoder_sparse_step": rng.choice([1, 2]), "mlp_only_layers": rng.choice([[], [0]])}
+    return raw | {"use_sliding_window": False, "sliding_window": None, "max_window_layers": 36} | more
+
+
+def qwen2_moe(rng: Random) -> Raw:
+    raw = _qwen_moe(rng, "Qwen2", shared_expert_intermediate_size=rng.choice([16, 24]))
+    del raw["head_dim"], raw["attention_bias"]
+    return raw
+
+
+def qwen3_moe(rng: Random) -> Raw:
+    return _qwen_moe(rng, "Qwen3")
+
+
+def _latent(rng: Random, version: int) -> Raw:
+    raw = common(rng, architectures=[f"DeepseekV{version}ForCausalLM"], model_type=f"deepseek_v{version}")
+    groups = rng.choice([1, 2])
+    raw |= {"q_lora_rank": rng.choice([None, 20]), "kv_lora_rank": 12, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8}
+    raw |= {"v_head_dim": 10, "n_group": groups, "topk_group": 1, "n_routed_experts": 4 * groups, "ep_size": 1}
+    raw |= {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_shared_experts": rng.choice([1, 2])}
+    raw |= {"first_k_dense_replace": rng.choice([0, 1, 3]), "moe_layer_freq": 1, "seq_aux": True}
+    raw |= {"routed_scaling_factor": rng.choice([1.0, 2.5]), "num_key_value_heads": raw["num_attention_heads"]}
+    mscales = rng.choice([(1.0, 1.0), (0.707, 0.707), (0.7, 1.0)])
+    stretched = yarn(rng, mscale=mscales[0], mscale_all_dim=mscales[1])
+    raw["rope_scaling"] = rng.choice([None, stretched, stretched])
+    del raw["head_dim"]
+    return raw
+
+
+def deepseek_v2(rng: Random) -> Raw:
+    raw = _latent(rng, 2) | {"scoring_func": "softmax", "norm_topk_prob": False, "aux_loss_alpha": 0.001}
+    return raw | {"topk_method": "greedy" if raw["n_group"] == 1 else "group_limited_greedy"}
+
+
+def deepseek_v3(rng: Random) -> Raw:
+    raw = _latent(rng, 3) | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}
+    return raw | {"norm_topk_prob": rng.random() < 0.7}
+
+
+def glm4_moe(rng: Random) -> Raw:
+    raw = common(rng, architectures=["Glm4MoeForCausalLM"], model_type="glm4_moe", **routed(rng, "n_routed_experts"))
+    raw |= {"attention_bias": rng.random() < 0.7, "partial_rotary_factor": 0.5, "use_qk_norm": rng.random() < 0.5}
+    raw |= {"first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "norm_topk_prob": True}
+    return raw | {"routed_scaling_factor": rng.choice([1.0, 2.5]), "num_nextn_predict_layers": 1}
+
+
+def ernie(rng: Random) -> Raw:
+    raw = common(rng, architectures=["Ernie4_5_MoeForCausalLM"], model_type="ernie4_5_moe")
+    raw |= {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 24, "moe_num_shared_experts": rng.choice([0, 2])}
+    raw |= {"moe_layer_start_index": 1, "moe_layer_interval": rng.choice([1, 2]), "moe_gate": "topk", "use_bias": False}
+    raw |= {"num_nextn_predict_layers": 1, "moe_capacity": [64, 64, 64], "moe_use_aux_free": True}
+    del raw["attention_bias"], raw["attention_dropout"], raw["head_dim"]
+    return raw
+
+
+def gpt_oss(rng: Random) -> Raw:
+    raw = common(rng, architectures=["GptOssForCausalLM"], model_type="gpt_oss", **routed(rng, "num_local_experts"))
+    del raw["moe_intermediate_size"]
+    raw |= {"attention_bias": True, "experts_per_token": raw["num_experts_per_tok"], "initial_context_length": 64}
+    layers = raw["num_hidden_layers"]
+    raw["layer_types"] = [("sliding_attention", "full_attention")[i % 2] for i in range(layers)]
+    raw["rope_scaling"] = {"beta_fast": 8.0, "beta_slow": 1.0, "factor": 32.0, "rope_type": "yarn"}
+    raw["rope_scaling"] |= {"original_max_position_embeddings": 64, "truncate": rng.random() < 0.3}
+    raw |= {"sliding_window": rng.choice([8, 16]), "swiglu_limit": rng.choice([1.0, 7.0]), "tie_word_embeddings": False}
+    return raw | {"output_router_logits": False, "router_aux_loss_coef": 0.9}
+
+
+def qwen3_next(rng: Random) -> Raw:
+    raw = common(rng, architectures=["Qwen3NextForCausalLM"], model_type="qwen3_next", **routed(rng))
+    raw |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True, "output_router_logits": False}
+    raw |= {"full_attention_interval": rng.choice([2, 3]), "partial_rotary_factor": 0.25, "router_aux_loss_coef": 0.001}
+    raw |= {"linear_conv_kernel_dim": 4, "linear_key_head_dim": 8, "linear_num_key_heads": 2}
+    raw |= {"linear_num_value_heads": 4, "linear_value_head_dim": 6, "shared_expert_intermediate_size": 16}
+    return raw | {"use_sliding_window": False}
+
+
+def mimo(rng: Random) -> Raw:
+    raw = common(rng, architectures=["MiMoForCausalLM"], model_type="mimo", num_nextn_predict_layers=1)
+    raw |= {"attention_bias": True, "use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 36}
+    return raw | {"use_mrope": False}
+
+
+#: What Hugging Face's class of a family is called, where it has none under the published name.
+SAME_AS = {"mimo": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}}
+FAMILIES: dict[str, Callable[[Random], Raw]] = {
+    make.__name__: make
+    for make in (mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe, ernie, gpt_oss, qwen3_next, mimo)
+}
+
+
+def make_target(family: str, seed: int, folder: Path) -> PreTrainedModel:
+    """Write a random checkpoint of `family` into `folder` and return Hugging Face's model of it, float64."""
+    raw = FAMILIES[family](Random(f"{family} {seed}"))
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "config.json"
+    file.write_text(json.dumps(raw | SAME_AS.get(family, {})))
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(folder), attn_implementation="eager", torch_dtype=torch.float64
+    ).eval()
+    model.set_experts_implementation("eager")
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        randomise(name, tensor.data)
+    model.save_pretrained(folder)
+    file.write_text(json.dumps(raw))
+    return model
+
+
+def randomise(name: str, tensor: torch.Tensor) -> None:
+    """Values of a size that the parameter's part has in a trained model, all of them away from what does nothing."""
+    if "inv_freq" in name or tensor.dtype == torch.int64:
+        return
+    with torch.no_grad():
+        if name.endswith("norm.weight") or "layernorm" in name:
+            tensor.add_(torch.randn_like(tensor) * 0.2)
+        elif tensor.ndim >= 2 and "correction" not in name:
+            tensor.normal_(std=1.3 * tensor.shape[-1] ** -0.5)
+        else:
+            tensor.normal_(std=0.3)
+
+
+def add_tensors(folder: Path, more: dict[str, torch.Tensor]) -> None:
+    """Put more tensors into a checkpoint folder."""
+    file = folder / "model.safetensors"
+    save_file({**load_file(file), **{name: tensor.contiguous() for name, tensor in more.items()}}, file)

@@ -1,0 +1,54 @@
+"""What the reference says it takes is at least what it had, and not many times as much, by the profiler."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks.make_real_size import SHAPES, make
+from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.driving.checkpoint_files import read_checkpoint
+from harness.driving.footprint import footprint
+from reference.pairs import load_pair
+from reference.session import ReferenceSession
+
+SMALL = {"intermediate": 1024, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
+
+
+def peak_of(work):
+    """MiB allocated at most while `work` runs: what the profiler saw taken and given back, added up."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        result = work()
+    now = most = 0
+    for event in sorted(profile.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            most = max(most, now)
+    return most / 2**20, result
+
+
+@pytest.mark.parametrize("name", ["llama-1b", "qwen3-4b", "llama-8b"])
+@pytest.mark.parametrize(("prompt", "new", "vocab"), [(40, 24, 4000), (900, 8, 4000), (30, 60, 30000)])
+def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, prompt, new, vocab):
+    shape = dataclasses.replace(SHAPES[name], vocab=vocab, **SMALL)
+    pair = make(name, tmp_path, seed=1, device="cpu", plain=True, shape=shape)
+    spec = SpecConfig(algorithm="EAGLE3" if shape.eagle3 else "EAGLE")
+    request = RequestSpec(rid="a", input_ids=tuple(range(2, 2 + prompt)), max_new_tokens=new)
+    files = [read_checkpoint("--target", pair / part) for part in ("target", "draft")]
+    scenario = Scenario(
+        name="x",
+        checkpoint="x",
+        spec=spec,
+        requests=(request,),
+        script=({"kind": "submit", "rids": ["a"]}, {"kind": "drain"}),
+    )
+    said = footprint(*files, [scenario], held="bfloat16")
+
+    def replayed():
+        target, head = load_pair(pair / "target", pair / "draft", torch.float32, held=torch.bfloat16)
+        session = ReferenceSession(target, head, spec)
+        return session.replay(scenario, session.speculate(request))
+
+    peak, _ = peak_of(replayed)
+    assert peak <= said.mib
+    assert said.mib <= 4 * peak

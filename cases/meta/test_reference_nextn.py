@@ -1,0 +1,44 @@
+"""Next-token layers against Hugging Face's parts (see cases.meta.published_heads)."""
+
+import pytest
+import torch
+
+from cases.meta.published import HIDDEN, VOCAB, add_tensors, make_target
+from cases.meta.published_heads import BEHIND, BESIDE, make_pair
+from reference.attention import Sight
+from reference.checkpoint import CheckpointError
+from reference.pairs import load_pair
+
+torch.set_num_threads(1)
+
+CLOSE = 2e-5  # Hugging Face rotates and routes in float32
+ROWS = 60
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", [*BEHIND, *BESIDE])
+def test_a_next_token_layer_says_what_hf_parts_say(tmp_path, family, seed):
+    hf, says = make_pair(family, seed, tmp_path)
+    _, head = load_pair(tmp_path, tmp_path, torch.float64)
+    source = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(VOCAB, (ROWS,), generator=source)
+    hidden = torch.randn(ROWS, HIDDEN, dtype=torch.float64, generator=source)
+    theirs = says(tokens, hidden)
+    mine, _ = head.forward(tokens, hidden, torch.arange(ROWS), Sight.causal(ROWS))
+    assert (mine - theirs).abs().max() < CLOSE
+    with torch.no_grad():
+        assert (head.logits(mine) - hf.get_output_embeddings()(theirs)).abs().max() < CLOSE * 10
+
+
+def test_a_layer_with_an_embedding_of_its_own_is_refused(tmp_path):
+    hf, _ = make_pair("deepseek_v3", 1, tmp_path)
+    name = f"model.layers.{hf.config.num_hidden_layers}.embed_tokens.weight"
+    add_tensors(tmp_path, {name: hf.get_input_embeddings().weight.detach() * 2})
+    with pytest.raises(CheckpointError, match=r"embed_tokens.weight' is not the target's"):
+        load_pair(tmp_path, tmp_path)
+
+
+def test_a_folder_without_a_next_token_layer_names_what_is_missing(tmp_path):
+    make_target("glm4_moe", 0, tmp_path)
+    with pytest.raises(CheckpointError, match=r"has no tensor 'model.layers.\d.input_layernorm.weight'"):
+        load_pair(tmp_path, tmp_path)

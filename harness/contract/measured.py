@@ -1,0 +1,78 @@
+"""The noise of a reference trace, by its second run: tensors 'own.<name>' and 'own.logits' (see `noise`).
+
+This module must not judge: it says how large errors are that rounding makes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.contract.noise import ALLOWANCE, LOGIT_LUCK, Ints, Noise, Wide, measure, pooled, turned_around
+from harness.contract.tolerance import Budget
+from harness.contract.trace import Trace
+
+
+def state_noise(reference: Trace, name: str, budget: Budget) -> Noise | None:
+    """Noise of tensor `name`, 'hidden_in.<PHASE>' or 'hidden_out.<PHASE>'; None where no second run says it."""
+    truth, own = reference.tensors.get(name), reference.tensors.get(f"own.{name}")
+    if truth is None or own is None or truth.shape != own.shape:
+        return None
+    return measure(truth, own, rounding=budget.rounding, tests=len(reference.rows))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogitNoise:
+    """For each reference row [rows]: the error to expect among its top logits, and the most that one may be off.
+
+    NaN where a row has no logits, or no second run says it.
+    """
+
+    expected: Wide
+    limit: Wide
+
+    def of(self, rows: Ints) -> LogitNoise:
+        """At these reference rows."""
+        return LogitNoise(expected=self.expected[rows], limit=self.limit[rows])
+
+
+def logit_noise(reference: Trace | None, budget: Budget) -> LogitNoise:
+    """Pooled by phase. What storing a logit costs is the least."""
+    count = 0 if reference is None else len(reference.rows)
+    found = LogitNoise(expected=np.full(count, np.nan), limit=np.full(count, np.nan))
+    own = None if reference is None else reference.tensors.get("own.logits")
+    if reference is None or own is None:
+        return found
+    phases, logits = reference.rows.strings["phase"], reference.rows.lists["top_logits"]
+    for phase in np.unique(phases).tolist():
+        rows = np.flatnonzero((phases == phase) & (logits.lengths > 0))
+        errors = own[rows, 0].astype(np.float64)
+        if not np.isfinite(errors).any():
+            continue
+        scale = np.asarray([float(np.abs(logits[row]).max()) for row in rows.tolist()])
+        noise = pooled(errors, luck=LOGIT_LUCK, floor=budget.rounding * float(np.median(scale)) / 2, tests=count)
+        found.expected[rows] = np.fmax(noise.expected(errors), budget.rounding * scale)
+        found.limit[rows] = np.fmax(noise.allowed(errors), ALLOWANCE * budget.rounding * scale)
+    return found
+
+
+def usual_ties(reference: Trace, noise: LogitNoise, rows: Ints) -> float | None:
+    """How many choices of these reference rows noise turns around, as expected; None where it is not measured.
+
+    A row chose its t best candidates in order: two neighbours that change places are two choices, and one for the last
+    against the first one left out.
+    """
+    lists, ties = reference.rows.lists, 0.0
+    chosen, kept = lists["chosen_ids"].lengths[rows], lists["top_logits"].lengths[rows]
+    asked = rows[(chosen > 0) & (kept > chosen)]
+    if not len(asked) or not np.isfinite(noise.expected[asked]).any():
+        return None
+    count = lists["chosen_ids"].lengths[asked]
+    for most in np.unique(count).tolist():
+        at = asked[count == most]
+        best = np.stack([lists["top_logits"][row][: most + 1] for row in at.tolist()]).astype(np.float64)
+        for place in range(most):
+            margins = best[:, place] - best[:, place + 1]
+            ties += (1 if place == most - 1 else 2) * turned_around(margins, noise.expected[at])
+    return ties

@@ -1,0 +1,46 @@
+"""SHA-256 of large files, remembered by path, size and time of change, since reading them takes as long as a boot."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from harness.contract import plain_files
+from harness.contract.json_files import NotJSON, parsed
+from harness.engines import envs
+
+KEPT = "digests.json"
+
+
+def sha256_of(file: Path) -> str:
+    """Of the file as it is now; a folder for what is kept that cannot be written costs the time again, nothing else."""
+    state = file.stat()
+    key = f"{file.resolve()} {state.st_size} {state.st_mtime_ns}"
+    store = envs.home() / KEPT
+    known = _known(store)
+    if key not in known:
+        with file.open("rb") as opened:
+            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        with contextlib.suppress(OSError):
+            _keep(store, {**_known(store), key: found})
+        return found
+    return str(known[key])
+
+
+def _known(store: Path) -> dict[str, str]:
+    try:
+        found = parsed(plain_files.content(store))
+    except (OSError, NotJSON):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _keep(store: Path, known: dict[str, str]) -> None:
+    """Written beside and moved into place, so that nobody reads half of it."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    part = store.with_name(f"{KEPT}.{os.getpid()}")
+    part.write_text(json.dumps(known))
+    part.replace(store)

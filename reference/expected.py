@@ -1,0 +1,71 @@
+"""What the reference's own proposals would have been accepted for, beside what was really proposed.
+
+Whoever drafts, greedy text is the same (arXiv 2211.17192), so a round's own tree is walked along the text that follows
+its committed tokens, and needs no verify. Where that text ends first, it is continued. This module must not look at a
+trace, or decide which rounds happen.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from harness.contract.trace import Event
+from reference.draft import best
+from reference.rounds import Drafts
+from reference.tree import Tree
+
+
+def expected_accepts(drafts: Drafts) -> list[Event]:
+    """Event('expected_accept') for each decode round of a greedy request: the tokens it would have committed."""
+    parts = [part for part, _ in drafts.timeline.parts if part.record.mode == "DECODE" and drafts.knows(part)]
+    text = _Text(drafts)
+    return [
+        Event(
+            name="expected_accept",
+            scheduler_step=part.record.scheduler_step,
+            dp_rank=part.record.dp_rank,
+            data={
+                "rid": part.rid,
+                "attempt": part.attempt,
+                "committed": part.start,
+                "tokens": committed_by(tree, text.behind(part.start + 1)),
+            },
+        )
+        for part, tree in zip(parts, drafts.own_trees(parts), strict=True)
+    ]
+
+
+def committed_by(tree: Tree, text: Iterator[int]) -> int:
+    """How many tokens of `text`, which follows its root, a tree would commit: the accepted nodes and one more."""
+    node, length = 0, 1
+    for token in text:
+        matching = (s for s in range(1, len(tree.tokens)) if tree.parents[s] == node and tree.tokens[s] == token)
+        child = next(matching, None)
+        if child is None:
+            break
+        node, length = child, length + 1
+    return length
+
+
+class _Text:
+    """A request's tokens, and behind them what greedy decoding goes on with."""
+
+    def __init__(self, drafts: Drafts) -> None:
+        self._target, self._tokens = drafts.head.target, list(drafts.timeline.tokens)
+        self._trunk, self._last = drafts.trunk, drafts.final[-1]
+
+    def behind(self, at: int) -> Iterator[int]:
+        """The tokens from `at` on, without end."""
+        for place in itertools.count(at):
+            if place == len(self._tokens):
+                self._go_on()
+            yield self._tokens[place]
+
+    def _go_on(self) -> None:
+        """One token more; its own row is read when the next one is wanted."""
+        if len(self._tokens) > self._trunk.rows:
+            last = self._target.layers
+            self._trunk = self._target.read(self._tokens[-1:], keep=(last,), after=self._trunk)
+            self._last = self._trunk.states[last][-1]
+        self._tokens.append(best(self._target.logits(self._last), 1)[0])

@@ -1,0 +1,283 @@
+"""Published families that are not Llama's: which layers each has, from its config; and its next-token layer.
+
+Written from published configs and weight names; the arithmetic is in reference.heads, mla, delta and experts. A config
+that asks for what is not built here is a CheckpointError, and so is a key that nobody reads. This module must not
+compute anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture
+from reference.checkpoint import sizes as read_sizes
+from reference.delta import DeltaMixer, DeltaSizes
+from reference.heads import GroupedAttention, Heads
+from reference.keys import Keys
+from reference.mixtures import (
+    ClampedMixture,
+    Mixture,
+    dense,
+    read_ernie,
+    read_gpt_oss,
+    read_mixtral,
+    read_qwen,
+    read_sigmoid,
+)
+from reference.model import Attends, DecoderLayer, PaperTarget, Target
+from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
+from reference.rotation import Rotation, read_rotation, scaling_of
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """What a config describes. attention: of layer i. centred: norms are stored less one.
+
+    join, draft: its next-token layer's parts, and the prefix of that layer's weights.
+    """
+
+    config: Config
+    attention: Callable[[Weights, str, int | None], Attends]
+    mixture: Mixture | ClampedMixture
+    centred: bool = False
+    join: Join | None = None
+    draft: str = ""
+
+    def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
+        """The folder's tensors, norms as they are multiplied."""
+        return (CentredWeights if self.centred else Weights)(path, dtype, device)
+
+    def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
+        """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
+        h = self.config.hidden
+        return DecoderLayer(
+            input_norm=weights.take(f"{prefix}input_layernorm.weight", h),
+            attention=self.attention(weights, prefix, number),
+            post_norm=weights.take(f"{prefix}post_attention_layernorm.weight", h),
+            mlp=self.mixture.mlp(weights, prefix, number),
+            eps=self.config.eps,
+        )
+
+
+class CentredWeights(Weights):
+    """As Weights, with norms as they are multiplied: what is stored is their weight less one."""
+
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """See Weights.take."""
+        stored = super().take(name, *shape)
+        *_, parent, module, _ = ("", "", *name.split("."))
+        plain = "norm" not in module or parent == "linear_attn"
+        return stored if plain else stored.to(torch.promote_types(stored.dtype, torch.float32)) + 1
+
+
+def _share(raw: Raw, otherwise: float) -> float:
+    """How much of each head turns."""
+    found: float = raw.get("partial_rotary_factor") or scaling_of(raw).get("partial_rotary_factor") or otherwise
+    return found
+
+
+def _rotation(raw: Raw, *, share: float = 1.0, interleaved: bool = False) -> Rotation:
+    """share: of the head that turns."""
+    return read_rotation(raw, head_dim=read_sizes(raw).head_dim, share=share, interleaved=interleaved)
+
+
+def _heads(raw: Raw, rotation: Rotation, **more: Any) -> Heads:
+    config = read_sizes(raw)
+    own = {name: getattr(config, name) for name in ("hidden", "heads", "kv_heads", "head_dim", "eps")}
+    return Heads(rotation=rotation, **own, **more)
+
+
+def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
+    """Every layer's attention is of one kind."""
+    return lambda weights, prefix, number: GroupedAttention(weights, f"{prefix}self_attn.", heads)
+
+
+def _no_window(raw: Raw) -> None:
+    for key in ("sliding_window", "max_window_layers"):
+        raw.get(key)  # say nothing where no window is used
+    if raw.get("use_sliding_window"):
+        raise CheckpointError("use_sliding_window is true; this reference builds only false for this family")
+
+
+def _one_at_most(raw: Raw) -> None:
+    """How many next-token layers there are."""
+    if (count := raw.get("num_nextn_predict_layers", 0)) not in (0, 1):
+        raise CheckpointError(f"num_nextn_predict_layers is {count}; this reference builds only one")
+
+
+def read_mixtral_family(raw: Raw) -> Family:
+    """Llama's attention; sliding_window is null in all published Mixtral checkpoints."""
+    if raw.get("sliding_window"):
+        raise CheckpointError(f"sliding_window is {raw['sliding_window']!r}; this reference builds only null here")
+    return Family(config=read_sizes(raw), attention=_same(_heads(raw, _rotation(raw))), mixture=read_mixtral(raw))
+
+
+def read_qwen2_moe(raw: Raw) -> Family:
+    """Biases of queries, keys and values, whatever attention_bias says."""
+    _no_window(raw)
+    heads = _heads(raw, _rotation(raw), bias=bool(raw.get("qkv_bias", True)))
+    return Family(config=read_sizes(raw), attention=_same(heads), mixture=read_qwen(raw))
+
+
+def read_qwen3_moe(raw: Raw) -> Family:
+    """Query and key norms; a next-token layer with names as Qwen3-Next has them."""
+    _no_window(raw)
+    biased = bool(raw.get("attention_bias", False))
+    heads = _heads(raw, _rotation(raw), bias=biased, out_bias=biased, normed=True)
+    mixture = read_qwen(raw)
+    return Family(config=read_sizes(raw), attention=_same(heads), mixture=mixture, join=QWEN, draft="mtp.layers.0.")
+
+
+def read_qwen3_next(raw: Raw) -> Family:
+    """Gated delta networks, and gated attention in every full_attention_interval-th layer and the next-token layer."""
+    _no_window(raw)
+    config, every = read_sizes(raw), raw.get("full_attention_interval", 4)
+    kinds = raw.get("layer_types") or [
+        "linear_attention" if (i + 1) % every else "full_attention" for i in range(config.layers)
+    ]
+    biased = bool(raw.get("attention_bias", False))
+    rotation = _rotation(
+        raw, share=raw.get("partial_rotary_factor") or scaling_of(raw).get("partial_rotary_factor", 0.25)
+    )
+    heads = _heads(raw, rotation, bias=biased, out_bias=biased, normed=True, gated=True)
+    sizes = DeltaSizes(
+        hidden=config.hidden,
+        key_heads=raw["linear_num_key_heads"],
+        value_heads=raw["linear_num_value_heads"],
+        key=raw["linear_key_head_dim"],
+        value=raw["linear_value_head_dim"],
+        conv=raw["linear_conv_kernel_dim"],
+        eps=config.eps,
+    )
+
+    def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
+        if number is not None and kinds[number] == "linear_attention":
+            return DeltaMixer(weights, f"{prefix}linear_attn.", sizes)
+        return GroupedAttention(weights, f"{prefix}self_attn.", heads)
+
+    return Family(
+        config=config,
+        attention=attention,
+        mixture=read_qwen(raw),
+        centred=True,
+        join=QWEN,
+        draft="mtp.layers.0.",
+    )
+
+
+def read_glm(raw: Raw) -> Family:
+    """GLM-4.5: half of each head turns; the next-token layer stands behind the last one."""
+    config = read_sizes(raw)
+    _one_at_most(raw)
+    heads = _heads(
+        raw,
+        _rotation(raw, share=_share(raw, 0.5)),
+        bias=bool(raw.get("attention_bias", False)),
+        normed=bool(raw.get("use_qk_norm", False)),
+    )
+    return Family(
+        config=config,
+        attention=_same(heads),
+        mixture=read_sigmoid(raw),
+        join=behind(config.layers),
+        draft=f"model.layers.{config.layers}.",
+    )
+
+
+def read_mimo(raw: Raw) -> Family:
+    """MiMo-7B: Qwen2's arithmetic."""
+    _no_window(raw)
+    _one_at_most(raw)
+    if raw.get("use_mrope"):
+        raise CheckpointError("use_mrope is true; this reference builds only false")
+    heads = _heads(raw, _rotation(raw), bias=bool(raw.get("attention_bias", True)))
+    return Family(
+        config=read_sizes(raw),
+        attention=_same(heads),
+        mixture=dense(raw),
+        join=MIMO,
+        draft="model.mtp_layers.0.",
+    )
+
+
+def read_ernie_family(raw: Raw) -> Family:
+    """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
+    if raw.get("use_bias"):
+        raise CheckpointError("use_bias is true; this reference builds only false")
+    config, mixture = read_sizes(raw), read_ernie(raw)
+    heads = _heads(raw, _rotation(raw, interleaved=True))
+    return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")
+
+
+def read_gpt_oss_family(raw: Raw) -> Family:
+    """Sinks, biases everywhere, and a window in every other layer."""
+    config, rotation = read_sizes(raw), _rotation(raw)
+    windows = {"sliding_attention": raw["sliding_window"], "full_attention": None}
+    kinds = raw.get("layer_types") or [list(windows)[i % 2] for i in range(config.layers)]
+    if set(kinds) - set(windows):
+        raise CheckpointError(f"layer_types are {sorted(set(kinds))}; this reference builds {sorted(windows)}")
+    if raw.get("experts_per_token", raw["num_experts_per_tok"]) != raw["num_experts_per_tok"]:
+        raise CheckpointError(f"experts_per_token is {raw['experts_per_token']}; expected num_experts_per_tok")
+    if raw.get("attention_bias", True) is not True:
+        raise CheckpointError("attention_bias is false; this reference builds only true")
+
+    def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
+        window = windows[kinds[number]] if number is not None else None
+        heads = _heads(raw, rotation, bias=True, out_bias=True, sinks=True, window=window)
+        return GroupedAttention(weights, f"{prefix}self_attn.", heads)
+
+    return Family(config=config, attention=attention, mixture=read_gpt_oss(raw))
+
+
+FAMILIES: dict[str, Callable[[Raw], Family]] = {
+    "MixtralForCausalLM": read_mixtral_family,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Qwen3NextForCausalLM": read_qwen3_next,
+    "Glm4MoeForCausalLM": read_glm,
+    "MiMoForCausalLM": read_mimo,
+    "Ernie4_5_MoeForCausalLM": read_ernie_family,
+    "GptOssForCausalLM": read_gpt_oss_family,
+}
+
+
+def read(path: Path) -> Family:
+    """What `path`/config.json describes; CheckpointError if that is not built here."""
+    keys = Keys.read(path)
+    architecture = of_architecture(keys.file, keys, *FAMILIES)
+    with all_keys(keys.file, architecture):
+        family = FAMILIES[architecture](keys)
+        keys.refuse("hidden_act", but="silu")
+        keys.all_claimed()
+        return family
+
+
+def load_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+) -> PaperTarget:
+    """The main model of a folder of one of the FAMILIES; CheckpointError if it is not one that is built here."""
+    family = read(path)
+    weights = family.weights(path, held or dtype, device)
+    stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
+    return PaperTarget(weights, family.config, stack=stack).computing(dtype)
+
+
+def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> NextNHead:
+    """The next-token layer of such a folder; CheckpointError if there is none or it does not fit `target`."""
+    family = read(path)
+    if family.join is None:
+        raise CheckpointError(f"{path}: {family.config.architecture} has no next-token layer")
+    a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
+    weights = family.weights(path, held or target.dtype, target.device)
+    return NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)

@@ -1,0 +1,164 @@
+"""Rotary position embeddings, as configs describe them.
+
+Sources: RoPE (arXiv 2104.09864), with either way of pairing dimensions; position interpolation (arXiv 2306.15595,
+"linear"); Llama 3.1 (arXiv 2407.21783, and the scaling in its published code, "llama3"); YaRN (arXiv 2309.00071), whose
+temperature goes into the rotated pairs. A kind that depends on how long a text gets ("dynamic", "longrope") is refused:
+then keys that were kept do not stay as they are. This module must not know a model.
+
+Shapes: m rows, H heads, d head width, w rotated width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from reference.checkpoint import CheckpointError
+
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotation:
+    """Turns the first w dimensions of a head. frequencies: float32 [w/2], radians a position for each pair.
+
+    interleaved: pairs are neighbours, not half the width apart. scale: what a turned pair is multiplied by.
+    """
+
+    frequencies: Tensor
+    interleaved: bool = False
+    scale: float = 1.0
+
+    def turn(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [m,H,d] by positions int64 [m]. Half precision cannot hold an angle, so angles are never narrower than
+        float32; the sines are rounded to the dtype of x, as it is done everywhere."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        angle = positions[:, None] * self.frequencies.to(device=x.device, dtype=wide)
+        cos = (self.scale * angle.cos())[:, None, :].to(x.dtype)
+        sin = (self.scale * angle.sin())[:, None, :].to(x.dtype)
+        width = 2 * angle.shape[-1]
+        part, rest = x[..., :width], x[..., width:]
+        if self.interleaved:
+            first, second = part[..., ::2], part[..., 1::2]
+            turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1).flatten(-2)
+        else:
+            first, second = torch.chunk(part, 2, dim=-1)
+            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+def plain_frequencies(width: int, theta: float) -> Tensor:
+    """float32 [width/2]: pair i turns by theta^(-2i/width) a position."""
+    return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
+
+
+def llama3_frequencies(plain: Tensor, *, factor: float, low: float, high: float, original: int) -> Tensor:
+    """Pairs that turn more than `high` times in `original` positions stay, those below `low` turn `factor` times
+    slower, between them a blend that is linear in how often they turn."""
+    turns = original * plain / (2 * math.pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * kept + plain / factor * (1 - kept)
+
+
+def yarn_frequencies(
+    width: int, theta: float, *, factor: float, original: int, fast: float, slow: float, truncate: bool
+) -> Tensor:
+    """float32 [width/2]: stretched `factor` times beyond `original` positions.
+
+    fast, slow: rotations over the original context from which on a dimension is left alone, and up to which it is
+    stretched by the whole factor; between them a linear blend. truncate: whether the borders are whole dimensions.
+    """
+    plain = plain_frequencies(width, theta)
+
+    def pair(rotations: float) -> float:
+        return width * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(fast), pair(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    stretched = ((torch.arange(width // 2, dtype=torch.float32) - low) / max(high - low, 0.001)).clamp(0, 1)
+    return plain / factor * stretched + plain * (1 - stretched)
+
+
+def yarn_size(factor: float, mscale: float = 1.0) -> float:
+    """How much longer contexts sharpen attention, as a factor of queries or keys: YaRN's 0.1 ln(s) + 1."""
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def theta_of(raw: Raw) -> float:
+    """The base of the frequencies, wherever it stands; 10000 where nothing is said, as RoPE has it."""
+    return float(raw.get("rope_theta") or scaling_of(raw).get("rope_theta") or 10000.0)
+
+
+def scaling_of(raw: Raw) -> Raw:
+    """`rope_parameters`, or `rope_scaling` as older configs call it."""
+    newer, older = raw.get("rope_parameters"), raw.get("rope_scaling")
+    if newer and older and dict(newer) != dict(older):
+        raise CheckpointError(f"rope_parameters is {newer!r} and rope_scaling {older!r}; expected one of them")
+    found: Raw = newer or older or {}
+    return found
+
+
+def read_rotation(raw: Raw, *, head_dim: int, share: float = 1.0, interleaved: bool = False) -> Rotation:
+    """What a config asks for. share: of the head that turns; the architecture says where it is not all."""
+    scaling, theta, width = scaling_of(raw), theta_of(raw), int(head_dim * share)
+    kinds = [kind for kind in (scaling.get("rope_type"), scaling.get("type")) if kind is not None] or ["default"]
+    if kinds[0] not in _KINDS or len(set(kinds)) > 1:
+        raise CheckpointError(f"rope_type is {' and '.join(map(repr, kinds))}; this reference builds {sorted(_KINDS)}")
+    frequencies, scale = _KINDS[kinds[0]](raw, scaling, width, theta)
+    return Rotation(frequencies=frequencies, interleaved=interleaved, scale=scale)
+
+
+Found = tuple[Tensor, float]
+
+
+def _default(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
+    return plain_frequencies(width, theta), 1.0
+
+
+def _linear(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
+    return plain_frequencies(width, theta) / float(scaling["factor"]), 1.0
+
+
+def _llama3(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
+    frequencies = llama3_frequencies(
+        plain_frequencies(width, theta),
+        factor=float(scaling["factor"]),
+        low=float(scaling["low_freq_factor"]),
+        high=float(scaling["high_freq_factor"]),
+        original=int(scaling["original_max_position_embeddings"]),
+    )
+    return frequencies, 1.0
+
+
+def _yarn(raw: Raw, scaling: Raw, width: int, theta: float) -> Found:
+    factor = float(scaling["factor"])
+    frequencies = yarn_frequencies(
+        width,
+        theta,
+        factor=factor,
+        original=int(scaling.get("original_max_position_embeddings") or raw["max_position_embeddings"]),
+        fast=float(scaling.get("beta_fast") or 32),
+        slow=float(scaling.get("beta_slow") or 1),
+        truncate=bool(scaling.get("truncate", True)),
+    )
+    given, mscale, mscale_all = (scaling.get(key) for key in ("attention_factor", "mscale", "mscale_all_dim"))
+    if given is not None:
+        return frequencies, float(given)
+    if mscale and mscale_all:
+        return frequencies, yarn_size(factor, mscale) / yarn_size(factor, mscale_all)
+    return frequencies, yarn_size(factor)
+
+
+_KINDS: dict[str, Callable[[Raw, Raw, int, float], Found]] = {
+    "default": _default,
+    "linear": _linear,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
