@@ -1,1 +1,1 @@
-"""What somebody measures again: `cost` (probe and judging), `throughput` and `time_to_detect`; see each one's head."""
+"""Measurements that somebody repeats, and the tables of docs/evidence; a script each."""

@@ -1,20 +1,18 @@
-"""Runs shrunken copies of published pairs through `eaglecheck run`, and writes what came of them as a table.
+"""Drives and judges shrunken copies of published pairs, and writes what came of them as a table.
 
     python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13      every pair of FOLDER on both releases
     python -m benchmarks.pairs FOLDER --table docs/evidence/pairs.md       the table of what was run by now
 
 FOLDER holds a folder for each pair: `target`, `draft` (the same folder where the target's own MTP layers draft),
 `pair.json` ({"real": what it is a copy of}) and `scenario.json`. Results stay in `results/` below it, a file a pair and
-release, so that it can be run in parts. It judges nothing by itself.
+release, so that it can be run in parts. It judges as `eaglecheck run` does.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,42 +21,77 @@ from benchmarks._bench import machine
 from cases import catalogue
 from cases.boots import Boot
 from cases.generation import generate
+from harness.cli import prepare
+from harness.cli.documents import run_document
+from harness.cli.programs import past_eos
+from harness.contract.providers import WITNESS
+from harness.contract.scenario import Scenario
+from harness.contract.usage import UsageError
+from harness.driving.adapt import Wanted
+from harness.driving.judging import judge_with, load_oracle, unjudged
+from harness.driving.own_pair import own_pair
+from harness.driving.pool import EnginePool
+from harness.driving.progress import Cost, Plan, RunResult, verdict_of
+from harness.driving.runner import run
+from harness.engines.errors import EngineError
 
 #: Generated scenarios a pair, and their seed.
 EXAMPLES, SEED = 4, 17
-TRUSTING = "--trust-remote-code"
 HEAD = "| pair | architectures | provider: target, draft | release | verdict | rows compared | accept length | why |"
 
 
-def cell(folder: Path, *, engine: str) -> dict[str, Any]:
+def cell(folder: Path, engines: EnginePool, *, release: str) -> dict[str, Any]:
     """One pair on one release: its scenario and generated ones of the same boot configuration."""
-    draft = (folder / "draft").resolve()
-    pair = ["--engine", engine, "--target", str(folder / "target"), "--draft", str(draft)]
-    if any("auto_map" in json.loads((one / "config.json").read_text()) for one in (folder / "target", draft)):
-        pair.append(TRUSTING)
-    with tempfile.TemporaryDirectory(prefix="eaglecheck-pairs-") as place:
-        files = [folder / "scenario.json", *_generated(folder, Path(place))]
-        named = [part for file in files for part in ("--scenario-file", str(file))]
-        return {"pair": folder.name, "engine": engine} | _eaglecheck(*pair, *named, place=Path(place))
+    target, draft = folder / "target", (folder / "draft").resolve()
+    trusting = any("auto_map" in json.loads((one / "config.json").read_text()) for one in (target, draft))
+    said: list[str] = []
+    found = {"pair": folder.name, "engine": release}
+    try:
+        plan = prepare.make_plan(
+            list(_scenarios(folder)),
+            say=said.append,
+            engine=release,
+            device="cpu",
+            own=own_pair(target, draft),
+            wanted=Wanted(trust_remote_code=trusting or None),
+            runs=folder.parent / "runs",
+        )
+    except UsageError as error:
+        return {**found, "refused": str(error)}
+    result = run(plan) if plan.reference == WITNESS else _driven(plan, engines)
+    return {**found, "said": said, "document": run_document(result)}
 
 
-def _generated(folder: Path, place: Path) -> Iterator[Path]:
+def _driven(plan: Plan, engines: EnginePool) -> RunResult:
+    """As a run does it, on engines that are forked from one that has imported SGLang, and without a run folder."""
+    oracle = load_oracle(*next(iter(plan.pairs.values())), plan.assumed)
+    results = []
+    for scenario in plan.scenarios:
+        try:
+            trace = engines.drive(plan.launch(scenario, lease=None), scenario)
+        except EngineError as error:
+            results.append(unjudged(scenario, str(error), setup=plan.setup))
+        else:
+            results.append(judge_with(oracle, scenario, trace, setup=plan.setup))
+    return RunResult(
+        folder=Path(),
+        engine=plan.setup.release,
+        device="cpu",
+        revert=None,
+        header=dict(results[0].trace.header),
+        results=tuple(results),
+        verdict=verdict_of(results),
+        cost=Cost(),
+        pair=plan.own.facts() if plan.own else None,
+    )
+
+
+def _scenarios(folder: Path) -> Iterator[Scenario]:
     given = catalogue.read_scenario(folder / "scenario.json")
+    yield given
     engine = given.engine.model_copy(update={"chunked_prefill_size": None})
-    boot = Boot(name=f"{folder.name[:40]}", why="the pair's own", spec=given.spec, engine=engine)
-    for scenario in generate(boot, count=EXAMPLES, seed=SEED):
-        file = place / f"{scenario.name}.json"
-        file.write_text(scenario.model_dump_json(exclude_defaults=True))
-        yield file
-
-
-def _eaglecheck(*arguments: str, place: Path) -> dict[str, Any]:
-    """What `run` ended with: its exit code, its document, and what it said where it has none."""
-    file = place / "document.json"
-    command = [sys.executable, "-m", "harness.cli", "run", *arguments, "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    document = json.loads(file.read_text()) if file.exists() else None
-    return {"exit": done.returncode, "said": done.stderr.strip() or done.stdout[-2000:].strip(), "document": document}
+    boot = Boot(name=folder.name[:40], why="the pair's own", spec=given.spec, engine=engine)
+    yield from map(past_eos, generate(boot, count=EXAMPLES, seed=SEED))
 
 
 def table(folder: Path) -> Iterator[str]:
@@ -70,7 +103,7 @@ def table(folder: Path) -> Iterator[str]:
 
 
 def _row(folder: Path, found: dict[str, Any]) -> str:
-    document = found["document"] or {}
+    document = found.get("document") or {}
     configs = [json.loads((folder / found["pair"] / name / "config.json").read_text()) for name in ("target", "draft")]
     names = dict.fromkeys(config["architectures"][0] for config in configs)
     said, length = document.get("providers"), document.get("accept_length")
@@ -79,7 +112,7 @@ def _row(folder: Path, found: dict[str, Any]) -> str:
         " + ".join(names),
         f"{said['target']}, {said['draft']}" if said else "",
         found["engine"],
-        _verdict(found, document),
+        f"{document['verdict']} of {len(document['scenarios'])}" if document else "refused",
         str(document.get("compared", {}).get("hidden_rows", "")),
         f"{length:.2f}" if length else "",
         _why(found, document).replace("|", "\\|").replace("\n", " "),
@@ -87,16 +120,11 @@ def _row(folder: Path, found: dict[str, Any]) -> str:
     return f"| {' | '.join(columns)} |"
 
 
-def _verdict(found: dict[str, Any], document: dict[str, Any]) -> str:
-    if found["exit"] == 2:
-        return "refused"
-    return f"{document['verdict']} of {len(document['scenarios'])}" if document else "no verdict"
-
-
 def _why(found: dict[str, Any], document: dict[str, Any]) -> str:
     """The signatures of a FAIL, the reasons of an UNKNOWN, or the refusal."""
     if not document:
-        return next(iter(found["said"].removeprefix("eaglecheck: ").splitlines()), "")
+        place = re.compile(r"(?:/[^ /:]+)+/(target|draft)")  # whose folder it was says nothing
+        return place.sub(r"\1", found["refused"].splitlines()[0])
     roots = sorted({f"`{one['signature']}`" for one in document["findings"] if not one["consequence_of"]})
     return "; ".join(roots + (document["reasons"][:2] if document["verdict"] == "UNKNOWN" else []))
 
@@ -108,16 +136,20 @@ def main() -> None:
     parser.add_argument("--engine", action="append", default=[])
     parser.add_argument("--table", type=Path)
     asked = parser.parse_args()
-    (asked.folder / "results").mkdir(exist_ok=True)
+    kept = asked.folder / "results"
+    kept.mkdir(exist_ok=True)
     every = [one.parent.name for one in sorted(asked.folder.glob("*/pair.json"))]
-    for name in asked.names or every:
-        for engine in asked.engine:
-            found = cell(asked.folder / name, engine=engine)
-            (asked.folder / "results" / f"{name}@{engine}.json").write_text(json.dumps(found, indent=1))
-            print(_row(asked.folder, found), flush=True)
+    for release in asked.engine:
+        engines = EnginePool(logs=kept, copies=True)
+        try:
+            for name in asked.names or every:
+                found = cell(asked.folder / name, engines, release=release)
+                (kept / f"{name}@{release}.json").write_text(json.dumps(found, indent=1))
+                print(_row(asked.folder, found), flush=True)
+        finally:
+            engines.end()
     if asked.table:
-        lines = list(table(asked.folder))
-        asked.table.write_text("\n".join(lines) + "\n")
+        asked.table.write_text("\n".join(table(asked.folder)) + "\n")
     print(machine())
 
 

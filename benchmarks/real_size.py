@@ -1,12 +1,14 @@
 """The pairs of `make_real_size` on one card: generated scenarios, defects put back, mutants, a long prompt.
 
-    python -m benchmarks.real_size run --pair DIR/llama-1b --dtype float16 [--graphs] [--examples 100] [--engine 0.5.13]
-        [--revert 25015] [--mutants a,b] [--long 8000] [--seconds 120] --out FILE.json
-    python -m benchmarks.real_size table FILE.json ...
+    python -m benchmarks.real_size run --pair DIR/llama-1b --dtype float16 --out FOLDER [--only NAME,...] [--at-once 4]
+        [--examples 100] [--seconds 120] [--engine 0.5.13] [--long 8000]
+    python -m benchmarks.real_size table FOLDER ...
 
-`run` boots one engine, drives it, and judges beside it in this process, with the reference on the same card. FILE.json
-holds verdicts, seconds, memory, ties, and for every kind of rows how the engine's errors lie to those that the
-reference's second run has; what is there already is not run again. `table` prints a line a file.
+`run` loads one reference on the card and judges by it what several engines do side by side, one a job: `eager` (with
+mutants behind the generated scenarios) and `graphs`; in float16 also `pr25015` and `pr26329`, put back by the revert
+switch; in bfloat16 also `long`, a prompt in chunks of 2,048. FOLDER gets a JSON file a job: verdicts, seconds, memory,
+ties, and for every kind of rows how the engine's errors lie to those of the reference's second run. A file that is
+there already is not made again. `table` prints a line a file.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from cases import catalogue
 from cases.boots import BOOTS, EAGLE3_BOOTS, Boot
 from cases.fixed import tokens
 from cases.generation import generate
@@ -38,14 +42,29 @@ from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import Place, footprint
-from harness.driving.judging import JudgeQueue, judge_with
+from harness.driving.judging import judge_with
 from harness.driving.oracle import Oracle
 from harness.driving.pool import EnginePool, unwatched
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines import envs
+from harness.engines.errors import EngineError
 from harness.engines.launch import build_launch
 from harness.engines.process import Launch
 from harness.search.mutants import with_mutant
+
+#: Mutants of states that act on eager engines.
+MUTATED = ("hidden-neighbour", "hidden-neighbour-extend", "hidden-previous-round", "hidden-shifted-extend")
+REVERTED = {"pr25015": 25015, "pr26329": 26329}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What one engine is driven through."""
+
+    name: str
+    graphs: bool
+    scenarios: tuple[Scenario, ...]
+    revert: int | None = None
 
 
 def boot_of(pair: Path) -> Boot:
@@ -54,30 +73,42 @@ def boot_of(pair: Path) -> Boot:
     return EAGLE3_BOOTS["eagle3"] if found == ["LlamaForCausalLMEagle3"] else BOOTS["plain"]
 
 
-def scenarios_of(asked: argparse.Namespace, boot: Boot) -> list[Scenario]:
-    """What is asked for, in order."""
-    found: list[Scenario] = []
-    if asked.long:
-        request = RequestSpec(rid="long", input_ids=tokens(seed=3, length=asked.long), max_new_tokens=24)
-        script = (Op(kind="submit", rids=("long",)), Op(kind="drain"))
-        engine = boot.engine.model_copy(update={"chunked_prefill_size": 2048, "max_total_tokens": 16384})
-        one = Scenario(
-            name="long", checkpoint=boot.checkpoint, spec=boot.spec, engine=engine, requests=(request,), script=script
-        )
-        return adapted([one], wanted(asked), device=asked.device)
-    if asked.mutants:
-        exercise = EXERCISES["chain"][0].model_copy(update={"checkpoint": boot.checkpoint, "spec": boot.spec})
-        found = [exercise, *(with_mutant(exercise, MUTANTS[name]) for name in asked.mutants.split(","))]
+def jobs_of(asked: argparse.Namespace) -> list[Job]:
+    """All jobs of a pair in one dtype, or those that are named."""
+    boot = boot_of(asked.pair)
+    own = {"checkpoint": boot.checkpoint, "spec": boot.spec}
+    generated = generate(boot, count=asked.examples, seed=asked.seed)
+    exercise = EXERCISES["chain"][0].model_copy(update=own)
+    found = {
+        "eager": [*(with_mutant(exercise, MUTANTS[name]) for name in MUTATED), *generated],
+        "graphs": generated,
+    }
+    if asked.dtype == "bfloat16":
+        found["long"] = [long_prompt(boot, asked.long)]
     else:
-        found = generate(boot, count=asked.examples, seed=asked.seed)
-    return adapted(found, wanted(asked), device=asked.device)
+        found |= {name: [catalogue.load(name).scenario.model_copy(update=own)] for name in REVERTED}
+    jobs = []
+    for name, scenarios in found.items():
+        wanted = Wanted(dtype=asked.dtype, cuda_graph=name != "eager" and asked.device == "cuda")
+        ready = tuple(adapted(scenarios, wanted, device=asked.device))
+        jobs.append(Job(name=name, graphs=name != "eager", scenarios=ready, revert=REVERTED.get(name)))
+    return [job for job in jobs if not asked.only or job.name in asked.only.split(",")]
 
 
-def wanted(asked: argparse.Namespace) -> Wanted:
-    return Wanted(dtype=asked.dtype, cuda_graph=bool(asked.graphs))
+def long_prompt(boot: Boot, length: int) -> Scenario:
+    """One request, its prompt in chunks of 2,048."""
+    more = {"chunked_prefill_size": 2048, "max_total_tokens": 2 * length, "context_length": length + 512}
+    return Scenario(
+        name="long",
+        checkpoint=boot.checkpoint,
+        spec=boot.spec,
+        engine=boot.engine.model_copy(update=more),
+        requests=(RequestSpec(rid="long", input_ids=tokens(seed=3, length=length), max_new_tokens=24),),
+        script=(Op(kind="submit", rids=("long",)), Op(kind="drain")),
+    )
 
 
-def launch_of(asked: argparse.Namespace, scenario: Scenario) -> Launch:
+def launch_of(asked: argparse.Namespace, job: Job, scenario: Scenario) -> Launch:
     return build_launch(
         env=envs.ensure(asked.engine, print),
         spec=scenario.spec,
@@ -85,9 +116,7 @@ def launch_of(asked: argparse.Namespace, scenario: Scenario) -> Launch:
         target=asked.pair / "target",
         draft=asked.pair / "draft",
         device=asked.device,
-        revert=asked.revert,
-        mutants_in_graphs=bool(asked.mutants and asked.graphs),
-        **({"context_length": asked.long + 512} if asked.long else {}),
+        revert=job.revert,
     )
 
 
@@ -207,94 +236,100 @@ def _accept(result: ScenarioResult) -> float:
 
 
 def memory_used() -> int:
-    """MiB used on the card, all processes together."""
-    said = subprocess.run(
-        ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return int(said.stdout.split()[0]) if said.stdout.split() else -1
-
-
-def drive_all(
-    asked: argparse.Namespace, scenarios: list[Scenario], oracle: Oracle, pool: EnginePool
-) -> Iterator[ScenarioResult]:
-    """Each judged while the engine is at the next, until the seconds are over."""
-    setup = Setup(release=asked.engine, device=asked.device, revert=asked.revert, cpu_attention="torch", assumed=())
-    first = launch_of(asked, scenarios[0])
-    pool.use(first)
-    print(f"booted after {time.monotonic() - asked.start:.0f} s", flush=True)
-    end = time.monotonic() + asked.seconds
-    with JudgeQueue() as queue:
-        for scenario in scenarios:
-            if time.monotonic() > end:
-                break
-            start = time.monotonic()
-            trace = pool.drive(launch_of(asked, scenario), scenario, on_step=unwatched)
-            spent = time.monotonic() - start
-            queue.put(partial(judge_with, oracle, scenario, trace, setup=setup, engine_seconds=spent))
-            yield from queue.take(leave=1)
-        yield from queue.take()
-
-
-def run(asked: argparse.Namespace) -> int:
-    if asked.out.exists():
-        print(f"{asked.out}: there already")
-        return 0
+    """MiB used on the card, all processes together; 0 without one."""
     import torch
 
-    asked.start = time.monotonic()
-    boot = boot_of(asked.pair)
-    scenarios = scenarios_of(asked, boot)
-    files = [read_checkpoint("--pair", asked.pair / name) for name in ("target", "draft")]
-    need = footprint(files[0], files[1], scenarios, held=asked.dtype)
-    print(f"the reference on {asked.reference_device} takes {need}", flush=True)
-    place = Place(device=asked.reference_device, held=asked.dtype)
-    oracle = Oracle(target=asked.pair / "target", draft=asked.pair / "draft", place=place)
-    oracle.load(held=asked.dtype)
-    print(f"reference loaded after {time.monotonic() - asked.start:.0f} s", flush=True)
-    logs = asked.out.parent / f"{asked.out.stem}-logs"
-    pool = EnginePool(logs=logs, log_name="engine.log", lease=None)
+    if not torch.cuda.is_available():
+        return 0
+    free, total = torch.cuda.mem_get_info()
+    return (total - free) // 2**20
+
+
+def driven(
+    asked: argparse.Namespace,
+    job: Job,
+    pool: EnginePool,
+    judged: Callable[[Scenario, Trace, float], Future[ScenarioResult]],
+) -> Iterator[ScenarioResult]:
+    """Each judged while the engine is at the next, until the seconds are over."""
+    pool.use(launch_of(asked, job, job.scenarios[0]))
+    print(f"{job.name}: booted after {time.monotonic() - asked.start:.0f} s", flush=True)
+    end, waiting = time.monotonic() + asked.seconds, list[Future[ScenarioResult]]()
+    for scenario in job.scenarios:
+        if time.monotonic() > end:
+            break
+        start = time.monotonic()
+        trace = pool.drive(launch_of(asked, job, scenario), scenario, on_step=unwatched)
+        waiting.append(judged(scenario, trace, time.monotonic() - start))
+        if len(waiting) > 1:
+            yield waiting.pop(0).result()
+    yield from (future.result() for future in waiting)
+
+
+def work(asked: argparse.Namespace, job: Job, oracle: Oracle, judge: ThreadPoolExecutor, said: int) -> None:
+    """One job, from its boot to its file."""
+    import torch
+
+    out = asked.out / f"{asked.pair.name}-{asked.dtype}-{job.name}-{asked.engine}.json"
+    if out.exists():
+        return print(f"{out}: there already")
+    setup = Setup(release=asked.engine, device=asked.device, revert=job.revert, cpu_attention="torch", assumed=())
+    pool = EnginePool(logs=asked.out / f"{out.stem}-logs", log_name="engine.log", lease=None)
     seen, spent, lines = Calibration(), Counter[str](), list[dict[str, Any]]()
-    accept: list[float] = []
+    accept, why, begun = list[float](), "", time.monotonic()
+
+    def judged(scenario: Scenario, trace: Trace, seconds: float) -> Future[ScenarioResult]:
+        return judge.submit(partial(judge_with, oracle, scenario, trace, setup=setup, engine_seconds=seconds))
+
     try:
-        for result in drive_all(asked, scenarios, oracle, pool):
+        for result in driven(asked, job, pool, judged):
             spent.update(result.seconds)
             lines.append(_line(result))
             if result.verdict.outcome == "PASS" and result.reference is not None:
                 seen.see(result.scenario, result.trace, result.reference)
                 accept.append(_accept(result))
-            if result.verdict.outcome != "PASS":
-                print(lines[-1], flush=True)
-                for one in result.divergences[:3]:
-                    print("   ", one, flush=True)
+            elif not job.revert and not any(op.kind == "mutant" for op in result.scenario.script):
+                print(job.name, lines[-1], *result.divergences[:3], sep="\n    ", flush=True)
+    except EngineError as error:
+        why = str(error)
+        print(f"{job.name}: {why}", flush=True)
     finally:
-        boots = pool.boots
         used = memory_used()
         pool.end()
     document = {
         "pair": asked.pair.name,
         "engine": asked.engine,
         "dtype": asked.dtype,
-        "graphs": bool(asked.graphs),
-        "revert": asked.revert,
-        "mutants": asked.mutants,
-        "long": asked.long,
+        "job": job.name,
+        "error": why,
         "scenarios": lines,
-        "seconds": dict(spent) | {"total": time.monotonic() - asked.start},
-        "boots": boots,
+        "seconds": dict(spent) | {"job": time.monotonic() - begun},
+        "boots": pool.boots,
         "usual_ties": seen.usual,
         "accept_length": float(np.mean(accept)) if accept else None,
         "card_mib": used,
         "reference_mib": torch.cuda.max_memory_allocated() // 2**20 if torch.cuda.is_available() else None,
-        "said_mib": need.mib,
+        "said_mib": said,
         "errors": seen.summary(),
     }
-    asked.out.parent.mkdir(parents=True, exist_ok=True)
-    asked.out.write_text(json.dumps(document, indent=1) + "\n")
-    table([asked.out])
-    return 0
+    out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def run(asked: argparse.Namespace) -> int:
+    asked.start = time.monotonic()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    jobs = jobs_of(asked)
+    files = [read_checkpoint("--pair", asked.pair / name) for name in ("target", "draft")]
+    need = footprint(files[0], files[1], [one for job in jobs for one in job.scenarios], held=asked.dtype)
+    print(f"{asked.pair.name} in {asked.dtype}: the reference on {asked.reference_device} takes {need}", flush=True)
+    place = Place(device=asked.reference_device, held=asked.dtype)
+    oracle = Oracle(target=asked.pair / "target", draft=asked.pair / "draft", place=place).load(held=asked.dtype)
+    print(f"loaded after {time.monotonic() - asked.start:.0f} s", flush=True)
+    with ThreadPoolExecutor(max_workers=1) as judge, ThreadPoolExecutor(max_workers=asked.at_once) as engines:
+        doing = [engines.submit(work, asked, job, oracle, judge, need.mib) for job in jobs]
+        for future in doing:
+            future.result()
+    return table([asked.out])
 
 
 def _line(result: ScenarioResult) -> dict[str, Any]:
@@ -315,8 +350,7 @@ COLUMNS = (
     ("pair", 9),
     ("release", 8),
     ("dtype", 9),
-    ("decode", 7),
-    ("what", 13),
+    ("job", 8),
     ("PASS", 5),
     ("FAIL", 5),
     ("UNKNOWN", 8),
@@ -330,36 +364,43 @@ COLUMNS = (
     ("had", 6),
     ("of limit", 9),
     ("engine/own", 11),
+    ("accepted", 8),
 )
 
 
-def table(files: list[Path]) -> int:
+def table(places: list[Path]) -> int:
     """A line a file. of limit: the row nearest to it; engine/own: typical sizes of errors, least and most of a kind."""
+    files = [file for place in places for file in (sorted(place.glob("*.json")) if place.is_dir() else [place])]
     print("".join(f"{name:<{width}}" for name, width in COLUMNS))
     for file in files:
         one = json.loads(file.read_text())
         print("".join(f"{value:<{width}}" for value, (_, width) in zip(_cells(one), COLUMNS, strict=True)))
-        if one["mutants"]:
-            for line in one["scenarios"]:
-                print(f"    {line['name']}: {line['outcome']} {' '.join(line['root_kinds'])}")
+    for one in (json.loads(file.read_text()) for file in files):
+        if one["error"]:
+            print(f"{one['pair']} {one['dtype']} {one['job']}: {one['error'][:500]}")
+        for line in one["scenarios"]:
+            if _mutated(line) or one["job"] in REVERTED:
+                print(f"{one['pair']} {one['dtype']} {line['name']}: {line['outcome']} {' '.join(line['root_kinds'])}")
     return 0
 
 
+def _mutated(line: dict[str, Any]) -> bool:
+    return any(line["name"].endswith(name) for name in MUTATED)
+
+
 def _cells(one: dict[str, Any]) -> list[str]:
-    outcomes, seconds = Counter(line["outcome"] for line in one["scenarios"]), one["seconds"]
-    what = "mutants" if one["mutants"] else f"long {one['long']}" if one["long"] else "generated"
-    what = f"revert {one['revert']}" if one["revert"] else what
-    rows = sum(line["compared"].get("hidden_rows", 0) for line in one["scenarios"])
+    sound, seconds = [line for line in one["scenarios"] if not _mutated(line)], one["seconds"]
+    outcomes = Counter(line["outcome"] for line in sound)
+    rows = sum(line["compared"].get("hidden_rows", 0) for line in sound)
     worst = max((kind["of_limit"].get("q1", 0.0) for kind in one["errors"].values()), default=float("nan"))
     typical = [kind["engine_over_own"].get("q0.5", 0.0) for kind in one["errors"].values()]
     return [
         one["pair"],
         one["engine"],
         one["dtype"],
-        "graphs" if one["graphs"] else "eager",
-        what,
+        one["job"],
         *(str(outcomes[name]) for name in ("PASS", "FAIL", "UNKNOWN")),
-        str(sum(line["ties"] for line in one["scenarios"])),
+        str(sum(line["ties"] for line in sound)),
         f"{one['usual_ties']:.1f}",
         str(rows),
         *(f"{seconds.get(name, 0.0):.1f}" for name in ("engine", "reference", "judge")),
@@ -367,6 +408,7 @@ def _cells(one: dict[str, Any]) -> list[str]:
         str(one["reference_mib"]),
         f"{worst:.2f}",
         f"{min(typical, default=0):.2f}-{max(typical, default=0):.2f}",
+        f"{one['accept_length'] or 0:.2f}",
     ]
 
 
@@ -377,20 +419,19 @@ def main() -> int:
     one.add_argument("--pair", type=Path, required=True)
     one.add_argument("--dtype", choices=("float32", "float16", "bfloat16"), default="float16")
     one.add_argument("--device", default="cuda")
-    one.add_argument("--graphs", action="store_true")
+    one.add_argument("--reference-device", default="cuda")
+    one.add_argument("--only", default="")
+    one.add_argument("--at-once", type=int, default=4)
     one.add_argument("--examples", type=int, default=100)
     one.add_argument("--seed", type=int, default=17)
-    one.add_argument("--engine", default="0.5.13")
-    one.add_argument("--revert", type=int)
-    one.add_argument("--mutants", default="")
-    one.add_argument("--long", type=int, default=0)
     one.add_argument("--seconds", type=float, default=300.0)
-    one.add_argument("--reference-device", default="cuda")
+    one.add_argument("--engine", default="0.5.13")
+    one.add_argument("--long", type=int, default=8000)
     one.add_argument("--out", type=Path, required=True)
     shown = commands.add_parser("table")
-    shown.add_argument("files", type=Path, nargs="+")
+    shown.add_argument("places", type=Path, nargs="+")
     asked = parser.parse_args()
-    return run(asked) if asked.command == "run" else table(asked.files)
+    return run(asked) if asked.command == "run" else table(asked.places)
 
 
 if __name__ == "__main__":

@@ -138,9 +138,12 @@ class Weights:
         if tuple(stored.shape) != shape:
             raise CheckpointError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
         self.taken.add(name)
-        held = stored.to(self.dtype) if stored.is_floating_point() else stored
-        held = held.to(self.device)
+        held = self.held(name, stored).to(self.device)
         return held.clone() if held is stored else held  # not a view of the file
+
+    def held(self, name: str, stored: Tensor) -> Tensor:
+        """The tensor in the dtype in which it is kept."""
+        return stored.to(self.dtype) if stored.is_floating_point() else stored
 
     def all_taken(self, but: Collection[str] = ()) -> None:
         """CheckpointError for a tensor that nobody took; tables of a rotation say nothing that the config does not."""

@@ -17,23 +17,28 @@ import torch
 from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, of_architecture
 from reference.checkpoint import sizes as read_sizes
 from reference.delta import DeltaMixer, DeltaSizes
+from reference.experts import SWIGLU_ALPHA
 from reference.heads import GroupedAttention, Heads
 from reference.keys import Keys
 from reference.mixtures import (
     ClampedMixture,
     Mixture,
     dense,
+    read_deepseek_v2,
     read_ernie,
     read_gpt_oss,
     read_mixtral,
     read_qwen,
     read_sigmoid,
 )
+from reference.mla import Latent, LatentAttention
 from reference.model import Attends, DecoderLayer, PaperTarget, Target
 from reference.nextn import ERNIE, MIMO, QWEN, Join, NextNHead, behind
 from reference.rotation import Rotation, read_rotation, scaling_of
 
 Raw = Mapping[str, Any]
+#: Biases that only choose experts, and the rates of a recurrence.
+EXACT = ("e_score_correction_bias", "A_log", "dt_bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +57,13 @@ class Family:
 
     def weights(self, path: Path, dtype: torch.dtype, device: torch.device | str) -> Weights:
         """The folder's tensors, norms as they are multiplied."""
-        return (CentredWeights if self.centred else Weights)(path, dtype, device)
+        return (CentredWeights if self.centred else FamilyWeights)(path, dtype, device)
+
+    def beside(self, name: str) -> bool:
+        """Whether a tensor belongs to a next-token layer."""
+        parts = name.split(".")
+        behind_last = parts[:2] == ["model", "layers"] and int(parts[2]) >= self.config.layers
+        return behind_last or name.startswith(("mtp.", "model.mtp_"))
 
     def layer(self, weights: Weights, prefix: str, number: int | None) -> DecoderLayer:
         """Decoder layer `number`, whose weights start with `prefix`; None is the next-token layer."""
@@ -66,15 +77,23 @@ class Family:
         )
 
 
-class CentredWeights(Weights):
-    """As Weights, with norms as they are multiplied: what is stored is their weight less one."""
+class FamilyWeights(Weights):
+    """As Weights; what these families keep in float32 whatever the rest is held in stays as it is stored."""
 
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """See Weights.take."""
-        stored = super().take(name, *shape)
+    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """See Weights.held."""
+        return stored if name.endswith(EXACT) else super().held(name, stored)
+
+
+class CentredWeights(FamilyWeights):
+    """With norms as they are multiplied: what is stored is their weight less one."""
+
+    def held(self, name: str, stored: torch.Tensor) -> torch.Tensor:
+        """See Weights.held; half a sum would be rounded."""
+        held = super().held(name, stored)
         *_, parent, module, _ = ("", "", *name.split("."))
         plain = "norm" not in module or parent == "linear_attn"
-        return stored if plain else stored.to(torch.promote_types(stored.dtype, torch.float32)) + 1
+        return held if plain else held.to(torch.promote_types(held.dtype, torch.float32)) + 1
 
 
 def _share(raw: Raw, otherwise: float) -> float:
@@ -99,11 +118,20 @@ def _same(heads: Heads) -> Callable[[Weights, str, int | None], Attends]:
     return lambda weights, prefix, number: GroupedAttention(weights, f"{prefix}self_attn.", heads)
 
 
+def _only(raw: Raw, wanted: Mapping[str, Any]) -> None:
+    """Keys that may be left out or have this one value."""
+    for key, only in wanted.items():
+        if (found := raw.get(key, only)) != only:
+            raise CheckpointError(f"{key} is {found!r}; this reference builds only {only!r}")
+
+
 def _no_window(raw: Raw) -> None:
     for key in ("sliding_window", "max_window_layers"):
         raw.get(key)  # say nothing where no window is used
-    if raw.get("use_sliding_window"):
-        raise CheckpointError("use_sliding_window is true; this reference builds only false for this family")
+    _only(raw, {"use_sliding_window": False})
+    kinds = set(raw.get("layer_types") or ()) - {"linear_attention"}
+    if kinds - {"full_attention"}:
+        raise CheckpointError(f"layer_types has {sorted(kinds)}; this reference builds only 'full_attention' here")
 
 
 def _one_at_most(raw: Raw) -> None:
@@ -175,7 +203,6 @@ def read_qwen3_next(raw: Raw) -> Family:
 def read_glm(raw: Raw) -> Family:
     """GLM-4.5: half of each head turns; the next-token layer stands behind the last one."""
     config = read_sizes(raw)
-    _one_at_most(raw)
     heads = _heads(
         raw,
         _rotation(raw, share=_share(raw, 0.5)),
@@ -191,10 +218,29 @@ def read_glm(raw: Raw) -> Family:
     )
 
 
+def read_deepseek(raw: Raw) -> Family:
+    """DeepSeek-V2 and V3, Kimi-K2, GLM-4.7-Flash: latent attention; the next-token layer stands behind the last one.
+
+    Norms of latents have the config's eps. Hugging Face's classes write 1e-6 there, which is DeepSeek's value too.
+    """
+    config, latent = read_sizes(raw), Latent.read(raw)
+    width = latent.nope + latent.rotated
+    _only(raw, {"attention_bias": False, "rope_interleave": True, "ep_size": 1, "qk_head_dim": width})
+    for place in (raw, scaling_of(raw)):
+        _only(place, {"partial_rotary_factor": 1.0})
+    second = config.architecture == "DeepseekV2ForCausalLM"
+    return Family(
+        config=config,
+        attention=lambda weights, prefix, number: LatentAttention(weights, f"{prefix}self_attn.", latent),
+        mixture=(read_deepseek_v2 if second else read_sigmoid)(raw),
+        join=None if second else behind(config.layers),
+        draft=f"model.layers.{config.layers}.",
+    )
+
+
 def read_mimo(raw: Raw) -> Family:
     """MiMo-7B: Qwen2's arithmetic."""
     _no_window(raw)
-    _one_at_most(raw)
     if raw.get("use_mrope"):
         raise CheckpointError("use_mrope is true; this reference builds only false")
     heads = _heads(raw, _rotation(raw), bias=bool(raw.get("attention_bias", True)))
@@ -209,8 +255,8 @@ def read_mimo(raw: Raw) -> Family:
 
 def read_ernie_family(raw: Raw) -> Family:
     """ERNIE 4.5: neighbours turn together; the next-token layer has a dense MLP."""
-    if raw.get("use_bias"):
-        raise CheckpointError("use_bias is true; this reference builds only false")
+    _only(raw, {"use_bias": False, "moe_gate": "topk", "moe_use_aux_free": True, "moe_norm_min": 1e-12})
+    raw.get("moe_capacity")  # how many rows an expert takes in training
     config, mixture = read_sizes(raw), read_ernie(raw)
     heads = _heads(raw, _rotation(raw, interleaved=True))
     return Family(config=config, attention=_same(heads), mixture=mixture, join=ERNIE, draft="model.mtp_block.0.")
@@ -225,8 +271,7 @@ def read_gpt_oss_family(raw: Raw) -> Family:
         raise CheckpointError(f"layer_types are {sorted(set(kinds))}; this reference builds {sorted(windows)}")
     if raw.get("experts_per_token", raw["num_experts_per_tok"]) != raw["num_experts_per_tok"]:
         raise CheckpointError(f"experts_per_token is {raw['experts_per_token']}; expected num_experts_per_tok")
-    if raw.get("attention_bias", True) is not True:
-        raise CheckpointError("attention_bias is false; this reference builds only true")
+    _only(raw, {"attention_bias": True, "swiglu_alpha": SWIGLU_ALPHA})
 
     def attention(weights: Weights, prefix: str, number: int | None) -> Attends:
         window = windows[kinds[number]] if number is not None else None
@@ -237,11 +282,14 @@ def read_gpt_oss_family(raw: Raw) -> Family:
 
 
 FAMILIES: dict[str, Callable[[Raw], Family]] = {
+    "DeepseekV2ForCausalLM": read_deepseek,
+    "DeepseekV3ForCausalLM": read_deepseek,
     "MixtralForCausalLM": read_mixtral_family,
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Qwen3NextForCausalLM": read_qwen3_next,
     "Glm4MoeForCausalLM": read_glm,
+    "Glm4MoeLiteForCausalLM": read_deepseek,
     "MiMoForCausalLM": read_mimo,
     "Ernie4_5_MoeForCausalLM": read_ernie_family,
     "GptOssForCausalLM": read_gpt_oss_family,
@@ -255,6 +303,8 @@ def read(path: Path) -> Family:
     with all_keys(keys.file, architecture):
         family = FAMILIES[architecture](keys)
         keys.refuse("hidden_act", but="silu")
+        keys.refuse("mlp_bias", but=False)
+        _one_at_most(keys)
         keys.all_claimed()
         return family
 
@@ -270,7 +320,9 @@ def load_target(
     family = read(path)
     weights = family.weights(path, held or dtype, device)
     stack = [family.layer(weights, f"model.layers.{i}.", i) for i in range(family.config.layers)]
-    return PaperTarget(weights, family.config, stack=stack).computing(dtype)
+    target = PaperTarget(weights, family.config, stack=stack)
+    weights.all_taken(but=[name for name in weights if family.beside(name)])
+    return target.computing(dtype)
 
 
 def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) -> NextNHead:
@@ -280,4 +332,6 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
         raise CheckpointError(f"{path}: {family.config.architecture} has no next-token layer")
     a_pair(path, family.config, vocab=target.vocab, hidden=target.hidden, layers=target.layers)
     weights = family.weights(path, held or target.dtype, target.device)
-    return NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
+    head = NextNHead(weights, family.join, family.layer(weights, family.draft, None), target, family.config.eps)
+    weights.all_taken(but=[name for name in weights if not family.beside(name)])
+    return head

@@ -135,7 +135,9 @@ def read_qwen(raw: Raw) -> Mixture:
         dense=raw["intermediate_size"],
         width=raw["moe_intermediate_size"],
         routing=Routing(
-            experts=raw["num_experts"], chosen=raw["num_experts_per_tok"], normed=raw.get("norm_topk_prob", False)
+            experts=raw.get("num_experts") or raw["num_local_experts"],
+            chosen=raw["num_experts_per_tok"],
+            normed=raw.get("norm_topk_prob", False),
         ),
         sparse=lambda layer: layer not in dense and (layer + 1) % every == 0,
         shared=raw.get("shared_expert_intermediate_size") or 0,
@@ -144,7 +146,10 @@ def read_qwen(raw: Raw) -> Mixture:
 
 
 def _deepseek_sparse(raw: Raw) -> Callable[[int], bool]:
-    first, every = raw.get("first_k_dense_replace", 0), raw.get("moe_layer_freq", 1)
+    first, every, kinds = (raw.get(key) for key in ("first_k_dense_replace", "moe_layer_freq", "mlp_layer_types"))
+    if kinds and first is None:
+        return lambda layer: kinds[layer] == "sparse"
+    first, every = first or 0, every or 1
     return lambda layer: layer >= first and layer % every == 0
 
 
@@ -188,6 +193,7 @@ def read_deepseek_v2(raw: Raw) -> Mixture:
         )
     if raw["norm_topk_prob"] and scaling != 1:
         raise CheckpointError(f"norm_topk_prob with routed_scaling_factor {scaling}; this reference builds one of them")
+    groups, kept = raw.get("n_group"), raw.get("topk_group")
     grouped = method == "group_limited_greedy"
     return Mixture(
         hidden=raw["hidden_size"],
@@ -198,8 +204,8 @@ def read_deepseek_v2(raw: Raw) -> Mixture:
             chosen=raw["num_experts_per_tok"],
             normed=raw["norm_topk_prob"],
             scaling=scaling,
-            groups=raw["n_group"] if grouped else 1,
-            kept=raw["topk_group"] if grouped else 1,
+            groups=(groups or 1) if grouped else 1,
+            kept=(kept or 1) if grouped else 1,
         ),
         sparse=_deepseek_sparse(raw),
         shared=(raw.get("n_shared_experts") or 0) * raw["moe_intermediate_size"],

@@ -1,6 +1,7 @@
 """Loads the models of a pair from its two folders, by the architecture that each names.
 
-It must not build anything itself.
+A target that is not built here is its own module from Hugging Face; a draft is always ours. This module must not build
+anything itself.
 """
 
 from __future__ import annotations
@@ -11,22 +12,20 @@ from typing import TypeVar
 
 import torch
 
-from reference import eagle1, eagle3, families, llama, mla, mtp
+from reference import eagle1, eagle3, families, llama, mtp
 from reference.checkpoint import CheckpointError, Weights, read_json
+from reference.hf_target import HfTarget
 from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
 
 AnyHead = Head | MtpHead
 _TARGETS: dict[str, Callable[..., PaperTarget]] = {
-    mla.ARCHITECTURE: mla.load_target,
-    mla.V2_ARCHITECTURE: mla.load_target,
     **dict.fromkeys(families.FAMILIES, families.load_target),
     mtp.MIMO_ARCHITECTURE: mtp.load_mimo_target,
     mtp.STEP_ARCHITECTURE: mtp.load_step_target,
     **dict.fromkeys(llama.ARCHITECTURES, llama.load_target),
 }
 _HEADS: dict[str, Callable[..., AnyHead]] = {
-    mla.ARCHITECTURE: mla.load_head,
     **dict.fromkeys(families.FAMILIES, families.load_head),
     mtp.MIMO_ARCHITECTURE: MtpHead.load,
     mtp.STEP_ARCHITECTURE: mtp.load_step_head,
@@ -56,8 +55,25 @@ def load_target(
     *,
     held: torch.dtype | None = None,
     device: torch.device | str = "cpu",
+) -> Target:
+    """Read the target's folder; CheckpointError with what each provider says if none has it. See load_pair."""
+    try:
+        return paper_target(path, dtype, held=held, device=device)
+    except CheckpointError as ours:
+        try:
+            return HfTarget.load(path, dtype, held=held, device=device)
+        except CheckpointError as theirs:
+            raise CheckpointError(f"{ours}\n  nor does transformers provide it: {theirs}") from theirs
+
+
+def paper_target(
+    path: Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    held: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
 ) -> PaperTarget:
-    """Read the target's folder; CheckpointError if none built here. dtype, held: see load_pair."""
+    """The same, where it is to be ours: CheckpointError if none built here."""
     return _known(path, _TARGETS)(path, dtype, held=held, device=device)
 
 
@@ -66,7 +82,10 @@ def load_head(path: Path, target: Target, *, held: torch.dtype | None = None) ->
 
     It computes in the target's dtype, on its device. held: see load_pair.
     """
-    return (_eagle(path) or _known(path, _HEADS))(path, target, held=held)
+    head = (_eagle(path) or _known(path, _HEADS))(path, target, held=held)
+    if isinstance(target, HfTarget):
+        target.carries(head)
+    return head
 
 
 def _eagle(path: Path) -> Callable[..., AnyHead] | None:

@@ -93,7 +93,10 @@ def yarn_size(factor: float, mscale: float = 1.0) -> float:
 
 def theta_of(raw: Raw) -> float:
     """The base of the frequencies, wherever it stands; 10000 where nothing is said, as RoPE has it."""
-    return float(raw.get("rope_theta") or scaling_of(raw).get("rope_theta") or 10000.0)
+    found = {float(one["rope_theta"]) for one in (raw, scaling_of(raw)) if one.get("rope_theta") is not None}
+    if len(found) > 1:
+        raise CheckpointError(f"rope_theta is {' and '.join(map(str, sorted(found)))}; expected one of them")
+    return found.pop() if found else 10000.0
 
 
 def scaling_of(raw: Raw) -> Raw:

@@ -81,6 +81,8 @@ class Cost(Strict):
     boot_seconds: Seconds
     engine_seconds: Seconds
     reference_seconds: Seconds
+    reference_mib: Count
+    reference_said_mib: Count
     judge_seconds: Seconds
     store_seconds: Seconds
     total_seconds: Seconds
@@ -113,6 +115,24 @@ class Scenario(Strict):
     reproducer: str | None
 
 
+class Checkpoint(Strict):
+    folder: str
+    architecture: str
+    parameters: Count | None
+    hidden: Count | None
+    layers: Count | None
+    vocab: Count | None
+    dtype: str
+    sha256: dict[str, str]
+    of_target: bool = False
+
+
+class Pair(Strict):
+    algorithm: str
+    target: Checkpoint
+    draft: Checkpoint
+
+
 class Replaced(Strict):
     operation: str
     by: str
@@ -131,6 +151,7 @@ class Run(Strict):
     overlap: bool | None
     replaced: list[Replaced]
     assumed: list[str]
+    pair: Pair | None = None
     providers: dict[str, str]
     witness: Witness | None
     verdict: Annotated[Outcome, Field(strict=False)]

@@ -57,6 +57,59 @@ def yarn(rng: Random, **more: Any) -> Raw:
     return {"type": "yarn", "factor": 40, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 1} | more
 
 
+def rotated(rng: Random, raw: Raw) -> Raw:
+    """One of the rotations that stretch, or none, in the older or the newer spelling."""
+    llama3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    kinds: list[Raw] = [
+        {"rope_type": "default"},
+        {"rope_type": "linear", "factor": 4.0},
+        llama3 | {"original_max_position_embeddings": 64},
+        yarn(rng, rope_type="yarn", truncate=rng.random() < 0.5),
+        yarn(rng, rope_type="yarn", mscale=0.7, mscale_all_dim=1.0),
+        yarn(rng, rope_type="yarn", attention_factor=1.3),
+    ]
+    scaling = rng.choice(kinds)
+    scaling.pop("type", None)
+    if rng.random() < 0.5:
+        theta = raw.pop("rope_theta")
+        del raw["rope_scaling"]
+        return raw | {"rope_parameters": scaling | {"rope_theta": theta}}
+    scaling = {"type" if key == "rope_type" and rng.random() < 0.3 else key: value for key, value in scaling.items()}
+    return raw | {"rope_scaling": scaling}
+
+
+def windowed(rng: Random, raw: Raw) -> Raw:
+    """Qwen's windows: none, from a layer on, or layer by layer."""
+    kinds = [("sliding_attention", "full_attention")[i % 2] for i in range(raw["num_hidden_layers"])]
+    used = rng.random() < 0.7
+    more = {"layer_types": kinds} if used and rng.random() < 0.4 else {}
+    return raw | {"use_sliding_window": used, "sliding_window": 8, "max_window_layers": rng.choice([0, 1, 2])} | more
+
+
+def llama(rng: Random) -> Raw:
+    raw = rotated(rng, common(rng, architectures=["LlamaForCausalLM"], model_type="llama", pretraining_tp=1))
+    if rng.random() < 0.5:
+        del raw["head_dim"]
+    return raw | {"attention_bias": rng.random() < 0.4, "mlp_bias": rng.random() < 0.4}
+
+
+def mistral(rng: Random) -> Raw:
+    raw = rotated(rng, common(rng, architectures=["MistralForCausalLM"], model_type="mistral"))
+    del raw["attention_bias"]
+    return raw | {"sliding_window": rng.choice([None, 8, 16])}
+
+
+def qwen2(rng: Random) -> Raw:
+    raw = rotated(rng, common(rng, architectures=["Qwen2ForCausalLM"], model_type="qwen2"))
+    del raw["attention_bias"], raw["head_dim"]
+    return windowed(rng, raw)
+
+
+def qwen3(rng: Random) -> Raw:
+    raw = rotated(rng, common(rng, architectures=["Qwen3ForCausalLM"], model_type="qwen3"))
+    return windowed(rng, raw | {"attention_bias": rng.random() < 0.4})
+
+
 def mixtral(rng: Random) -> Raw:
     raw = common(rng, architectures=["MixtralForCausalLM"], model_type="mixtral", **routed(rng, "num_local_experts"))
     del raw["moe_intermediate_size"], raw["attention_bias"]
@@ -103,6 +156,14 @@ def deepseek_v2(rng: Random) -> Raw:
 def deepseek_v3(rng: Random) -> Raw:
     raw = _latent(rng, 3) | {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "num_nextn_predict_layers": 1}
     return raw | {"norm_topk_prob": rng.random() < 0.7}
+
+
+def glm4_moe_lite(rng: Random) -> Raw:
+    raw = _latent(rng, 3) | {"architectures": ["Glm4MoeLiteForCausalLM"], "model_type": "glm4_moe_lite"}
+    for key in ("ep_size", "moe_layer_freq", "seq_aux", "first_k_dense_replace"):
+        del raw[key]  # the first of these layers is dense
+    raw |= {"rope_scaling": None, "partial_rotary_factor": 1.0, "topk_method": "noaux_tc", "norm_topk_prob": True}
+    return raw | {"first_k_dense_replace": 1, "num_nextn_predict_layers": 1}
 
 
 def glm4_moe(rng: Random) -> Raw:
@@ -152,7 +213,23 @@ def mimo(rng: Random) -> Raw:
 SAME_AS = {"mimo": {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"}}
 FAMILIES: dict[str, Callable[[Random], Raw]] = {
     make.__name__: make
-    for make in (mixtral, qwen2_moe, qwen3_moe, deepseek_v2, deepseek_v3, glm4_moe, ernie, gpt_oss, qwen3_next, mimo)
+    for make in (
+        llama,
+        mistral,
+        qwen2,
+        qwen3,
+        mixtral,
+        qwen2_moe,
+        qwen3_moe,
+        deepseek_v2,
+        deepseek_v3,
+        glm4_moe,
+        glm4_moe_lite,
+        ernie,
+        gpt_oss,
+        qwen3_next,
+        mimo,
+    )
 }
 
 

@@ -40,7 +40,7 @@ BESIDE = {
     ),
 }
 #: Families that store it as one more layer of the target.
-BEHIND = ("deepseek_v3", "glm4_moe")
+BEHIND = ("deepseek_v3", "glm4_moe", "glm4_moe_lite")
 
 
 def make_pair(family: str, seed: int, folder: Path) -> tuple[PreTrainedModel, Says]:
@@ -51,7 +51,8 @@ def make_pair(family: str, seed: int, folder: Path) -> tuple[PreTrainedModel, Sa
 
 def _behind(hf: PreTrainedModel, family: str, folder: Path) -> Says:
     base, layers = hf.get_decoder(), hf.config.num_hidden_layers
-    layer = _randomised(MtpLayer(hf.config, type(base.layers[-1]), type(base.norm), layers))
+    index = layers - 1 if getattr(hf.config, "mlp_layer_types", None) else layers  # a list of kinds ends there
+    layer = _randomised(MtpLayer(hf.config, type(base.layers[-1]), type(base.norm), index))
     prefix = f"model.layers.{layers}."
     copies = {"embed_tokens": hf.get_input_embeddings(), "shared_head.head": hf.get_output_embeddings()}
     own = {f"{prefix}{name}.weight": one.weight.detach().clone() for name, one in copies.items()}

@@ -12,7 +12,7 @@ from harness.driving.footprint import footprint
 from reference.pairs import load_pair
 from reference.session import ReferenceSession
 
-SMALL = {"intermediate": 1024, "layers": 4, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
+SMALL = {"intermediate": 1024, "layers": 8, "heads": 8, "kv_heads": 2, "head_dim": 48, "hidden": 384}
 
 
 def peak_of(work):
@@ -27,8 +27,10 @@ def peak_of(work):
     return most / 2**20, result
 
 
-@pytest.mark.parametrize("name", ["llama-1b", "qwen3-4b", "llama-8b"])
-@pytest.mark.parametrize(("prompt", "new", "vocab"), [(40, 24, 4000), (900, 8, 4000), (30, 60, 30000)])
+@pytest.mark.parametrize(
+    ("name", "prompt", "new", "vocab"),
+    [("llama-1b", 40, 24, 4000), ("llama-8b", 900, 8, 4000), ("qwen3-4b", 30, 30, 16000)],
+)
 def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, prompt, new, vocab):
     shape = dataclasses.replace(SHAPES[name], vocab=vocab, **SMALL)
     pair = make(name, tmp_path, seed=1, device="cpu", plain=True, shape=shape)
@@ -51,4 +53,4 @@ def test_what_is_said_is_kept_and_is_not_many_times_too_much(tmp_path, name, pro
 
     peak, _ = peak_of(replayed)
     assert peak <= said.mib
-    assert said.mib <= 4 * peak
+    assert said.mib <= 2.5 * peak

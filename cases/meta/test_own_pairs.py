@@ -191,3 +191,12 @@ def test_sizes_that_differ_are_no_pair(folder):
         own_pair(target, wide)
     head = folder("head", {"fc.weight": (32, 192)}, architectures=["LlamaForCausalLMEagle3"], hidden_size=32)
     assert own_pair(target, head).algorithm == "EAGLE3"  # whose width is its own
+
+
+def test_our_own_scenarios_keep_their_shape_on_a_users_pair(tiny):
+    from harness.cli.programs import choose_scenarios
+
+    pair = own_pair(tiny.target, tiny.draft)
+    for scenario in (*choose_scenarios([], [], None, pair), *choose_scenarios(["pr25015"], [], None, pair)):
+        assert all(request.stops((7,)) == request.stop_token_ids for request in scenario.requests)
+    assert [one.id for one in choose_scenarios([], [])] == [one.id for one in fixed.default_scenarios()]

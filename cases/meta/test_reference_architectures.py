@@ -4,11 +4,13 @@ Hugging Face rotates, routes and keeps recurrent states in float32 even where we
 state is measured: it is of the size by which its float32 forward differs from its float64 forward.
 """
 
+import json
+
 import pytest
 import torch
 
 from cases.meta.published import FAMILIES, VOCAB, make_target
-from reference.pairs import load_target
+from reference.pairs import paper_target
 
 torch.set_num_threads(1)
 
@@ -26,7 +28,7 @@ def hf_states(hf, tokens):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_state_and_all_logits_equal_hf(family, seed, tmp_path):
     hf = make_target(family, seed, tmp_path)
-    target = load_target(tmp_path, torch.float64)
+    target = paper_target(tmp_path, torch.float64)
     tokens = torch.randint(VOCAB, (ROWS,), generator=torch.Generator().manual_seed(seed))
     theirs, rounded = hf_states(hf, tokens), hf_states(hf.float(), tokens)
     states = target.hidden_states(tokens)
@@ -34,3 +36,16 @@ def test_every_state_and_all_logits_equal_hf(family, seed, tmp_path):
         noise, size = (exact - rough).abs().max(), exact.abs().max()
         assert noise < 1e-4 * size, "an expert changed with the rounding: another seed says more"
         assert (mine - exact).abs().max() <= 4 * noise + 1e-7, f"state {i} of {len(states)}"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_config_as_transformers_5_writes_it_means_the_same(family, tmp_path):
+    hf = make_target(family, 2, tmp_path)
+    tokens, before = torch.arange(20), paper_target(tmp_path).hidden_states(torch.arange(20))
+    names = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    hf.config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert "rope_parameters" in written
+    (tmp_path / "config.json").write_text(json.dumps(written | {"architectures": names}))
+    for mine, other in zip(paper_target(tmp_path).hidden_states(tokens), before, strict=True):
+        assert torch.equal(mine, other)

@@ -13,7 +13,7 @@ from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead
-from reference.pairs import load_pair, load_target
+from reference.pairs import load_pair, paper_target
 
 DOUBLE = torch.float64
 
@@ -75,7 +75,7 @@ def read_pair(name, root, dtype=DOUBLE, **held):
     folder = root / name
     if name not in (*BEHIND, *BESIDE):
         make_target(name, 1, folder)
-        return load_target(folder, dtype, **held), None
+        return paper_target(folder, dtype, **held), None
     make_pair(name, 1, folder)
     return load_pair(folder, folder, dtype, **held)
 

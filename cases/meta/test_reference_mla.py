@@ -13,7 +13,7 @@ from transformers import DeepseekV3ForCausalLM
 
 from cases.checkpoints import make
 from reference.checkpoint import CheckpointError
-from reference.mla import load_target
+from reference.pairs import load_target
 
 torch.set_num_threads(1)
 
@@ -60,11 +60,11 @@ def test_rows_see_nothing_after_them_and_only_relative_positions_matter(pair):
     ("changes", "words"),
     [
         ({"topk_method": "greedy"}, "topk_method 'greedy'"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type is 'linear'"),
+        ({"index_topk": 2048}, "does not know what that changes"),
         ({"q_lora_rank": 40}, "q_a_proj.weight' has shape \\(48, 64\\); expected \\(40, 64\\)"),
         ({"first_k_dense_replace": 1}, "layers.1.mlp.gate"),
     ],
-    ids=["choice", "rotation", "another-rank", "no-experts-there"],
+    ids=["choice", "unread", "another-rank", "no-experts-there"],
 )
 def test_what_is_not_built_here_is_named(pair, tmp_path, changes, words):
     shutil.copytree(pair.target, tmp_path / "target")

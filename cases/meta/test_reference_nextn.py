@@ -2,12 +2,13 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from cases.meta.published import HIDDEN, VOCAB, add_tensors, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
 from reference.attention import Sight
 from reference.checkpoint import CheckpointError
-from reference.pairs import load_pair
+from reference.pairs import load_pair, load_target
 
 torch.set_num_threads(1)
 
@@ -42,3 +43,23 @@ def test_a_folder_without_a_next_token_layer_names_what_is_missing(tmp_path):
     make_target("glm4_moe", 0, tmp_path)
     with pytest.raises(CheckpointError, match=r"has no tensor 'model.layers.\d.input_layernorm.weight'"):
         load_pair(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.self_attn.q_proj.weight_scale_inv", "model.layers.{}.extra.weight"])
+def test_a_tensor_that_nobody_reads_is_refused(tmp_path, name):
+    hf, _ = make_pair("glm4_moe", 0, tmp_path)
+    add_tensors(tmp_path, {name.format(hf.config.num_hidden_layers): torch.ones(3)})
+    with pytest.raises(CheckpointError, match="nothing reads tensor"):
+        load_pair(tmp_path, tmp_path)
+
+
+def test_a_bias_that_chooses_experts_stays_as_it_is_stored(tmp_path):
+    make_target("glm4_moe", 0, tmp_path)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    bias = load_file(tmp_path / "model.safetensors")[name].float() / 3
+    add_tensors(tmp_path, {name: bias})
+    target = load_target(tmp_path, held=torch.bfloat16)
+    router = target.stack[1].mlp.router
+    assert torch.equal(router.correction, bias)
+    assert not torch.equal(bias.bfloat16().float(), bias)
+    assert router.weight.dtype == torch.bfloat16

@@ -21,6 +21,7 @@ ENTRIES = {
     "benchmarks.cost",
     "benchmarks.throughput",
     "benchmarks.time_to_detect",
+    "benchmarks.witness",
     "harness.cli.__main__",
     "harness.launcher",
     "harness.suite.modules",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cases.meta import handmade
 from cases.meta.test_cli_bad_input import call
+from harness.archive.store import read_case
 from harness.archive.writer import RunWriter
 from harness.checks import judge
 from harness.checks.evidence import gather
@@ -26,6 +28,7 @@ from harness.driving.witness_texts import Meaning, Texts
 from harness.driving.witness_trace import reference_trace
 from harness.driving.witness_trees import Growth
 
+RECORDED = Path(__file__).parents[1] / "recorded" / "gpu"
 CHAIN = handmade.scenario()
 #: With three steps the toy verifies other candidates than the best.
 TREE = handmade.scenario(t=2, k=2)
@@ -296,7 +299,7 @@ def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
 
 
 def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
-    def unknown(_pair):
+    def unknown(_pair, **_options):
         raise UsageError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
 
     said = []
@@ -315,3 +318,23 @@ def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
         prepare.provider("auto", object(), [layered], say=said.append)
     with pytest.raises(UsageError, match=r"scenario 'handmade': spec\.algorithm is MTP"):
         prepare.provider("witness", None, [layered], say=said.append)
+
+
+@pytest.mark.parametrize("folder", sorted(RECORDED.iterdir()), ids=lambda folder: folder.name)
+def test_what_needs_no_weights_is_what_the_papers_say(folder):
+    """Real traces in half precision, with and without defects: both references expect the same rows and inputs."""
+    case = read_case(folder, reference=True)
+    reference = reference_trace(Witness(case.scenario, case.engine))
+    rows = [
+        {
+            side.rows.key(row): [int(side.rows.ints[name][row]) for name in ("input_id", "position", "parent", "round")]
+            for row in range(len(side.rows))
+        }
+        for side in (reference, case.reference)
+    ]
+    assert rows[0] == rows[1]
+    verdict, divergences = judge(case.scenario, case.engine, reference)
+    _, by_paper = judge(case.scenario, case.engine, case.reference)
+    weightless = {found.signature for found in by_paper if found.check in ("positions", "inputs", "walk", "rounds")}
+    assert {found.signature for found in divergences} == weightless
+    assert verdict.outcome is (Outcome.FAIL if weightless else Outcome.UNKNOWN)

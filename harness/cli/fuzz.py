@@ -16,7 +16,7 @@ from cases.prompts import with_prompts
 from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
-from harness.cli.programs import check_family, of_pair, tokens_of, usual_family
+from harness.cli.programs import check_family, of_pair, past_eos, tokens_of, usual_family
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
@@ -94,6 +94,8 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    if own is not None:
+        scenarios = list(map(past_eos, scenarios))
     wanted = Wanted(
         dtype=dtype,
         attention_backend=backend,

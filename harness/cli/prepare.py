@@ -76,7 +76,9 @@ def make_plan(
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
     lease = gpu_lease(device, share)
-    place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
+    place = CPU
+    if reference != WITNESS:
+        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
     reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
     if own is not None:
         say(described(own.facts()))

@@ -48,11 +48,12 @@ def choose_scenarios(
         check_family(family, own)
     usual = fixed.shapes(spec=usual_spec(own)) if family is None else list(FAMILIES[family].scenarios)
     if not names and not files:
-        return usual
+        return usual if own is None else list(map(past_eos, usual))
     if family is not None and files and not names:
         raise UsageError("--family has no effect on a --scenario-file\n  leave one of them out")
     known = {scenario.name: scenario for scenario in usual}
     known |= {name: catalogue.load(name).scenario for name in catalogue.names()}
+    known = known if own is None else {name: past_eos(one) for name, one in known.items()}
     for name in names:
         if name not in known:
             raise UsageError(f"{unknown('scenario', name, known)}\n  {_elsewhere(name, family)}")
@@ -98,6 +99,14 @@ def tokens_of(file: Path, own: OwnPair | None, wanted: Wanted) -> list[tuple[int
     texts = prompts.read_prompts(file)
     encode = prompts.tokenizer(own.target.folder, trust_remote_code=bool(wanted.trust_remote_code))
     return prompts.tokenized(texts, encode)
+
+
+def past_eos(scenario: Scenario) -> Scenario:
+    """One of ours on a pair of the user's: its batches have a shape, which a text that ends at EOS would not give."""
+    requests = tuple(
+        one if one.stop_token_ids else one.model_copy(update={"ignore_eos": True}) for one in scenario.requests
+    )
+    return scenario.model_copy(update={"requests": requests})
 
 
 def usual_spec(own: OwnPair | None) -> SpecConfig:

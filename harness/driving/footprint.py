@@ -20,6 +20,8 @@ BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 WIDE = BYTES["float32"]
 #: Allocators keep blocks that are not exactly as large as what is in them.
 ROUNDED_UP = 1.05
+#: Masks, positions, rows on their way to the disk: what is too small to be told apart.
+SMALL_MIB = 16
 #: What PyTorch keeps on a GPU beside tensors: the context, and workspaces of matrix products.
 CONTEXT_MIB = 700
 
@@ -34,7 +36,7 @@ class Footprint:
 
     @property
     def mib(self) -> int:
-        return math.ceil((self.weights + self.kept + self.work) * ROUNDED_UP / 2**20)
+        return math.ceil((self.weights + self.kept + self.work) * ROUNDED_UP / 2**20) + SMALL_MIB
 
     def __str__(self) -> str:
         parts = (f"{name} {_gib(getattr(self, name))}" for name in ("weights", "kept", "work"))
@@ -64,11 +66,9 @@ def footprint(
     """What a reference of this pair takes for these scenarios, one after the other."""
     folders = [target] if target.folder == draft.folder else [target, draft]
     weights = sum(_weights(one, BYTES[held]) for one in folders)
-    kept = max(sum(_rows(request) for request in scenario.requests) for scenario in scenarios) * kept_a_row(
-        target, draft
-    )
+    rows = max(sum(map(_rows, scenario.requests)) for scenario in scenarios)
     work = max(_work(target, request, scenario.spec) for scenario in scenarios for request in scenario.requests)
-    return Footprint(weights=weights, kept=kept, work=work)
+    return Footprint(weights=weights, kept=rows * kept_a_row(target, draft), work=work)
 
 
 def _weights(one: CheckpointFiles, size: int) -> int:
@@ -132,5 +132,5 @@ def _work(target: CheckpointFiles, request: RequestSpec, spec: SpecConfig) -> in
     inside = 6 * rows * one.hidden + 3 * min(rows, ROWS) * one.inner + scores + 2 * rows * one.keys
     answers = request.max_new_tokens * spec.num_draft_tokens * one.vocab  # logits of every verify
     drafts = request.max_new_tokens * (spec.num_steps * spec.eagle_topk + 2) * one.vocab  # and of every draft row
-    sorting = 8 * max(one.vocab, 1 << 22)
+    sorting = 6 * spec.num_draft_tokens * one.vocab  # whole numbers of 8 bytes, three times
     return WIDE * (largest + max(inside, answers + drafts + sorting))

@@ -196,6 +196,9 @@ def _ask_witnesses(going: _Run) -> None:
 
     lost = dict[str, str]()  # boot configuration -> why it has no engine
 
+    def on_step(name: str, scheduler_step: int, _state: dict[str, Any]) -> None:
+        going.notify(Preparing(text=f"asking the witness ({name}, scheduler step {scheduler_step})"))
+
     def drive(asked: Scenario) -> Trace:
         key = asked.boot_key()
         if key in lost:
@@ -205,7 +208,7 @@ def _ask_witnesses(going: _Run) -> None:
             booting = time.monotonic()
             going.engines.use(launch)
             boots.append(time.monotonic() - booting)
-            return going.engines.drive(launch, asked)
+            return going.engines.drive(launch, asked, on_step=partial(on_step, asked.name))
         except EngineError as error:
             lost[key] = str(error)
             raise

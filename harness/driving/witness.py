@@ -61,7 +61,7 @@ class Witness:
     def __init__(self, scenario: Scenario, engine: Trace) -> None:
         self.expected: Expectation = expect(scenario, engine)
         self.answers: dict[Meaning, Answer] = {}
-        self.requests = 0
+        self.requests, self.ended = 0, False
         #: why something that was asked has no answer, each once
         self.faults: dict[str, None] = {}
         self._states = {row.reads for row in self.expected.rows if row.reads} | {
@@ -112,9 +112,9 @@ class Witness:
 
     def hear(self, scenario: Scenario, trace: Trace) -> None:
         """Keep what is asked of the rows of one witness scenario."""
-        self.faults |= dict.fromkeys(
-            f"the witness ended early ({one.name})" for one in trace.events if one.name in ENDS
-        )
+        ends = [one.name for one in trace.events if one.name in ENDS]
+        self.ended = self.ended or bool(ends)
+        self.faults |= dict.fromkeys(f"the witness ended early ({name})" for name in ends)
         rows, by_rid = trace.rows, dict[str, dict[tuple[str, int, int], dict[int, int]]]()
         ints = rows.ints
         columns = [rows.strings["phase"], ints["committed"], ints["step"], ints["slot"], ints["attempt"]]

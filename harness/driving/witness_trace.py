@@ -30,6 +30,8 @@ def ask(scenario: Scenario, engine: Trace, drive: Callable[[Scenario], Trace]) -
     try:
         for asked in witness.scenarios():
             witness.hear(asked, drive(asked))
+            if witness.ended:
+                break  # it would end there again
     except EngineError as error:
         witness.faults[f"the witness has no engine: {str(error).splitlines()[0]}"] = None
     return reference_trace(witness)

@@ -257,14 +257,15 @@ class CpuOps:
 
     def _patch_config_dtype(self, module: types.ModuleType, argument: str) -> None:
         original = getattr(module, argument).__init__
+        what, why = f"{module.__name__}.{argument}: config.dtype", "that of the checkpoint, whatever the engine's is"
 
         def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
             config.dtype = torch.get_default_dtype()
+            note(what, "remap", "none", why)
             original(self, config, *args, **kwargs)
 
+        note = self._note  # every model is imported, and hardly ever this one built
         getattr(module, argument).__init__ = __init__
-        what = f"{module.__name__}.{argument}: config.dtype"
-        self._note(what, "remap", "none", "the dtype of the checkpoint, whatever the engine computes in")
 
     def _patch_record_stream(self, module: types.ModuleType, argument: str) -> None:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
