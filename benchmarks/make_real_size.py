@@ -263,6 +263,8 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     to.put(
         "fc.weight", torch.cat((token * torch.eye(h, device=device), to.random(h, h, std=0.5 / math.sqrt(h))), dim=1)
     )
+    # SGLang makes a bias for a head that has none, and leaves in it what happens to be there
+    to.put("fc.bias", to.random(h, std=0.05))
     layer(to, "layers.0.", shape, gain=0.3, heavy=None)
     to._now.pop("layers.0.input_layernorm.weight")
     to.put("embed_tokens.weight", ends.embedding)

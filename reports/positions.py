@@ -15,8 +15,7 @@ import pandas as pd
 
 from harness.archive.store import StoredScenario
 from harness.contract.align import Ints, align
-from harness.contract.measured import logit_noise, state_noise
-from harness.contract.noise import judge_states
+from harness.contract.measured import judged_states, logit_noise
 from harness.contract.tolerance import Budget, budget_for, judge_rows
 from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
@@ -172,12 +171,7 @@ def measure_states(engine: Trace, reference: Trace, *, mine: Ints, theirs: Ints,
         if ours is None or truth is None or ours.shape[1] != truth.shape[1]:
             continue
         both = np.flatnonzero((phases == phase) & (at_mine >= 0) & (at_theirs >= 0))
-        noise, theirs_there = state_noise(reference, name, budget), truth[at_theirs[both]]
-        if noise is None:
-            errors = judge_rows(engine=ours[at_mine[both]], truth=theirs_there, budget=budget)
-        else:
-            own = reference.tensors[f"own.{name}"][at_theirs[both]]
-            errors = judge_states(engine=ours[at_mine[both]], truth=theirs_there, own=own, noise=noise)
+        errors = judged_states(reference, name, engine=ours[at_mine[both]], at=at_theirs[both], budget=budget)
         said = both[errors.comparable | ~errors.passed]
         kept = np.isin(both, said)
         found.error[said], found.limit[said] = errors.greatest_abs[kept], errors.limit[kept]

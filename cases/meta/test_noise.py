@@ -9,6 +9,7 @@ from harness.contract.noise import (
     FALSE_ALARMS,
     INCOMPARABLE,
     PRIOR_SPREAD,
+    between,
     judge_states,
     measure,
     pooled,
@@ -94,6 +95,23 @@ def test_rows_that_drown_in_rounding_do_not_count_as_compared():
     assert errors.passed.all()
     assert not errors.comparable.any()
     assert judged(*rows(30, 64, noise=INCOMPARABLE / 30)).comparable.all()
+
+
+@pytest.mark.parametrize("noise", [1e-3, 0.004])
+def test_two_engines_are_held_to_what_they_usually_differ_by(noise):
+    """A witness has errors of its own: a wrong row stands out, and wrong rows alone do not pass for noise."""
+    _, witness, engine = rows(60, 512, noise=noise)
+    sound = between(engine, witness, rounding=ROUNDING, tests=60)
+    assert judge_states(engine=engine, truth=witness, own=None, noise=sound).passed.all()
+    wrong = engine.copy()
+    wrong[5] += 20 * noise * np.random.default_rng(3).normal(size=512)
+    found = judge_states(
+        engine=wrong, truth=witness, own=None, noise=between(wrong, witness, rounding=ROUNDING, tests=60)
+    )
+    assert np.flatnonzero(~found.passed).tolist() == [5]
+    all_wrong = np.roll(engine, 1, axis=0)
+    poisoned = between(all_wrong, witness, rounding=ROUNDING, tests=60)
+    assert not judge_states(engine=all_wrong, truth=witness, own=None, noise=poisoned).passed.any()
 
 
 def test_no_rows_and_rows_of_zeros():

@@ -13,8 +13,8 @@ import numpy as np
 from harness.checks.compare import Pairs
 from harness.checks.registry import CheckResult
 from harness.contract.align import Ints
-from harness.contract.measured import state_noise
-from harness.contract.noise import Floats, RowErrors, judge_states
+from harness.contract.measured import judged_states
+from harness.contract.noise import Floats, RowErrors
 from harness.contract.tolerance import judge_rows
 from harness.contract.types import Divergence, Kind, Policy
 
@@ -51,12 +51,7 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
             failed.add(place)
             result.divergences.append(_shape(pairs, place, theirs.shape[1], mine.shape[1], f"{side}-width"))
         return
-    noise, engine, truth = state_noise(reference, name, pairs.budget), mine[at_mine[both]], theirs[at_theirs[both]]
-    if noise is None:
-        errors = judge_rows(engine=engine, truth=truth, budget=pairs.budget)
-    else:
-        own = reference.tensors[f"own.{name}"][at_theirs[both]]
-        errors = judge_states(engine=engine, truth=truth, own=own, noise=noise)
+    errors = judged_states(reference, name, engine=mine[at_mine[both]], at=at_theirs[both], budget=pairs.budget)
     said = errors.comparable | ~errors.passed
     result.count("hidden_rows", int(said.sum()))
     result.drowned += int((~said).sum())

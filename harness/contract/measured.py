@@ -9,8 +9,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.contract.noise import ALLOWANCE, LOGIT_LUCK, Ints, Noise, Wide, measure, pooled, turned_around
-from harness.contract.tolerance import Budget
+from harness.contract.noise import (
+    ALLOWANCE,
+    LOGIT_LUCK,
+    Floats,
+    Ints,
+    Noise,
+    RowErrors,
+    Wide,
+    between,
+    judge_states,
+    measure,
+    pooled,
+    turned_around,
+)
+from harness.contract.tolerance import Budget, judge_rows
 from harness.contract.trace import Trace
 
 
@@ -20,6 +33,19 @@ def state_noise(reference: Trace, name: str, budget: Budget) -> Noise | None:
     if truth is None or own is None or truth.shape != own.shape:
         return None
     return measure(truth, own, rounding=budget.rounding, tests=len(reference.rows))
+
+
+def judged_states(reference: Trace, name: str, *, engine: Floats, at: Ints, budget: Budget) -> RowErrors:
+    """Rows engine [m,w] against rows `at` [m] of the reference's tensor `name`, by whatever says their limit."""
+    truth = reference.tensors[name][at]
+    noise = state_noise(reference, name, budget)
+    if noise is not None:
+        return judge_states(engine=engine, truth=truth, own=reference.tensors[f"own.{name}"][at], noise=noise)
+    providers = reference.header.get("providers") or {}
+    if budget.dtype != "float32" and "witness" in providers.values():
+        noise = between(engine, truth, rounding=budget.rounding, tests=len(reference.rows))
+        return judge_states(engine=engine, truth=truth, own=None, noise=noise)
+    return judge_rows(engine=engine, truth=truth, budget=budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,8 +34,10 @@ By design one sound scenario in a million fails by each of the three, if the mod
 evidence shows. A row whose limit comes near its own size (`INCOMPARABLE`) says nothing when it passes: it does not
 count as compared, and many of them make a verdict UNKNOWN.
 
-Between two runs of engines, both with such errors, the difference has sqrt(2) of the size: `judge_states` asked about
-two engine samples (truth: the witness; own: the witness once more, in another batch) measures exactly that difference.
+*Two engines.* A witness is an engine too: nobody computes its rows a second time, and a difference between two such
+runs has sqrt(2) of the size. There the differences of the rows of a kind themselves say what is typical (`between`):
+their median, which a defect in less than half of the rows does not move, and no more than rounding makes of a deep
+stack (`DEEP`), so that a defect in all of them does not pass for noise.
 
 This module must not know what a row means: it sees arrays.
 """
@@ -64,6 +66,9 @@ PRIOR_ROWS, PRIOR_SPREAD = 8, 0.25
 #: Standard deviation of the logarithm of a row's size by luck: LUCK over the root of the width, at least LEAST_LUCK;
 #: and of the greatest error of a handful of logits.
 LUCK, LEAST_LUCK, LOGIT_LUCK = 1.5, 0.05, 0.3
+#: Typical size of an error in a deep stack, over half a unit in the last place: it grows with the root of the number of
+#: layers, by 1.3 (docs/evidence/noise.md); this is for a hundred.
+DEEP = 13.0
 #: A row whose error may reach this share of its own size is not counted as compared: another row could pass for it.
 INCOMPARABLE = 0.5
 #: A tie is closer than this many times the greatest error of a row's top logits. The greatest of sixteen Gaussians is
@@ -166,9 +171,10 @@ class RowErrors:
     comparable: Flags
 
 
-def judge_states(*, engine: Floats, truth: Floats, own: Floats, noise: Noise) -> RowErrors:
+def judge_states(*, engine: Floats, truth: Floats, own: Floats | None, noise: Noise) -> RowErrors:
     """Hidden rows engine, truth, own [m,w] against the noise of their kind. What is not finite on a side is wrong."""
     assert noise.profile is not None
+    own = np.full_like(truth, np.nan) if own is None else own
     parts = [_judge_block(engine[block], truth[block], own[block], noise, noise.profile) for block in _blocks(truth)]
     if not parts:
         parts = [_judge_block(engine, truth, own, noise, noise.profile)]
@@ -208,6 +214,26 @@ def turned_around(margins: Wide, noise: Wide) -> float:
     known = np.isfinite(margins) & (noise > 0)
     away = margins[known] / (ALLOWANCE * DIFFERENCE * noise[known])
     return float(sum(math.erfc(one / math.sqrt(2)) / 2 for one in away[away < 8].tolist()))
+
+
+def between(one: Floats, other: Floats, *, rounding: float, tests: int) -> Noise:
+    """Noise of the difference of two engines' rows of one kind, [m,w] each (see the module)."""
+    even, width = np.ones(one.shape[1]), one.shape[1]
+    sizes = np.full(len(other), np.nan)
+    for block in _blocks(other):
+        scale = np.maximum(_rms(other[block]), _TINY)
+        sizes[block] = _rms(_weighted(one[block], other[block], even, scale)) / scale
+    known = sizes[np.isfinite(sizes)]
+    typical = min(float(np.median(known)) if len(known) else 0.0, math.sqrt(2) * DEEP * rounding)
+    luck = max(LUCK / math.sqrt(max(width, 1)), LEAST_LUCK)
+    return Noise(
+        typical=max(typical, rounding / 2),
+        sensitivity=PRIOR_SPREAD,
+        luck=luck,
+        floor=rounding / 2,
+        tests=tests,
+        profile=even,
+    )
 
 
 def _blocks(rows: Floats) -> Iterator[slice]:
