@@ -211,9 +211,13 @@ def test_for_several_cards_its_nccl_travels_too(index, tmp_path):
 
 
 def test_a_torch_of_which_nothing_is_known_or_of_another_cuda_is_refused(index, tmp_path):
-    index.requires = {"0.5.22": ["torch==2.99.0", *REQUIRES_TORCH[1:]], "0.5.23": REQUIRES_TORCH}
-    with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which harness/machines/slimming\.toml says nothing"):
+    odd = ["torch==2.99.0", *REQUIRES_TORCH[1:]]
+    index.requires = {"0.5.24": odd, "0.5.23": REQUIRES_TORCH, "0.5.22": REQUIRES_TORCH}
+    with pytest.raises(EnvError, match=r"SGLang 0\.5\.22 imports flashinfer-python wherever it runs"):
         packed(tmp_path / "b", "0.5.22", with_torch=True)
+    assert index.asked == ["sglang==0.5.22"]
+    with pytest.raises(EnvError, match=r"wants torch==2\.99\.0, of which harness/machines/slimming\.toml says nothing"):
+        packed(tmp_path / "b", "0.5.24", with_torch=True)
     with pytest.raises(EnvError, match=r"torch 2\.14\.1 is published as 2\.14\.1\+cu130, and takes NVIDIA's") as caught:
         packed(tmp_path / "b", "0.5.23", with_torch=True, torch="2.12.0+cu126")
     assert caught.value.next_step.endswith("+cu130")

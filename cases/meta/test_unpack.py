@@ -422,6 +422,15 @@ def test_compiled_kernels_come_back_with_their_order_of_age(made, home, tmp_path
     assert reported == ["these kernels are in place already"]
 
 
+def test_compiled_kernels_of_a_release_with_its_own_torch_fit_the_machine_they_came_from(split, home, site, tmp_path):
+    unpack.unpack(*split[:-1], progress=quiet)
+    folder = compiled(home)
+    kernels.save(tmp_path / "kernels", progress=quiet)
+    shutil.rmtree(home / "kernels")
+    unpack.unpack(tmp_path / "kernels", progress=quiet)
+    assert (folder / "kernel.so").is_file()
+
+
 def test_compiled_kernels_of_another_place_are_refused(made, home, tmp_path, monkeypatch):
     unpack.unpack(made["engines"], progress=quiet)
     compiled(home)

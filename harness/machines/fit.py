@@ -75,7 +75,8 @@ def _check_own_torch(manifest: Manifest) -> None:
 def program(name: str) -> str:
     """The path of one of CUDA's programs: the toolkit's, else the one that the machine's own triton has; or empty."""
     homes = [Path(home, "bin") for key in ("CUDA_HOME", "CUDA_PATH") if (home := os.environ.get(key))]
-    homes += [Path(found).resolve().parent for one in (name, "nvcc") if (found := shutil.which(one))]
+    found = [Path(path) for one in (name, "nvcc") if (path := shutil.which(one))]
+    homes += [place for path in found for place in (path.parent, path.resolve().parent)]
     homes += [TOOLKIT / "bin", beside_torch() / "triton" / "backends" / "nvidia" / "bin"]
     return next((str(home / name) for home in homes if os.access(home / name, os.X_OK)), "")
 

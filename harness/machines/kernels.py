@@ -55,7 +55,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
     size = sum(one.stat().st_size for one in files)
     manifest = Manifest(
         python=made_for["python"],
-        torch=made_for["torch"],
+        torch=made_for.get("machine_torch", made_for["torch"]),
         glibc="2.17",
         cuda_arch=made_for["cuda_arch"],
         expects=(),

@@ -147,6 +147,7 @@ def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
     for version, path in found.items():
         wanted = wheels.requirements(path, python=job.python)
         slimming.check_requirements(version, wanted, torch=job.torch, with_torch=job.with_torch)
+        slimming.own_torch(version, wanted, torch=job.torch)
     return found
 
 

@@ -59,8 +59,10 @@ LIBRARIES = {wheel: Library(**one) for wheel, one in TABLES["libraries"].items()
 TORCHES: dict[str, dict[str, str]] = TABLES["torch"]
 #: folder beside the machine's torch -> what a carried torch takes from there
 MACHINE: dict[str, str] = TABLES["with_torch"]["machine"]
-#: name -> reason
-WITHOUT: dict[str, str] = TABLES["with_torch"]["without"]
+#: name -> (first release, reason)
+WITHOUT: dict[str, tuple[str, str]] = {
+    name: (one["release"], one["reason"]) for name, one in TABLES["with_torch"]["without"].items()
+}
 #: part -> (wheel, what it is for)
 PARTS: dict[str, tuple[str, str]] = {name: (one["wheel"], one["what"]) for name, one in TABLES["parts"].items()}
 #: module -> (sources, flags)
@@ -100,7 +102,10 @@ def carried(wanted: dict[str, Requirement], *, own_torch: bool) -> dict[str, str
 
 
 def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> str:
-    """The version of torch that must travel with the release; empty where the machine's will do."""
+    """The version of torch that must travel with the release; empty where the machine's will do.
+
+    EnvError where it is not known, or the release cannot run on one that travels.
+    """
     pin = wanted.get("torch")
     if pin is None or pin.specifier.contains(Version(torch).public, prereleases=True):
         return ""
@@ -110,6 +115,13 @@ def own_torch(version: str, wanted: dict[str, Requirement], *, torch: str) -> st
             allowed=f"known there: {', '.join(TORCHES)}",
             next_step="find out what belongs to it, then add it to the table torch",
         )
+    for name, (first, _) in WITHOUT.items():
+        if not is_from(version, first):
+            raise EnvError(
+                f"SGLang {version} imports {name} wherever it runs, and a bundle has none for torch {pinned(pin)}",
+                allowed=f"releases from {first} on run without it",
+                next_step=f"choose such a release, or a machine that has torch {pinned(pin)}",
+            )
     return pinned(pin)
 
 
@@ -158,7 +170,7 @@ def differences(version: str, wanted: dict[str, Requirement], *, own_torch: bool
         if asked is not None and not asked.specifier.contains(there, prereleases=True):
             reason = DIFFERENT_BECAUSE.get(name, TABLES["different_anyway"])
             found.append(Difference(name=name, wanted=str(asked.specifier), carried=there, reason=reason))
-    for name, reason in WITHOUT.items() if own_torch else ():
+    for name, (_, reason) in WITHOUT.items() if own_torch else ():
         if name in wanted:
             found.append(Difference(name=name, wanted=str(wanted[name].specifier), carried="", reason=reason))
     for name, (first, reason) in FROM.items():

@@ -182,6 +182,7 @@ def _finish(release: Release, manifest: Manifest) -> None:
             "interpreter": sys.executable,
             "torch": release.torch or manifest.torch,
             "own_torch": bool(release.torch),
+            "machine_torch": manifest.torch,
             "cuda_arch": manifest.cuda_arch,
             "trees": list(release.trees),
             "environ": environ,
