@@ -55,6 +55,8 @@ from harness.search.mutants import with_mutant
 
 #: Mutants of states that act on eager engines.
 MUTATED = ("hidden-neighbour", "hidden-neighbour-extend", "hidden-previous-round", "hidden-shifted-extend")
+#: SGLang compares what is free after loading with what was before; other engines that load take from it meanwhile.
+ROOM = {"mem_fraction_static": 0.9}
 REVERTED = {"pr25015": 25015, "pr26329": 26329}
 
 
@@ -90,6 +92,7 @@ def jobs_of(asked: argparse.Namespace) -> list[Job]:
         found |= {name: [catalogue.load(name).scenario.model_copy(update=own)] for name in REVERTED}
     jobs = []
     for name, scenarios in found.items():
+        scenarios = [one.model_copy(update={"engine": one.engine.model_copy(update=ROOM)}) for one in scenarios]
         wanted = Wanted(dtype=asked.dtype, cuda_graph=name != "eager" and asked.device == "cuda")
         ready = tuple(adapted(scenarios, wanted, device=asked.device))
         jobs.append(Job(name=name, graphs=name != "eager", scenarios=ready, revert=REVERTED.get(name)))

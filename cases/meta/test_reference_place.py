@@ -12,8 +12,8 @@ from harness.both_sides import leases
 from harness.cli import prepare
 from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
 from harness.contract.usage import UsageError
-from harness.driving.footprint import CPU
 from harness.driving.own_pair import own_pair
+from harness.driving.place import CPU
 
 SCENARIO = Scenario(
     name="x",
