@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
-from harness.contract import known_issues
+from harness.contract import known_issues, plain_files
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
@@ -180,7 +180,7 @@ def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
 def _free_memory() -> int:
     """MiB that this machine can give; a lot where it does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = plain_files.content(Path("/proc/meminfo")).decode().splitlines()
     except OSError:
         return 1 << 40
     said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))
