@@ -25,7 +25,7 @@ from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
-from harness.driving.pairs import checkpoint_pairs, load_now
+from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.runner import Plan
 from harness.engines import envs
@@ -77,10 +77,14 @@ def make_plan(
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
     lease = gpu_lease(device, share)
-    place = CPU
+    place, takes = CPU, list[str]()  # said once nothing is refused any more
     if reference != WITNESS:
-        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
+        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=takes.append)
     reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
+    if reference == WITNESS:
+        place, takes = CPU, []
+    for text in takes:
+        say(text)
     if own is not None:
         say(described(own.facts()))
     return Plan(
@@ -110,13 +114,16 @@ def provider(
     files: Sequence[Path | None] = (),
     place: Place = CPU,
 ) -> str:
-    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none."""
+    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none.
+
+    A damaged pair is refused, never handed on.
+    """
     if asked != WITNESS:
         try:
             if own is not None:
                 load_now(own, assumed=tuple(assumed), place=place, provider=asked)
             return asked
-        except UsageError as error:
+        except NoProviderError as error:
             if asked != AUTO or _unwitnessed(scenarios, assumed, files):
                 raise
             say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
