@@ -25,9 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from reference.attention import SCORES, Kept, Sight
-from reference.checkpoint import CheckpointError, DamagedError, Weights, read_json
+from reference.checkpoint import CheckpointError, DamagedError, Weights, all_keys, read_json
 from reference.keys import CHANGES_NOTHING
 from reference.model import Drafter, Trunk
+from reference.rotation import kind_of
 
 #: Tensors of a draft's own layers, which a target's folder may hold; layers behind the target's last are such too.
 DRAFT_TENSORS = re.compile(r"(^|\.)mtp\b|(^|\.)mtp_")
@@ -294,6 +295,8 @@ def _readable(path: Path) -> None:
     raw = read_json(file)
     if "quantization_config" in raw:
         raise CheckpointError(f"{file}: quantization_config is {raw['quantization_config']!r}; not built here")
+    with all_keys(file, "transformers"):
+        kind_of(raw)  # of two that a config says the module takes one
     try:
         with _quiet():
             config = auto.from_pretrained(path, local_files_only=True, trust_remote_code=False)

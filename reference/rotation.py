@@ -108,13 +108,22 @@ def scaling_of(raw: Raw) -> Raw:
     return found
 
 
+def kind_of(raw: Raw) -> str:
+    """What a config calls its rotation; CheckpointError where it says two, or two bases of the frequencies."""
+    theta_of(raw)
+    scaling = scaling_of(raw)
+    kinds = [kind for kind in (scaling.get("rope_type"), scaling.get("type")) if kind is not None] or ["default"]
+    if len(set(kinds)) > 1:
+        raise CheckpointError(f"rope_type is {' and '.join(map(repr, kinds))}; expected one of them")
+    return str(kinds[0])
+
+
 def read_rotation(raw: Raw, *, head_dim: int, share: float = 1.0, interleaved: bool = False) -> Rotation:
     """What a config asks for. share: of the head that turns; the architecture says where it is not all."""
-    scaling, theta, width = scaling_of(raw), theta_of(raw), int(head_dim * share)
-    kinds = [kind for kind in (scaling.get("rope_type"), scaling.get("type")) if kind is not None] or ["default"]
-    if kinds[0] not in _KINDS or len(set(kinds)) > 1:
-        raise CheckpointError(f"rope_type is {' and '.join(map(repr, kinds))}; this reference builds {sorted(_KINDS)}")
-    frequencies, scale = _KINDS[kinds[0]](raw, scaling, width, theta)
+    kind, scaling, theta, width = kind_of(raw), scaling_of(raw), theta_of(raw), int(head_dim * share)
+    if kind not in _KINDS:
+        raise CheckpointError(f"rope_type is {kind!r}; this reference builds {sorted(_KINDS)}")
+    frequencies, scale = _KINDS[kind](raw, scaling, width, theta)
     return Rotation(frequencies=frequencies, interleaved=interleaved, scale=scale)
 
 

@@ -159,7 +159,7 @@ def test_a_digest_is_kept_until_the_file_changes(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_bytes(b"one")
     first = file_digests.sha256_of(file)
-    monkeypatch.setattr(file_digests.hashlib, "file_digest", lambda *_: pytest.fail("read again"))
+    monkeypatch.setattr(file_digests.plain_files, "sha256", lambda *_: pytest.fail("read again"))
     assert file_digests.sha256_of(file) == first
     monkeypatch.undo()
     monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))

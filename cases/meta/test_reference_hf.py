@@ -256,6 +256,8 @@ def spoiled(folder, change=lambda _: None, **config):
         (lambda t: None, {"partial_rotary_factr": 0.5}, "partial_rotary_factr is 0.5; transformers' Olmo2Config does"),
         (lambda t: None, {"quantization_config": {"quant_method": "fp8"}}, "quantization_config is"),
         (lambda t: None, {"model_type": "nothing"}, "transformers cannot read it"),
+        (lambda t: None, {"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_"),
+        (lambda t: None, {"architectures": ["OlmoForCausalLM"]}, "its model_type is of Olmo2ForCausalLM"),
     ],
 )
 def test_a_folder_that_the_module_would_read_in_part_is_refused(tmp_path, change, config, said):

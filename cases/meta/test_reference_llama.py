@@ -93,5 +93,5 @@ def test_what_is_not_built_or_not_known_is_refused_by_its_key(family, changes, w
         raw.pop("rope_parameters", None)
     (tmp_path / "config.json").write_text(json.dumps(raw | changes))
     with pytest.raises(CheckpointError, match=words) as caught:
-        load_target(tmp_path)
+        load_target(tmp_path, provider="paper")
     assert str(tmp_path / "config.json") in str(caught.value)
