@@ -14,6 +14,7 @@ import argparse
 import json
 import re
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,13 @@ from cases.generation import generate
 from harness.cli import prepare
 from harness.cli.documents import run_document
 from harness.cli.programs import past_eos
+from harness.contract.known_issues import known_as
 from harness.contract.providers import WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.driving.adapt import Wanted
 from harness.driving.judging import judge_with, load_oracle, unjudged
-from harness.driving.own_pair import own_pair
+from harness.driving.own_pair import draft_facts, own_pair
 from harness.driving.pool import EnginePool
 from harness.driving.progress import Cost, Plan, RunResult, verdict_of
 from harness.driving.runner import run
@@ -41,10 +43,12 @@ ABOVE = """# Published pairs, shrunken
 
 Copies of pairs that people serve with EAGLE, EAGLE-3 or MTP layers: their config keys, names of tensors and quirks, at
 two to eight layers and a hidden width of 64 to 128, with random weights. Each was driven on a CPU in float32 with its
-own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does.
-`python -m benchmarks.pairs` makes this page. *rows* are hidden rows compared; a refusal comes before an engine
-starts.
+own scenario (three requests, chunks of 16) and four generated ones, and judged as `eaglecheck run` does, those with
+Python files of their own with `--trust-remote-code`. An F-number says what a FAIL may be, by its release, its
+signature and the draft's own files; it changes no verdict. A refusal comes before an engine starts: these are for
+a CPU, see [your own pair](../own-pair.md).
 
+`python -m benchmarks.pairs FOLDER --engine 0.5.23 --engine 0.5.13 --table docs/evidence/pairs.md` wrote this page.
 """
 HEAD = "| pair | architectures | provider: target, draft | release | verdict | rows compared | accept length | why |"
 
@@ -105,10 +109,13 @@ def _scenarios(folder: Path) -> Iterator[Scenario]:
 
 def table(folder: Path) -> Iterator[str]:
     """The results below a folder in Markdown, by pair and release."""
+    files = sorted((folder / "results").glob("*.json"), key=lambda one: one.stem.rsplit("@", 1))
+    days = sorted({datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat() for file in files})
     yield from ABOVE.splitlines()
+    yield from (f"Run on {' and '.join(dict.fromkeys((days[0], days[-1])))}.", "")
     yield HEAD
     yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for file in sorted((folder / "results").glob("*.json"), key=lambda one: one.stem.rsplit("@", 1)):
+    for file in files:
         yield _row(folder, json.loads(file.read_text()))
 
 
@@ -125,18 +132,32 @@ def _row(folder: Path, found: dict[str, Any]) -> str:
         f"{document['verdict']} of {len(document['scenarios'])}" if document else "refused",
         str(document.get("compared", {}).get("hidden_rows", "")),
         f"{length:.2f}" if length else "",
-        _why(found, document).replace("|", "\\|").replace("\n", " "),
+        _why(folder / found["pair"], found, document).replace("|", "\\|").replace("\n", " "),
     ]
     return f"| {' | '.join(columns)} |"
 
 
-def _why(found: dict[str, Any], document: dict[str, Any]) -> str:
-    """The signatures of a FAIL, the reasons of an UNKNOWN, or the refusal."""
+def _why(folder: Path, found: dict[str, Any], document: dict[str, Any]) -> str:
+    """The refusal, or why a witness judged; the signatures of a FAIL and what they may be; an UNKNOWN's reasons."""
+    place = re.compile(r"(?:/[^ /:]+)+/(target|draft)")  # whose folder it was says nothing
     if not document:
-        place = re.compile(r"(?:/[^ /:]+)+/(target|draft)")  # whose folder it was says nothing
-        return place.sub(r"\1", found["refused"].splitlines()[0])
-    roots = sorted({f"`{one['signature']}`" for one in document["findings"] if not one["consequence_of"]})
-    return "; ".join(roots + (document["reasons"][:2] if document["verdict"] == "UNKNOWN" else []))
+        return place.sub(r"\1", found["refused"].splitlines()[0].partition(": ")[2])
+    refusals = [one.splitlines()[0].partition(": ")[2] for one in found["said"] if "judged by the witness" in one]
+    roots = sorted({one["signature"] for one in document["findings"] if not one["consequence_of"]})
+    known = known_as(
+        roots,
+        scenario=catalogue.read_scenario(folder / "scenario.json"),  # the generated ones are of the same engine
+        release=found["engine"],
+        device="cpu",
+        draft=draft_facts((folder / "draft").resolve()),
+    )
+    pages = {root: [f"[{one.id}](../findings/{one.id}.md)" for one in known.get(root, ())] for root in roots}
+    said = [", ".join([f"`{root}`", *pages[root]]) for root in roots]
+    return "; ".join(
+        [place.sub(r"\1", one) for one in refusals]
+        + said
+        + (document["reasons"][:2] if document["verdict"] == "UNKNOWN" else [])
+    )
 
 
 def main() -> None:

@@ -2,12 +2,15 @@
 
 import ast
 import functools
+import json
 import re
 import tomllib
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from cases import catalogue, known
@@ -18,7 +21,7 @@ from harness.checks import CHECKS
 from harness.cli.documents import known_document
 from harness.cli.main import app
 from harness.contract import known_issues
-from harness.contract.conditions import LARGEST_GRAPH
+from harness.contract.conditions import LARGEST_GRAPH, NO_DRAFT
 from harness.contract.json_files import BadDocument
 from harness.contract.known_issues import (
     FOLDER,
@@ -34,6 +37,7 @@ from harness.contract.known_issues import (
 )
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
+from harness.driving.own_pair import draft_facts
 from harness.engines.launch import GRAPH_SIZES
 from reports.known_issues import index_markdown, page_markdown
 
@@ -337,6 +341,29 @@ ROW = "POSITION:verify:VERIFY:one-behind"
 )
 def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, expected):
     assert ids(text, made, release=release) == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "config", "tensors", "expected"),
+    [
+        ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": True}, ["fc.weight"], "F-015"),
+        ("EAGLE3", {"architectures": ["LlamaForCausalLMEagle3"], "norm_before_residual": False}, ["fc.weight"], ""),
+        ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight"], "F-031"),
+        ("EAGLE", {"architectures": ["LlamaForCausalLMEagle"]}, ["fc.weight", "fc.bias"], ""),
+        ("EAGLE", {"architectures": ["LlamaForCausalLM"]}, ["fc.weight", "fc.bias"], "F-032"),
+        ("EAGLE", {"architectures": ["Ernie4_5_MoeForCausalLM"]}, ["lm_head.weight"], "F-033"),
+    ],
+)
+def test_a_draft_of_the_users_points_at_what_its_own_files_reach(tmp_path, algorithm, config, tensors, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file({name: np.zeros(2, dtype=np.float32) for name in tensors}, tmp_path / "model.safetensors")
+    draft = draft_facts(tmp_path)
+    found = known_as([PREFILL_OFF], scenario=scenario(algorithm=algorithm), release="0.5.23", device="cpu", draft=draft)
+    assert [one.id for one in found.get(PREFILL_OFF, ())] == [expected] * bool(expected)
+
+
+def test_a_draft_that_is_gone_points_nowhere(tmp_path):
+    assert draft_facts(tmp_path / "gone") == NO_DRAFT
 
 
 def test_what_was_assumed_is_something_else_where_it_still_shows():

@@ -252,7 +252,12 @@ def _rejudge(
         )
     reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
-    setup = Setup(release=str(told.get("release", "")), device=str(told.get("device", "")))
+    target, draft = told.get("pair") or ("", "")
+    setup = Setup(
+        release=str(told.get("release", "")),
+        device=str(told.get("device", "")),
+        pair=(str(target), str(draft)) if draft else None,
+    )
     places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cache
 from types import CodeType
 
@@ -22,8 +23,30 @@ GRAMMAR = (
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftFacts:
+    """What a condition can say of a draft that the user named: its config's keys, and whether it has an `fc.bias`.
+
+    Of a pair of ours nothing: there `checkpoint` says which it is.
+    """
+
+    draft_architecture: str = ""
+    draft_tie_word_embeddings: bool = False
+    norm_before_residual: bool = False
+    fc_bias: bool = False
+
+
+#: Of a draft that is not known.
+NO_DRAFT = DraftFacts()
+
+
 def settings_of(
-    spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = ""
+    spec: SpecConfig,
+    engine: EngineConfig,
+    *,
+    requests: int = 1,
+    checkpoint: str = "",
+    draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, int | bool | str]:
     """What an engine runs with. The only place that knows what our own fields are called."""
     return {
@@ -39,6 +62,7 @@ def settings_of(
         "enable_deterministic_inference": engine.deterministic_inference,
         "plugin": spec.plugin is not None,
         "checkpoint": checkpoint,
+        **asdict(draft),
         "requests": requests,
         "largest_graph": engine.cuda_graph_max_bs or LARGEST_GRAPH,
     }

@@ -20,7 +20,7 @@ import yaml
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from harness.contract.conditions import compiled, holds, settings_of
+from harness.contract.conditions import NO_DRAFT, DraftFacts, compiled, holds, settings_of
 from harness.contract.json_files import BadDocument, validated
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import unknown
@@ -193,9 +193,17 @@ class KnownIssue(_Page):
         """Whether a signature, or a reason for UNKNOWN, is one of its own."""
         return any(fnmatchcase(text, one) for one in self.signatures) or any(part in text for part in self.reasons)
 
-    def reached_by(self, spec: SpecConfig, engine: EngineConfig, *, requests: int = 1, checkpoint: str = "") -> bool:
+    def reached_by(
+        self,
+        spec: SpecConfig,
+        engine: EngineConfig,
+        *,
+        requests: int = 1,
+        checkpoint: str = "",
+        draft: DraftFacts = NO_DRAFT,
+    ) -> bool:
         """Whether such an engine can show it."""
-        settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint)
+        settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint, draft=draft)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
@@ -334,12 +342,18 @@ class Known:
 
 
 def known_as(
-    texts: Iterable[str], *, scenario: Scenario, release: str, device: str, reasons: Sequence[str] = ()
+    texts: Iterable[str],
+    *,
+    scenario: Scenario,
+    release: str,
+    device: str,
+    reasons: Sequence[str] = (),
+    draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, tuple[Known, ...]]:
     """Text -> what it may be, for those of the texts (signatures, or reasons for UNKNOWN) that may be any.
 
     Two defects can look alike, so a text may point at several. reasons: of the verdict; what was assumed is expected,
-    so what is left is something else.
+    so what is left is something else. draft: of a pair of the user's, whose scenario names a checkpoint of ours.
     """
     assumed, requests = assumed_by(reasons), len(scenario.requests)
     able = [
@@ -347,7 +361,9 @@ def known_as(
         for one in issues().values()
         if one.id not in assumed
         and one.releases.has(release)
-        and one.reached_by(scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint)
+        and one.reached_by(
+            scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint, draft=draft
+        )
     ]
     found = {text: tuple(_known(one, device) for one in able if one.looks_like(text)) for text in dict.fromkeys(texts)}
     return {text: known for text, known in found.items() if known}

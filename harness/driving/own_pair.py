@@ -9,9 +9,11 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from harness.contract.conditions import NO_DRAFT, DraftFacts
 from harness.contract.scenario import Algorithm
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
@@ -46,6 +48,21 @@ class OwnPair:
             "target": _facts(self.target),
             "draft": _facts(self.draft) | ({"of_target": True} if own else {}),
         }
+
+
+@cache
+def draft_facts(folder: Path) -> DraftFacts:
+    """What conditions of known issues ask of a draft; nothing where the folder of a stored run is gone."""
+    try:
+        one = read_checkpoint("--draft", folder)
+    except UsageError:
+        return NO_DRAFT
+    return DraftFacts(
+        draft_architecture=one.architecture,
+        draft_tie_word_embeddings=one.config.get("tie_word_embeddings") is True,
+        norm_before_residual=one.config.get("norm_before_residual") is True,
+        fc_bias=any(name.rpartition("model.")[2] == "fc.bias" for name in one.tensors) or not one.tensors,
+    )
 
 
 def described(facts: Mapping[str, Any]) -> str:

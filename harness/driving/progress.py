@@ -15,6 +15,7 @@ from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
 from harness.checks.findings import Finding, group, members
+from harness.contract.conditions import NO_DRAFT
 from harness.contract.known_issues import Known, known_as
 from harness.contract.merge import merge
 from harness.contract.providers import AUTO, Witnessed, providers_in, witnessed_in
@@ -23,7 +24,7 @@ from harness.contract.texts import text_identical
 from harness.contract.trace import Trace
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
-from harness.driving.own_pair import OwnPair
+from harness.driving.own_pair import OwnPair, draft_facts
 from harness.driving.place import CPU, Place
 from harness.engines.envs import EngineEnv
 from harness.engines.launch import CpuAttention, ProbeLevel, build_launch
@@ -261,7 +262,14 @@ def _known(
     """What each finding of a scenario may be, and each reason where there is no verdict."""
     texts = [finding.signature for finding in findings]
     texts += verdict.reasons if verdict.outcome is Outcome.UNKNOWN else ()
-    return known_as(texts, scenario=scenario, release=setup.release, device=setup.device, reasons=verdict.reasons)
+    return known_as(
+        texts,
+        scenario=scenario,
+        release=setup.release,
+        device=setup.device,
+        reasons=verdict.reasons,
+        draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
