@@ -26,6 +26,13 @@ class CheckpointError(ValueError):
     exit_code = 2  # whoever named the checkpoint can put it right
 
 
+class DamagedError(CheckpointError):
+    """A checkpoint that does not hold what its own config says, or no pair: nobody could compute it.
+
+    Any other CheckpointError says what is not built here.
+    """
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """Sizes of a model, and the few other numbers that all of them have."""
@@ -67,9 +74,9 @@ def read_json(file: Path) -> dict[str, Any]:
     try:
         raw = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
+        raise DamagedError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
+        raise DamagedError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
     return raw
 
 
@@ -101,7 +108,7 @@ def all_keys(file: Path, kind: str) -> Iterator[None]:
     except KeyError as error:
         raise CheckpointError(f"{file}: has no {error.args[0]!r}; expected a config as {kind} has it") from error
     except CheckpointError as error:
-        raise error if str(file) in str(error) else CheckpointError(f"{file}: {error}") from error
+        raise error if str(file) in str(error) else type(error)(f"{file}: {error}") from error
 
 
 def a_pair(path: Path, draft: Config, *, vocab: int, hidden: int, layers: int | None = None) -> None:
@@ -110,7 +117,7 @@ def a_pair(path: Path, draft: Config, *, vocab: int, hidden: int, layers: int | 
     for name, (words, expected) in sizes.items():
         found = getattr(draft, name)
         if expected is not None and found != expected:
-            raise CheckpointError(f"{path}: {words} is {found}; expected the target's {expected}: not a pair")
+            raise DamagedError(f"{path}: {words} is {found}; expected the target's {expected}: not a pair")
 
 
 class Weights:
@@ -133,10 +140,10 @@ class Weights:
     def take(self, name: str, *shape: int) -> Tensor:
         """The tensor `name`, which must exist and have `shape`."""
         if name not in self._read:
-            raise CheckpointError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
+            raise DamagedError(f"{self.path}: has no tensor {name!r}; expected shape {shape}")
         stored = self._read[name]()
         if tuple(stored.shape) != shape:
-            raise CheckpointError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
+            raise DamagedError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
         self.taken.add(name)
         held = self.held(name, stored).to(self.device)
         return held.clone() if held is stored else held  # not a view of the file
@@ -162,9 +169,9 @@ def _weight_files(path: Path) -> list[Path]:
                 return files
             named = [path / name for name in sorted(set(read_json(path / index)["weight_map"].values()))]
             if missing := [file.name for file in named if file not in files]:
-                raise CheckpointError(f"{path}: {index} names {missing[0]}, which is not there")
+                raise DamagedError(f"{path}: {index} names {missing[0]}, which is not there")
             return named
-    raise CheckpointError(f"{path}: no *.safetensors file and no pytorch_model*.bin; expected at least one")
+    raise DamagedError(f"{path}: no *.safetensors file and no pytorch_model*.bin; expected at least one")
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
@@ -178,4 +185,4 @@ def _tensors(file: Path) -> Iterator[tuple[str, Callable[[], Tensor]]]:
             names: list[str] = opened.keys()  # it is no mapping
             yield from ((name, partial(opened.get_tensor, name)) for name in names)
     except (SafetensorError, OSError, RuntimeError, ValueError, pickle.UnpicklingError, EOFError) as error:
-        raise CheckpointError(f"{file}: damaged ({error}); expected whole tensors") from error
+        raise DamagedError(f"{file}: damaged ({error}); expected whole tensors") from error

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from reference.attention import Kept, Sight
-from reference.checkpoint import CheckpointError, Config, Weights, a_pair, all_keys, sizes
+from reference.checkpoint import CheckpointError, Config, DamagedError, Weights, a_pair, all_keys, sizes
 from reference.heads import Heads
 from reference.keys import Keys
 from reference.llama import heads_of, llama_layer, windows_of
@@ -153,7 +153,7 @@ def draft_heads(config: Config, keys: Keys, weights: Weights, layer: str) -> Hea
     parts = {"bias": "q_proj.bias", "out_bias": "o_proj.bias", "normed": "q_norm.weight"}
     has = {name: f"{layer}self_attn.{part}" in weights for name, part in parts.items()}
     if keys.get("attention_bias") and not has["bias"]:
-        raise CheckpointError(f"attention_bias is true, and there is no {layer}self_attn.q_proj.bias")
+        raise DamagedError(f"attention_bias is true, and there is no {layer}self_attn.q_proj.bias")
     return heads_of(config, keys, **has)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from reference.attention import Kept, Sight
-from reference.checkpoint import CheckpointError, Config, Weights, all_keys
+from reference.checkpoint import CheckpointError, Config, DamagedError, Weights, all_keys
 from reference.eagle1 import OWN_EMBEDDING, Several, draft_heads, embedded, own_embedding, read_draft, through
 from reference.keys import Keys
 from reference.llama import llama_layer, windows_of
@@ -57,9 +57,9 @@ class Variant:
         nested = keys.get("eagle_config") or Keys(keys.file, {})
         width = keys.get("target_hidden_size") or config.hidden
         if width != target.hidden:
-            raise CheckpointError(f"target hidden size is {width}; expected the target's {target.hidden}")
+            raise DamagedError(f"target hidden size is {width}; expected the target's {target.hidden}")
         if config.vocab != target.vocab:
-            raise CheckpointError(f"vocab_size is {config.vocab}; expected the target's {target.vocab}")
+            raise DamagedError(f"vocab_size is {config.vocab}; expected the target's {target.vocab}")
         nested.refuse("use_aux_hidden_state", but=True)
         ids = "eagle_aux_hidden_state_layer_ids"
         places = [list(found) for found in (nested.get(ids), keys.get(ids)) if found is not None]
@@ -114,14 +114,14 @@ class Eagle3Head:
         self.norm = take(f"{outer}norm.weight", h)
         self.head = take("lm_head.weight", variant.vocab, h) if "lm_head.weight" in weights else None
         if self.head is None and (h, variant.vocab) != (target.hidden, target.vocab):
-            raise CheckpointError(
+            raise DamagedError(
                 f"{weights.path}: has no lm_head.weight; the target's is of {target.vocab} tokens and width "
                 f"{target.hidden}, this draft of {variant.vocab} and {h}"
             )
         self.target_ids = self._target_ids(weights).to(target.device)
         self.embedding = own_embedding(weights, f"{outer}embed_tokens.weight", h, target)
         if self.embedding is None and h != target.hidden:
-            raise CheckpointError(f"{weights.path}: has no embed_tokens.weight; the target's is {target.hidden} wide")
+            raise DamagedError(f"{weights.path}: has no embed_tokens.weight; the target's is {target.hidden} wide")
         own = self.embedding is not None and h == target.hidden
         self.notes: Sequence[str] = (OWN_EMBEDDING,) if own else ()
 
@@ -130,11 +130,11 @@ class Eagle3Head:
         own = torch.arange(self.variant.vocab)
         if "d2t" not in weights:
             if self.variant.vocab != self.target.vocab:
-                raise CheckpointError(f"{weights.path}: has no d2t; expected one for a vocabulary of its own")
+                raise DamagedError(f"{weights.path}: has no d2t; expected one for a vocabulary of its own")
             return own
         ids = own + weights.take("d2t", self.variant.vocab).to("cpu", torch.int64)
         if len(set(ids.tolist())) != len(ids) or not 0 <= int(ids.min()) <= int(ids.max()) < self.target.vocab:
-            raise CheckpointError(f"{weights.path}: d2t does not lead to {len(ids)} different target ids")
+            raise DamagedError(f"{weights.path}: d2t does not lead to {len(ids)} different target ids")
         return ids
 
     @staticmethod

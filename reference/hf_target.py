@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from reference.attention import SCORES, Kept, Sight
-from reference.checkpoint import CheckpointError, Weights, read_json
+from reference.checkpoint import CheckpointError, DamagedError, Weights, read_json
 from reference.keys import CHANGES_NOTHING
 from reference.model import Drafter, Trunk
 
@@ -340,6 +340,7 @@ def _asked_for(kind: Any) -> set[str]:
 def _module(path: Path, held: torch.dtype) -> Any:
     """The module with the folder's weights; CheckpointError unless each of its own is there, and each there is its."""
     auto = _transformers().AutoModelForCausalLM
+    stored = list(Weights(path, torch.float32))
     try:
         with _quiet():
             module, report = auto.from_pretrained(
@@ -353,10 +354,13 @@ def _module(path: Path, held: torch.dtype) -> Any:
             )
     except Exception as error:  # whatever a folder makes it say
         raise CheckpointError(f"{path}: transformers cannot load it ({_brief(error)})") from error
+    _named(path, module)
+    unread = [name for name in [*report["unexpected_keys"], *_ignored(stored, module)] if not _is_drafts(name, module)]
     for what in ("missing_keys", "mismatched_keys", "error_msgs"):
         if report.get(what):
-            raise CheckpointError(f"{path}: {what.replace('_', ' ')}: {_some(report[what])}; expected none")
-    unread = [name for name in [*report["unexpected_keys"], *_ignored(path, module)] if not _is_drafts(name, module)]
+            other_names = what == "missing_keys" and unread
+            kind = CheckpointError if other_names or what == "error_msgs" else DamagedError
+            raise kind(f"{path}: {what.replace('_', ' ')}: {_some(report[what])}; expected none")
     if unread:
         raise CheckpointError(
             f"{path}: {type(module).__name__} leaves {_some(unread)} unread; expected every tensor read"
@@ -364,10 +368,20 @@ def _module(path: Path, held: torch.dtype) -> Any:
     return module
 
 
-def _ignored(path: Path, module: Any) -> list[str]:
-    """Tensors of the files that the module drops without a word."""
+def _named(path: Path, module: Any) -> None:
+    """CheckpointError unless the folder's architecture, by which engines go, is of the module that its type gave."""
+    found, name = read_json(path / "config.json").get("architectures"), type(module).__name__
+    family = sys.modules[type(module).__module__]
+    if not isinstance(found, list) or not all(isinstance(one, str) and hasattr(family, one) for one in found):
+        raise CheckpointError(
+            f"{path}: architectures is {found!r}, and its model_type is of {name}; expected one of both"
+        )
+
+
+def _ignored(stored: Sequence[str], module: Any) -> list[str]:
+    """Those tensors of the files that the module drops without a word."""
     patterns = [re.compile(one) for one in getattr(module, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    return [name for name in Weights(path, torch.float32) if any(one.search(name) for one in patterns)]
+    return [name for name in stored if any(one.search(name) for one in patterns)]
 
 
 def _is_drafts(name: str, module: Any) -> bool:

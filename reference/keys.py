@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from reference.checkpoint import CheckpointError
+from reference.checkpoint import CheckpointError, DamagedError
 
 CHANGES_NOTHING: dict[str, str] = {
     "about the file": """
@@ -59,9 +59,9 @@ class Keys(Mapping[str, Any]):
         try:
             raw = json.loads(file.read_text())
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
+            raise DamagedError(f"{file}: cannot be read as JSON ({error}); expected an HF config") from error
         if not isinstance(raw, dict):
-            raise CheckpointError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
+            raise DamagedError(f"{file}: holds a {type(raw).__name__}; expected an HF config")
         return Keys(file, raw)
 
     def __getitem__(self, key: str) -> Any:

@@ -30,6 +30,7 @@ from reference.attention import Kept, Sight
 from reference.checkpoint import (
     CheckpointError,
     Config,
+    DamagedError,
     Weights,
     a_pair,
     all_keys,
@@ -174,7 +175,7 @@ class MtpHead:
         while (prefix := f"model.mtp.layers.{len(layers)}.") + "eh_proj.weight" in weights:
             layers.append(MtpLayer(weights, prefix, config, target))
         if not layers:
-            raise CheckpointError(f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers from 0 on")
+            raise DamagedError(f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers from 0 on")
         return MtpHead(layers, target)
 
     def computing(self, dtype: torch.dtype) -> Self:
@@ -301,7 +302,7 @@ def load_step_head(path: Path, target: Target, *, held: torch.dtype | None = Non
     while (prefix := f"model.layers.{config.layers + len(layers)}.") + "eh_proj.weight" in weights:
         layers.append(StepLayer(weights, prefix, config, target, embed))
     if not layers:
-        raise CheckpointError(
+        raise DamagedError(
             f"{path}: has no tensor {prefix + 'eh_proj.weight'!r}; expected MTP layers behind the target's"
         )
     return MtpHead(layers, target, chained=True)

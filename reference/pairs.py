@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from reference import eagle1, eagle3, families, llama, mtp
-from reference.checkpoint import CheckpointError, Weights, read_json
+from reference.checkpoint import CheckpointError, DamagedError, Weights, read_json
 from reference.hf_target import HfTarget
 from reference.model import Head, PaperTarget, Target
 from reference.mtp import MtpHead
@@ -71,7 +71,9 @@ def load_target(
         try:
             return HfTarget.load(path, dtype, held=held, device=device)
         except CheckpointError as theirs:
-            raise CheckpointError(f"{ours}\n  nor does transformers provide it: {theirs}") from theirs
+            damaged = any(isinstance(error, DamagedError) for error in (ours, theirs))
+            kind = DamagedError if damaged else CheckpointError
+            raise kind(f"{ours}\n  nor does transformers provide it: {theirs}") from theirs
 
 
 def paper_target(

@@ -39,7 +39,7 @@ def engines(monkeypatch):
     monkeypatch.setattr(pool, "Engine", Pretended)
     monkeypatch.setattr(pool, "can_fork", lambda _launch: False)
     monkeypatch.setattr(progress, "build_launch", lambda **_options: LAUNCH)
-    monkeypatch.setattr(runner, "load_oracle", lambda *_folders: None)
+    monkeypatch.setattr(runner, "load_oracle", lambda *_folders: SimpleNamespace(peak_mib=0))
     return started
 
 

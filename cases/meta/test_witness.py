@@ -23,6 +23,7 @@ from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Phase
 from harness.contract.usage import UsageError
 from harness.driving.adapt import unwitnessed
+from harness.driving.pairs import NoProviderError
 from harness.driving.witness import Witness, plainest
 from harness.driving.witness_texts import Meaning, Texts
 from harness.driving.witness_trace import reference_trace
@@ -300,7 +301,7 @@ def test_a_witness_cannot_be_computed_anew_without_an_engine(witnessed_run):
 
 def test_the_first_provider_that_knows_a_pair_is_asked(monkeypatch):
     def unknown(_pair, **_options):
-        raise UsageError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
+        raise NoProviderError("--target and --draft cannot be used: hidden_act is 'relu2'\n  name others")
 
     said = []
     assert prepare.provider("auto", None, [CHAIN], say=said.append) == "auto"

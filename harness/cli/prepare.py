@@ -17,7 +17,7 @@ from packaging.version import Version
 from harness.archive.run_folders import default_root
 from harness.both_sides import gpus, leases
 from harness.cli.programs import check_scenarios
-from harness.contract import known_issues
+from harness.contract import known_issues, plain_files
 from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
@@ -25,7 +25,7 @@ from harness.contract.usage import UsageError, unknown
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unwitnessed
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
-from harness.driving.pairs import checkpoint_pairs, load_now
+from harness.driving.pairs import NoProviderError, checkpoint_pairs, load_now
 from harness.driving.place import CPU, Place
 from harness.driving.runner import Plan
 from harness.engines import envs
@@ -77,10 +77,14 @@ def make_plan(
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
     share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
     lease = gpu_lease(device, share)
-    place = CPU
+    place, takes = CPU, list[str]()  # said once nothing is refused any more
     if reference != WITNESS:
-        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
+        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=takes.append)
     reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
+    if reference == WITNESS:
+        place, takes = CPU, []
+    for text in takes:
+        say(text)
     if own is not None:
         say(described(own.facts()))
     return Plan(
@@ -110,13 +114,16 @@ def provider(
     files: Sequence[Path | None] = (),
     place: Place = CPU,
 ) -> str:
-    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none."""
+    """Who judges: what was asked for, else the first provider that knows the pair; UsageError if there is none.
+
+    A damaged pair is refused, never handed on.
+    """
     if asked != WITNESS:
         try:
             if own is not None:
                 load_now(own, assumed=tuple(assumed), place=place, provider=asked)
             return asked
-        except UsageError as error:
+        except NoProviderError as error:
             if asked != AUTO or _unwitnessed(scenarios, assumed, files):
                 raise
             say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
@@ -180,7 +187,7 @@ def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
 def _free_memory() -> int:
     """MiB that this machine can give; a lot where it does not say."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = plain_files.content(Path("/proc/meminfo")).decode().splitlines()
     except OSError:
         return 1 << 40
     said = next((line.split()[1] for line in lines if line.startswith("MemAvailable:")), str(1 << 40))

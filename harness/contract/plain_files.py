@@ -7,6 +7,7 @@ files are followed. It must not know what the files hold.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -32,6 +33,13 @@ def content(path: Path) -> bytes:
     """The bytes of a regular file in a folder. NotPlainError for anything else, which is not opened; OSError."""
     check(path)
     return path.read_bytes()
+
+
+def sha256(path: Path) -> str:
+    """The digest of a regular file of any length, never held whole. Refused as by `content`."""
+    check(path)
+    with path.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 def named(path: Path) -> bytes:

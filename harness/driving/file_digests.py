@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -22,8 +21,7 @@ def sha256_of(file: Path) -> str:
     store = envs.home() / KEPT
     known = _known(store)
     if key not in known:
-        with file.open("rb") as opened:
-            found = hashlib.file_digest(opened, "sha256").hexdigest()
+        found = plain_files.sha256(file)
         with contextlib.suppress(OSError):
             _keep(store, {**_known(store), key: found})
         return found

@@ -19,15 +19,23 @@ from harness.driving.place import CPU, Place
 from harness.engines import envs
 
 
+class NoProviderError(UsageError):
+    """A pair that no provider of rows knows: whether the witness judges it is another question."""
+
+
 def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> None:
-    """Read the user's pair as the reference will, before any engine is booted for it."""
+    """Read the user's pair as the reference will, before any engine is booted for it.
+
+    NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
+    """
     from harness.driving.judging import load_ahead
-    from reference.checkpoint import CheckpointError  # torch
+    from reference.checkpoint import CheckpointError, DamagedError  # torch
 
     try:
         load_ahead(*pair.folders, assumed, place, provider)
     except CheckpointError as error:
-        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
+        kind = UsageError if isinstance(error, DamagedError) else NoProviderError
+        raise kind(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
 
 
 def checkpoint_pairs(
