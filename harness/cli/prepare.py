@@ -72,11 +72,11 @@ def make_plan(
     drafts = [(one.spec, one.engine) for one in scenarios]
     for text in known_issues.without_effect(assumed, drafts, release=version, device=device):
         say(text)
+    share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
+    lease = gpu_lease(device, share)
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
-    share = gpu_share if own is None or gpu_share or device == "cpu" else engine_share(own, scenarios)
-    lease = gpu_lease(device, share)
     place, takes = CPU, list[str]()  # said once nothing is refused any more
     if reference != WITNESS:
         place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=takes.append)
