@@ -31,6 +31,12 @@ def pair(tmp_path_factory):
     return own_pair(made / "target", made / "draft")
 
 
+@pytest.fixture
+def talkative(monkeypatch):
+    """What even a small reference takes is said."""
+    monkeypatch.setattr(prepare, "WORTH_SAYING", 0)
+
+
 def place(asked, own, *, device="cuda", lease=None):
     """(where, what was said)"""
     said = []
@@ -48,7 +54,7 @@ def test_a_word_that_names_no_device_is_refused(pair):
         place("gpu", pair)
 
 
-def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine):
+def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine, talkative):
     found, said = place("auto", pair, lease=leases.request(40.0))
     assert (found.device, found.held) == ("cuda", "float16")
     assert f"{found.said / 1024:.1f} GiB at most" in said
@@ -58,10 +64,14 @@ def test_a_pair_of_ones_own_goes_beside_its_engine_where_both_fit(pair, machine)
         place("cuda", pair, lease=leases.request(79.0))
 
 
-def test_without_a_card_auto_is_the_cpu(pair):
+def test_without_a_card_auto_is_the_cpu(pair, talkative):
     found, said = place("auto", pair, device="cpu")
     assert (found.device, found.held) == ("cpu", "float32")
     assert "on cpu" in said
+
+
+def test_what_a_small_reference_takes_is_not_said(pair):
+    assert place("auto", pair, device="cpu")[1] == ""
 
 
 def test_what_does_not_fit_in_memory_is_refused_with_both_numbers(pair, monkeypatch):

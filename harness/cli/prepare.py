@@ -38,6 +38,10 @@ FIRST_REVERT = Version("0.5.13")
 Say = Callable[[str], None]
 
 
+#: MiB that a reference must take for its memory to be said: loading less takes no time, and fits anywhere.
+WORTH_SAYING = 256
+
+
 def make_plan(
     scenarios: Sequence[Scenario],
     *,
@@ -77,14 +81,11 @@ def make_plan(
     root = writable(runs_root(runs))
     env = env or engine_environment(version, say)
     pairs = checkpoint_pairs(scenarios, device=device, own=own)
-    place, takes = CPU, list[str]()  # said once nothing is refused any more
+    place = CPU
     if reference != WITNESS:
-        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=takes.append)
+        place = reference_place(reference_device, own, scenarios, device=device, lease=lease, say=say)
     reference = provider(reference, own, scenarios, say=say, assumed=assumed, files=files, place=place)
-    if reference == WITNESS:
-        place, takes = CPU, []
-    for text in takes:
-        say(text)
+    place = CPU if reference == WITNESS else place
     if own is not None:
         say(described(own.facts()))
     return Plan(
@@ -161,7 +162,8 @@ def reference_place(
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"
     place = Place(device=("cuda" if asked == "auto" else asked) if on_card else "cpu", held=held, said=need.mib)
-    say(f"the reference on {place.device} takes {need}")
+    if need.mib >= WORTH_SAYING:
+        say(f"the reference on {place.device} takes {need}")
     if place.device == "cpu" and need.mib > (free := _free_memory()):
         raise UsageError(
             f"the reference needs {need}, and this machine has {free / 1024:.1f} GiB of memory left\n"
