@@ -146,6 +146,11 @@ class Weights:
             raise DamagedError(f"{self.path}: {name!r} has shape {tuple(stored.shape)}; expected {shape}")
         self.taken.add(name)
         held = self.held(name, stored).to(self.device)
+        if held.is_floating_point() and not bool(held.isfinite().all()):
+            raise DamagedError(
+                f"{self.path}: {name!r} holds NaN or infinity in {str(held.dtype).removeprefix('torch.')}; "
+                "expected finite numbers"
+            )
         return held.clone() if held is stored else held  # not a view of the file
 
     def held(self, name: str, stored: Tensor) -> Tensor:

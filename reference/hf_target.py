@@ -52,6 +52,7 @@ class HfTarget:
 
     def __init__(self, module: Any, dtype: torch.dtype) -> None:
         self.module, self.dtype = module, dtype
+        self.instead = ""  # why the papers' modules do not judge this target, where they were asked first
         config = module.config.get_text_config()
         self.vocab, self.hidden, self.layers = config.vocab_size, config.hidden_size, config.num_hidden_layers
         self.device = next(module.parameters()).device
@@ -70,6 +71,8 @@ class HfTarget:
         """
         _readable(Path(path))
         module = _module(Path(path), held or dtype)
+        if bad := [name for name, one in module.named_parameters() if not bool(one.isfinite().all())]:
+            raise DamagedError(f"{path}: {_some(bad)} holds NaN or infinity; expected finite numbers")
         target = HfTarget(module.to(device).eval().requires_grad_(False), dtype)
         _probe(Path(path), target)
         return target
@@ -389,8 +392,10 @@ def _ignored(stored: Sequence[str], module: Any) -> list[str]:
 
 def _is_drafts(name: str, module: Any) -> bool:
     """Whether a tensor is of a draft's own layers, or one that the module computes anew."""
-    layer = re.search(r"\blayers\.(\d+)\.", name)
-    behind = layer is not None and int(layer.group(1)) >= module.config.get_text_config().num_hidden_layers
+    layer, config = re.search(r"\blayers\.(\d+)\.", name), module.config.get_text_config()
+    drafts = sum(int(getattr(config, key, None) or 0) for key in DRAFT_KEYS)
+    own = range(config.num_hidden_layers, config.num_hidden_layers + drafts)
+    behind = layer is not None and int(layer.group(1)) in own
     return behind or bool(DRAFT_TENSORS.search(name) or COMPUTED_TENSORS.search(name))
 
 

@@ -69,7 +69,9 @@ def load_target(
         if provider == PaperTarget.provider:
             raise
         try:
-            return HfTarget.load(path, dtype, held=held, device=device)
+            found = HfTarget.load(path, dtype, held=held, device=device)
+            found.instead = str(ours)
+            return found
         except CheckpointError as theirs:
             damaged = any(isinstance(error, DamagedError) for error in (ours, theirs))
             kind = DamagedError if damaged else CheckpointError

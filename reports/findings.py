@@ -11,7 +11,7 @@ from rich.console import Console
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
-from harness.contract.types import Kind
+from harness.contract.types import Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
@@ -127,9 +127,12 @@ def facts(one: ScenarioResult) -> list[str]:
         None: "final text: none that could be compared",
     }[one.text_identical]
     accept = [] if one.accept is None else [f"accept length: {one.accept.text}"]
-    wrong = sorted({str(found.first.kind) for found in roots_of(one) if _in_the_chain(found)})
+    chain = [found for found in roots_of(one) if _in_the_chain(found)]
+    wrong = sorted({str(found.first.kind) for found in chain})
     if not wrong:
         return [text, *accept]
+    if chain[0].first.key.phase == Phase.PREFILL:
+        return [text, f"target: its own rows differ ({', '.join(wrong)}), before anything is drafted", *accept]
     hidden = "; no comparison of texts would show it" if one.text_identical else ""
     return [text, f"draft chain: wrong ({', '.join(wrong)}){hidden}", *accept]
 

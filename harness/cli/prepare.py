@@ -121,13 +121,13 @@ def provider(
     """
     if asked != WITNESS:
         try:
-            if own is not None:
-                load_now(own, assumed=tuple(assumed), place=place, provider=asked)
+            if own is not None and (why := load_now(own, assumed=tuple(assumed), place=place, provider=asked)):
+                say(f"the target is judged by its module from Hugging Face, since ours do not know it: {why}")
             return asked
         except NoProviderError as error:
             if asked != AUTO or _unwitnessed(scenarios, assumed, files):
                 raise
-            say(f"{str(error).splitlines()[0]}\n  judged by the witness instead (--reference witness)")
+            say(f"no other provider knows this pair, so the witness judges it: {error.why}")
     if why := _unwitnessed(scenarios, assumed, files):
         raise UsageError(f"--reference {WITNESS}: {why}")
     return WITNESS
@@ -158,6 +158,8 @@ def reference_place(
         if kind == "cuda":
             raise UsageError(f"--reference-device {asked}: the tiny pairs are computed on the CPU\n  leave it out")
         return CPU
+    if kind == "cuda" and not _cards():
+        raise UsageError(f"--reference-device {asked}: no NVIDIA GPU is here\n  allowed here: auto, cpu")
     held = dtype_on(device, scenarios[0].engine.dtype)
     need = footprint(own.target, own.draft, scenarios, held=held)
     on_card = _fits_beside(need, lease) if kind == "auto" and device == "cuda" else kind == "cuda"
@@ -177,12 +179,17 @@ def reference_place(
     return place
 
 
+def _cards() -> list[gpus.Card]:
+    """The cards that a run may use; none where the driver is not there."""
+    try:
+        return list(gpus.visible(gpus.read_cards()))
+    except gpus.CardError:
+        return []
+
+
 def _fits_beside(need: Footprint, lease: leases.Request | None) -> bool:
     """Whether a card has room for the reference and one engine, by what is there in all."""
-    try:
-        largest = max(card.capacity for card in gpus.visible(gpus.read_cards()))
-    except gpus.CardError:
-        return False
+    largest = max((card.capacity for card in _cards()), default=0)
     return need.mib + CONTEXT_MIB + (lease.share if lease else 0) <= largest
 
 

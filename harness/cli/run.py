@@ -59,10 +59,15 @@ def command(
     trust_remote_code: options.TrustCode = None,
     prompts: options.Prompts = None,
     arrivals: Annotated[
-        float, typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average.")
-    ] = 1.0,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of --prompts: tokens each request asks for.")] = 64,
-    seed: Annotated[int, typer.Option(min=0, help="Of --prompts: decides when each request arrives.")] = 0,
+        float | None,
+        typer.Option(help="Of --prompts: requests that arrive a scheduler step, on average. Default: 1."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of --prompts: tokens each request asks for. Default: 64.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Of --prompts: decides when each request arrives. Default: 0.")
+    ] = None,
     runs: options.Runs = None,
     json: options.Json = None,
 ) -> Exit:
@@ -88,12 +93,16 @@ def command(
         mem_fraction_static=mem_fraction_static,
         trust_remote_code=trust_remote_code,
     )
+    of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
+    if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):
+        raise UsageError(f"{given[0]} belongs to --prompts\n  name the file:  --prompts FILE, or leave {given[0]} out")
     if prompts is None:
         chosen = choose_scenarios(scenario or [], scenario_file or [], family, own)
     elif scenario or scenario_file or family:
         raise UsageError("--prompts makes the scenario itself\n  leave --scenario, --scenario-file and --family out")
     else:
-        chosen = [of_prompts(prompts, own, wanted, rate=arrivals, new_tokens=max_new_tokens, seed=seed)]
+        rate = 1.0 if arrivals is None else arrivals
+        chosen = [of_prompts(prompts, own, wanted, rate=rate, new_tokens=max_new_tokens or 64, seed=seed or 0)]
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(

@@ -53,6 +53,18 @@ DTYPES = {
 POSITIONS = ("max_sequence_length", "seq_length", "max_seq_len", "model_max_length", "max_position_embeddings")
 
 
+#: Keys that are numbers above 0 wherever a config has them.
+SIZES = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "rope_theta",
+    "factor",
+)
+
+
 class Tensor(NamedTuple):
     """What a file says of a tensor without it being read."""
 
@@ -133,15 +145,38 @@ def read_checkpoint(option: str, folder: Path) -> CheckpointFiles:
         raise UsageError(f"{where}: no config.json there, so it is not a checkpoint folder\n  {OWN}")
     _check_plain(where, folder)
     config = _object(where, folder / "config.json")
-    generation = folder / "generation_config.json"
+    file = folder / "generation_config.json"
+    generation = _object(where, file) if file.exists() else {}
+    _check_numbers(where, config)
+    for said in (config.get("eos_token_id"), generation.get("eos_token_id")):
+        _check_eos(where, said)
     weights = _weight_files(where, folder)
     return CheckpointFiles(
         folder=folder.resolve(),
         config=config,
-        generation=_object(where, generation) if generation.exists() else {},
+        generation=generation,
         weights=weights,
         tensors={name: one for file in weights for name, one in _tensors(where, file).items()},
     )
+
+
+def _check_numbers(where: str, config: Mapping[str, Any]) -> None:
+    """UsageError for a size or a factor of rotation that is no number above 0."""
+    nested = [one for one in config.values() if isinstance(one, dict)]
+    for one in (config, *nested):
+        for key in SIZES:
+            said = one.get(key)
+            if said is not None and (isinstance(said, bool) or not isinstance(said, int | float) or said <= 0):
+                raise UsageError(
+                    f"{where}: {key} is {said!r} in config.json\n  allowed: a number above 0, as it was published"
+                )
+
+
+def _check_eos(where: str, said: object) -> None:
+    """UsageError for an eos_token_id that is no token id."""
+    for one in said if isinstance(said, list) else [said]:
+        if one is not None and (isinstance(one, bool) or not isinstance(one, int) or one < 0):
+            raise UsageError(f"{where}: eos_token_id is {said!r}\n  allowed: a token id, a list of them, or null")
 
 
 def _check_plain(where: str, folder: Path) -> None:

@@ -83,9 +83,11 @@ def load_oracle(
     return made.load(held=place.held)
 
 
-def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place, provider: str = AUTO) -> None:
-    """Load a reference that a run asks for next; CheckpointError for a pair it cannot load."""
-    _ahead[target, draft, assumed, place, provider] = load_oracle(target, draft, assumed, place, provider)
+def load_ahead(target: Path, draft: Path, assumed: tuple[str, ...], place: Place, provider: str = AUTO) -> str:
+    """Load a reference that a run asks for next, and why its target is not ours; CheckpointError if it cannot load."""
+    oracle = load_oracle(target, draft, assumed, place, provider)
+    _ahead[target, draft, assumed, place, provider] = oracle
+    return oracle.not_ours
 
 
 _ahead: dict[tuple[Path, Path, tuple[str, ...], Place, str], Oracle] = {}

@@ -62,6 +62,11 @@ class Oracle:
             self._models[held] = load_pair(self.target, self.draft, held=rounded, device=device, provider=self.provider)
         return self
 
+    @property
+    def not_ours(self) -> str:
+        """Why the target is not the papers' modules, where they were asked first; empty where it is."""
+        return next((str(getattr(target, "instead", "")) for target, _ in self._models.values()), "")
+
     def _take_lease(self) -> None:
         """On a GPU: a share of it, as an engine has, before anything is on it."""
         if self.place.device == "cpu" or self._lease is not None or not self.place.said:

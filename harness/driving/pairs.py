@@ -20,11 +20,13 @@ from harness.engines import envs
 
 
 class NoProviderError(UsageError):
-    """A pair that no provider of rows knows: whether the witness judges it is another question."""
+    """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
+
+    why = ""
 
 
-def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> None:
-    """Read the user's pair as the reference will, before any engine is booted for it.
+def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
+    """Read the user's pair as the reference will, before any engine is booted for it; why its target is not ours.
 
     NoProviderError where it is of a kind that is not built; UsageError where it is damaged.
     """
@@ -32,10 +34,15 @@ def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU
     from reference.checkpoint import CheckpointError, DamagedError  # torch
 
     try:
-        load_ahead(*pair.folders, assumed, place, provider)
+        return load_ahead(*pair.folders, assumed, place, provider)
+    except DamagedError as error:
+        raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
     except CheckpointError as error:
-        kind = UsageError if isinstance(error, DamagedError) else NoProviderError
-        raise kind(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
+        unknown = NoProviderError(
+            f"--reference {provider} does not know this pair: {error}\n  --reference witness judges it without"
+        )
+        unknown.why = str(error)
+        raise unknown from error
 
 
 def checkpoint_pairs(
