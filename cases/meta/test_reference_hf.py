@@ -271,7 +271,12 @@ def test_a_folder_that_the_module_would_read_in_part_is_refused(tmp_path, change
 def test_layers_of_a_draft_in_its_folder_are_none_of_its_business(tmp_path):
     written(tmp_path, "Olmo2", **OTHERS["Olmo2"])
     drafts = {"mtp.fc.weight": torch.ones(2, 2), "model.layers.4.eh_proj.weight": torch.ones(2, 2)}
-    assert load_target(spoiled(tmp_path, lambda tensors: tensors.update(drafts))).provider == "transformers"
+    spoiled(tmp_path, lambda tensors: tensors.update(drafts))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.4\.eh_proj\.weight unread"):
+        load_target(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    assert load_target(tmp_path).provider == "transformers"
 
 
 def test_a_module_that_sees_what_comes_is_refused(tmp_path):
