@@ -61,10 +61,18 @@ def render_run(console: Console, result: RunResult, *, notes: Sequence[str] = ()
     say(console, verdict_line(result), style=STYLE[result.verdict.outcome])
 
 
+WITNESS_IS = "its witness"
+
+
+def _judge(result: RunResult) -> str:
+    """Who judged a run."""
+    return WITNESS_IS if any(WITNESS in one.providers.values() for one in result.results) else "the reference"
+
+
 def render_counts(console: Console, result: RunResult) -> None:
     """What was driven, how much of it differed, and what was compared."""
     mismatches = sum(finding.count for one in result.results for finding in one.findings)
-    heading(console, f"SGLang {result.engine} against the reference")
+    heading(console, f"SGLang {result.engine} against {_judge(result)}")
     pairs: list[tuple[str, int | str]] = [
         ("scenarios", len(result.results)),
         ("rounds", sum(one.rounds for one in result.results)),
@@ -170,8 +178,7 @@ def verdict_line(result: RunResult) -> str:
     outcomes = [one.verdict.outcome for one in result.results]
     total = counted(len(outcomes), "scenario")
     failed, unknown = outcomes.count(Outcome.FAIL), outcomes.count(Outcome.UNKNOWN)
-    witnesses = any(WITNESS in one.providers.values() for one in result.results)
-    judge = "its witness" if witnesses else "the reference"
+    judge = _judge(result)
     name = f"SGLang {result.engine}" + (f" with #{result.revert} reverted" if result.revert else "")
     if result.verdict.outcome is Outcome.PASS:
         assumed = assumed_by(result.verdict.reasons)
@@ -180,7 +187,7 @@ def verdict_line(result: RunResult) -> str:
     open_ones = f", {unknown} could not be judged" if unknown else ""
     if result.verdict.outcome is Outcome.FAIL:
         kinds = ", ".join(result.verdict.root_kinds)
-        by = ", judged by its witness" if witnesses else ""
+        by = f", judged by {WITNESS_IS}" if judge == WITNESS_IS else ""
         return f"verdict FAIL: {name} diverges in {failed} of {total} ({kinds}){open_ones}{by}"
     if not unknown:
         return f"verdict UNKNOWN: {name}: only {total} judged"

@@ -12,14 +12,17 @@ import torch
 from safetensors.numpy import save_file
 
 from cases import checkpoints, fixed
+from cases.meta.test_cli_bad_input import call
 from harness.archive.records import RunManifest
 from harness.contract.scenario import RequestSpec, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving import file_digests
+from harness.driving.adapt import Wanted, adapted
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.drive import sampling_of
 from harness.driving.own_pair import described, own_pair
 from harness.driving.progress import hardly_agrees
+from reference.checkpoint import DamagedError, Weights
 
 
 @pytest.fixture(autouse=True)
@@ -200,3 +203,41 @@ def test_our_own_scenarios_keep_their_shape_on_a_users_pair(tiny):
     for scenario in (*choose_scenarios([], [], None, pair), *choose_scenarios(["pr25015"], [], None, pair)):
         assert all(request.stops((7,)) == request.stop_token_ids for request in scenario.requests)
     assert [one.id for one in choose_scenarios([], [])] == [one.id for one in fixed.default_scenarios()]
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({"rope_scaling": {"rope_type": "linear", "factor": "two"}}, "factor is 'two'"),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 0}}, "rope_theta is 0"),
+        ({"hidden_size": "64"}, "hidden_size is '64'"),
+        ({"num_key_value_heads": -1}, "num_key_value_heads is -1"),
+        ({"eos_token_id": "</s>"}, "eos_token_id is '</s>'"),
+        ({"eos_token_id": [5, -2]}, "eos_token_id is"),
+    ],
+)
+def test_what_is_no_number_of_its_kind_is_refused_by_its_key(folder, config, names):
+    with pytest.raises(UsageError, match=names) as refused:
+        read_checkpoint("--target", folder("odd", {"lm_head.weight": (4, 4)}, **config))
+    assert "allowed:" in str(refused.value)
+
+
+def test_weights_that_are_not_finite_are_damaged(tmp_path):
+    tensor = np.array([1.0, 70000.0], np.float32)
+    save_file({"a": tensor, "b": tensor * np.nan}, tmp_path / "model.safetensors")
+    assert Weights(tmp_path, torch.float32).take("a", 2).tolist() == tensor.tolist()
+    for dtype, name, number in ((torch.float16, "a", "float16"), (torch.float32, "b", "float32")):
+        with pytest.raises(DamagedError, match=f"{name!r} holds NaN or infinity in {number}"):
+            Weights(tmp_path, dtype).take(name, 2)
+
+
+@pytest.mark.parametrize("option", ["--arrivals", "--max-new-tokens", "--seed"])
+def test_an_option_of_prompts_alone_is_refused_without_them(option):
+    done = call("run", option, "2")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{option} belongs to --prompts" in done.stderr
+
+
+def test_graph_sizes_without_graphs_are_refused():
+    with pytest.raises(UsageError, match="no scenario runs in CUDA graphs"):
+        adapted([fixed.default_scenarios()[0]], Wanted(cuda_graph_max_bs=2), device="cpu")

@@ -15,6 +15,7 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios, of_prompts
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
+from harness.contract.words import counted
 from harness.driving.adapt import Wanted
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
@@ -103,6 +104,12 @@ def command(
     else:
         rate = 1.0 if arrivals is None else arrivals
         chosen = [of_prompts(prompts, own, wanted, rate=rate, new_tokens=max_new_tokens or 64, seed=seed or 0)]
+        lengths = sorted(len(request.input_ids) for request in chosen[0].requests)
+        context = chosen[0].engine.context_length
+        say(
+            console,
+            f"{counted(len(lengths), 'prompt')} of {lengths[0]} to {lengths[-1]} tokens, in a context of {context}",
+        )
     for text in _left_out(scenario or [], assume or []):
         say(console, text)
     plan = prepare.make_plan(

@@ -69,7 +69,13 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
     changes = wanted.changes()
     if not changes:
         return list(scenarios)
-    return [_adapted(scenario, changes) for scenario in scenarios]
+    found = [_adapted(scenario, changes) for scenario in scenarios]
+    if wanted.cuda_graph_max_bs is not None and not any(scenario.engine.cuda_graph for scenario in found):
+        raise UsageError(
+            f"--cuda-graph-max-bs {wanted.cuda_graph_max_bs}: no scenario runs in CUDA graphs\n"
+            "  add  --device cuda --cuda-graph, or leave it out"
+        )
+    return found
 
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.archive.run_folders import VERDICT
@@ -82,9 +83,12 @@ class _Run:
             logs=self.writer.folder,
             log_name="engine.log",
             lease=self.plan.lease,
-            preparing=lambda text, log: self.notify(Preparing(text=f"{name} {text}", log=log)),
+            preparing=partial(self.preparing, name),
             booted=self.booted,
         )
+
+    def preparing(self, name: str, text: str, log: Path) -> None:
+        self.notify(Preparing(text=f"{name} {text}", log=log))
 
     def notify(self, event: Any) -> None:
         for observer in self.observers:
@@ -197,6 +201,7 @@ def _ask_witnesses(going: _Run) -> None:
     from harness.driving.witness_trace import ask  # the reference's trees, and so torch
 
     lost = dict[str, str]()  # boot configuration -> why it has no engine
+    going.engines.preparing = partial(going.preparing, f"SGLang {going.plan.env.version}, as its own witness,")
 
     def on_step(name: str, scheduler_step: int, _state: dict[str, Any]) -> None:
         going.notify(Preparing(text=f"asking the witness ({name}, scheduler step {scheduler_step})"))
