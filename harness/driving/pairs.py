@@ -22,7 +22,11 @@ from harness.engines import envs
 class NoProviderError(UsageError):
     """A pair that no provider of rows knows: whether the witness judges it is another question. why: what each said."""
 
-    why = ""
+    def __init__(self, *, asked: str, why: str) -> None:
+        super().__init__(
+            f"--reference {asked} does not know this pair: {why}\n  --reference witness needs no knowledge"
+        )
+        self.why = why
 
 
 def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU, provider: str = AUTO) -> str:
@@ -38,11 +42,7 @@ def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU
     except DamagedError as error:
         raise UsageError(f"--target and --draft cannot be used: {error}\n  {OWN}") from error
     except CheckpointError as error:
-        unknown = NoProviderError(
-            f"--reference {provider} does not know this pair: {error}\n  --reference witness judges it without"
-        )
-        unknown.why = str(error)
-        raise unknown from error
+        raise NoProviderError(asked=provider, why=str(error)) from error
 
 
 def checkpoint_pairs(
