@@ -268,13 +268,9 @@ def eagle1(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     layer(to, "layers.0.", shape, gain=0.3, heavy=None)
     to._now.pop("layers.0.input_layernorm.weight")
     to.put("embed_tokens.weight", ends.embedding)
-    settings = config(shape) | {
-        "architectures": ["LlamaForCausalLMEagle"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-    }
+    settings = draft_config(shape, "LlamaForCausalLMEagle")
     # SGLang deletes the head of a draft that ties its embeddings twice, and does not boot
-    to.finish(settings | {"bias": False, "rope_scaling": None, "tie_word_embeddings": False})
+    to.finish(settings | {"bias": False, "tie_word_embeddings": False})
 
 
 def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) -> None:
@@ -301,12 +297,8 @@ def eagle3(folder: Path, shape: Shape, ends: Ends, *, seed: int, device: str) ->
     proposable = torch.zeros(shape.vocab, dtype=torch.bool, device=device)
     proposable[ends.ids] = True
     to.put("t2d", proposable)
-    settings = config(shape) | {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "model_type": "llama",
-        "num_hidden_layers": 1,
-    }
-    to.finish(settings | {"draft_vocab_size": len(ends.ids), "rope_scaling": None, "tie_word_embeddings": False})
+    settings = draft_config(shape, "LlamaForCausalLMEagle3")
+    to.finish(settings | {"draft_vocab_size": len(ends.ids), "tie_word_embeddings": False})
 
 
 def make(name: str, root: Path, *, seed: int, device: str, plain: bool = False, shape: Shape | None = None) -> Path:
