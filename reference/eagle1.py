@@ -11,10 +11,10 @@ Shapes: T rows, m new rows, h hidden width, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,14 +25,14 @@ from reference.checkpoint import CheckpointError, Config, DamagedError, Weights,
 from reference.heads import Heads
 from reference.keys import Keys
 from reference.llama import heads_of, llama_layer, windows_of
-from reference.model import Layer, Target, linear, on_target
+from reference.model import Layer, OnLastState, Target, linear
 
 OWN_EMBEDDING = "the draft's embedding is not the target's: the draft's own is used"
 #: Copies of a target's weights differ from them by no more than a change of dtype: half a step of the coarsest.
 ROUNDING = 2.0**-8
 
 
-class DraftHead:
+class DraftHead(OnLastState):
     """See the module. layers: of which only the first may lack an input norm."""
 
     algorithm = "EAGLE"
@@ -77,28 +77,12 @@ class DraftHead:
         weights.all_taken(but=target_copies(weights, target, "lm_head.weight"))
         return head
 
-    def computing(self, dtype: torch.dtype) -> Self:
-        """See Drafter.computing."""
-        return on_target(self, self.target.computing(dtype))
-
-    def features(self, states: Mapping[int, Tensor]) -> Tensor:
-        """The target's last hidden state after its final norm, [T,h]."""
-        return states[self.target.layers]
-
-    def enter(self, features: Tensor) -> Tensor:
-        """As it is: the first draft row and all later ones read the same kind of state."""
-        return features
-
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
         """See Head.forward; g [m,h]."""
         x = linear(torch.cat((embedded(self, tokens), hidden), dim=-1), self.fc, self.bias)
         return through(self.layers, x, positions, sight, kept)
-
-    def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -250,3 +250,25 @@ def on_target(head: D, target: Target) -> D:
     view = copy.copy(head)
     view.target = target  # type: ignore[attr-defined]
     return view
+
+
+class OnLastState:
+    """What heads have in common that read the target's last state and answer through its output head."""
+
+    target: Target
+
+    def computing(self, dtype: torch.dtype) -> Self:
+        """See Drafter.computing."""
+        return on_target(self, self.target.computing(dtype))
+
+    def features(self, states: Mapping[int, Tensor]) -> Tensor:
+        """The target's last hidden state after its final norm, [T,h]."""
+        return states[self.target.layers]
+
+    def enter(self, features: Tensor) -> Tensor:
+        """As it is: the first draft row and all later ones read the same kind of state."""
+        return features
+
+    def logits(self, g: Tensor) -> Tensor:
+        """g [...,h] -> [...,V], through the target's lm_head."""
+        return self.target.logits(g)

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from reference.attention import Kept, Sight
 from reference.checkpoint import CheckpointError, Weights
-from reference.model import Layer, Target, linear, on_target, rms_norm
+from reference.model import Layer, OnLastState, Target, linear, rms_norm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +75,7 @@ ERNIE = Join(
 )
 
 
-class NextNHead:
+class NextNHead(OnLastState):
     """See the module. layer: the decoder layer; eps: of the norms around it."""
 
     algorithm = "EAGLE"
@@ -102,18 +101,6 @@ class NextNHead:
                 f"{weights.path}: {name!r} is not the target's; this reference builds layers that share the target's"
             )
 
-    def computing(self, dtype: torch.dtype) -> Self:
-        """See Drafter.computing."""
-        return on_target(self, self.target.computing(dtype))
-
-    def features(self, states: Mapping[int, Tensor]) -> Tensor:
-        """The target's last hidden state after its final norm, [T,h]."""
-        return states[self.target.layers]
-
-    def enter(self, features: Tensor) -> Tensor:
-        """As it is: the first draft row and all later ones read the same kind of state."""
-        return features
-
     def forward(
         self, tokens: Tensor, hidden: Tensor, positions: Tensor, sight: Sight, kept: Kept | None = None
     ) -> tuple[Tensor, Kept]:
@@ -125,7 +112,3 @@ class NextNHead:
         parts = (state, token) if self.state_first else (token, state)
         g, kept = self.layer.forward(linear(torch.cat(parts, dim=-1), self.join), positions, sight, kept)
         return rms_norm(g, self.final_norm, self.eps), kept
-
-    def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
