@@ -88,6 +88,10 @@ class _Said(BaseModel):
     wrong: tuple[int, ...] = ()
 
 
+#: Keys that have one type in every event that says them.
+KEYS_READ = frozenset(_Said.model_fields)
+
+
 def unfit(name: str, data: dict[str, Any]) -> str:
     """What is wrong with what an event of that name says; empty if nothing is."""
     missing = [key for key in NEEDS.get(name, ()) if key not in data]

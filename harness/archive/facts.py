@@ -121,6 +121,10 @@ class _HeaderFacts(BaseModel):
     assumed: Assumed = ()
 
 
+#: Keys that have one type in every header that says them.
+KEYS_READ = frozenset(_HeaderFacts.model_fields)
+
+
 def _read(header: dict[str, Any]) -> dict[str, Any]:
     try:
         validated(header, _HeaderFacts)

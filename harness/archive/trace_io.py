@@ -46,11 +46,11 @@ Tokens = Annotated[int, Field(ge=0, le=POOL, description=POOL_IS)]
 #: Traces of schema 1 called it so.
 _Step = Annotated[int, Field(validation_alias=AliasChoices("scheduler_step", "tick"))]
 #: Keys of event data in traces of schema 1.
-_OLD = {"epoch": "attempt", "epochs": "attempts"}
+OLD_NAMES = {"epoch": "attempt", "epochs": "attempts"}
 
 
 def _in_todays_names(data: dict[str, Any]) -> dict[str, Any]:
-    return {_OLD.get(key, key): value for key, value in data.items()}
+    return {OLD_NAMES.get(key, key): value for key, value in data.items()}
 
 
 class _Round(_Strict):
