@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cases.meta import handmade
@@ -54,12 +55,19 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+def told(rid, pieces=(), **meta):
+    said = [{"output_ids": list(range(count)), "meta": {}} for count in pieces]
+    return Event(name="answer", scheduler_step=9, data={"rid": rid, "meta": meta, "pieces": said})
+
+
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
-GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
-)
+OTHER = {"priority": 20, "temperature": 0.7}
+GIVEN = GIVEN.model_copy(update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update=OTHER))})
 WHOLE = prefill(0, ("r0", 0, 4, True))
+CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
+BACK = (WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)]))
+OUTPUT, INPUT = {"output_token_logprobs": [[-1.0, 3, None]]}, {"input_token_logprobs": [[None, 3, None]]}
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
@@ -125,6 +133,15 @@ HAVING = {
         ),
         1,
     ),
+    "accepted_run_logprobs": (trace(decode(1, ("r0", 4, 2)), events=(told("r0", **OUTPUT),)), 1),
+    "sampled_logprobs": (trace(decode(1, ("r1", 6, 1)), events=(told("r1", **OUTPUT),)), 1),
+    "prompt_logprobs_in_chunks": (trace(*CHUNKS, events=(told("r1", **INPUT),)), 1),
+    "logprobs_over_retraction": (trace(*BACK, events=(told("r0", **OUTPUT),)), 1),
+    "streamed_in_pieces": (trace(WHOLE, events=(told("r0", (1, 3, 5)),)), 1),
+    "accepted_run_states": (
+        replace(trace(decode(1, ("r0", 4, 2))), tensors={"returned.r0": np.zeros((5, 2), dtype=np.float32)}),
+        1,
+    ),
 }
 
 #: point -> the nearest trace that has it not.
@@ -168,6 +185,12 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
+    "logprobs_over_retraction": trace(WHOLE, events=(told("r0", **OUTPUT),)),
+    "streamed_in_pieces": trace(WHOLE, events=(told("r0", (1, 2, 3)),)),
+    "accepted_run_states": trace(decode(1, ("r0", 4, 2))),
 }
 
 

@@ -34,6 +34,7 @@ SITES = {
     "arrived": "what a prebuilt batch is made of: hidden",
     "bonus": "the token a prebuilt batch begins with: bonus",
     "pages": "pages of KV that travel, by buffer",
+    "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -51,6 +52,8 @@ NEEDS = {
     "dp": "DP attention with an idle rank",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "answers": "requests that ask for log-probabilities, one of them streamed",
+    "states": "requests that ask for hidden states",
 }
 
 #: What a mutant may do to the output.

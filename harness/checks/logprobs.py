@@ -49,7 +49,14 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
         if not end.output_ids:
             continue  # aborted before anything was chosen: nothing has to be said
         truth = _Truth.of(evidence, request, end.output_ids, truths[request.rid])
+        handed = evidence.scenario.engine.disaggregation
+        if handed and request.logprob_start_len >= 0:
+            result.unknown.append(
+                f"log-probabilities of the prompt of {request.rid} not judged: no decode side has them"
+            )
         for table in _tables(request, answer):
+            if handed and table.name.startswith("input"):
+                continue
             _judge(truth, table, result)
     return result
 
