@@ -80,7 +80,8 @@ class Oracle:
         return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
-        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
+        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
+        one 'logprobs' where it asks for them."""
         held = str(engine.header.get("dtype") or scenario.engine.dtype)
         reference = self._session(scenario.spec, held=held).replay(scenario, engine)
         if held != "float32":
@@ -97,10 +98,16 @@ class Oracle:
             for request in scenario.requests
             if not (request.rules and defects.change_texts(self.assumed))
         )
+        session = self._session(scenario.spec, held=held)
+        said = tuple(
+            session.logprobs(request, outputs[request.rid])
+            for request in scenario.requests
+            if request.return_logprob and request.rid in outputs
+        )
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
-        return dataclasses.replace(reference, events=reference.events + texts, header=header)
+        return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
