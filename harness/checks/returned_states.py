@@ -117,9 +117,9 @@ def _places(
     found, following = list[int | None](), 0
     for number in range(len(rows)):
         fitting = [place for place in expected if columns[place][number]]
-        place = min(fitting, key=lambda place: (place < following, place), default=None)
-        found.append(place)
-        following = following if place is None else place + 1
+        nearest = min(fitting, key=lambda place: (place < following, place), default=None)
+        found.append(nearest)
+        following = following if nearest is None else nearest + 1
     return found
 
 

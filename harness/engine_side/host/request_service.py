@@ -54,6 +54,11 @@ async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
 
 async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     """Its end, and what SGLang said about it; pieces: a streamed answer while it grew, the last is the whole."""
+    beside = dict(command["generate"])
+    if name := beside.get("custom_logit_processor"):
+        from .logit_processors import pickled
+
+        beside["custom_logit_processor"] = pickled(name)
     pieces = list[dict[str, Any]]()
     try:
         result = await engine.async_generate(
@@ -61,11 +66,11 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
-            **command["generate"],
+            **beside,
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
         )
-        if command["generate"].get("stream"):
+        if beside.get("stream"):
             # At once: SGLang goes on writing into the lists of a piece.
             pieces = [_answer(piece) async for piece in result]
         answer = pieces[-1] if pieces else _answer(result)
