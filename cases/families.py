@@ -18,6 +18,7 @@ from cases.boots import (
     PAIR,
     PD_BOOTS,
     RANKED_PAIR,
+    STATES,
     TRAINED,
     TREES,
     Boot,
@@ -64,7 +65,7 @@ _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set",
     scenarios=tuple(default_scenarios()),
-    boots=tuple(BOOTS.values()),
+    boots=(*BOOTS.values(), STATES),
     coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 

@@ -34,6 +34,9 @@ COMPARED = {
     "parents": "parents",
     "hidden_rows": "hidden rows",
     "logits": "logit rows",
+    "counts": "counts",
+    "logprobs": "log-probabilities",
+    "returned_states": "returned states",
     "idle_states": "idle states",
     "token_counts": "token counts",
 }

@@ -42,11 +42,11 @@ MOST_DROWNED = 0.25
 def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
     """Judge one scenario: the verdict, and every divergence in order of time with its cause."""
     try:
-        evidence = gather(scenario, engine, reference)
+        evidence = gather(scenario.sampled, engine, reference)
     except Exception as error:  # reported, never dropped
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
-    result = CheckResult(unknown=[*check_handshake(evidence), *not_judged(evidence)])
+    result = CheckResult(unknown=[*check_handshake(evidence, asked=scenario.id), *not_judged(evidence)])
     # Checks without a reference first: where two name the same row, theirs is the plainer reason.
     for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
         result.add(run_check(check, evidence))

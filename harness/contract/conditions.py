@@ -60,6 +60,7 @@ def settings_of(
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,
         "enable_deterministic_inference": engine.deterministic_inference,
+        "enable_return_hidden_states": engine.enable_return_hidden_states,
         "plugin": spec.plugin is not None,
         "checkpoint": checkpoint,
         **asdict(draft),

@@ -82,7 +82,7 @@ class Oracle:
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
         one 'logprobs' where it asks for them."""
-        held = str(engine.header.get("dtype") or scenario.engine.dtype)
+        held, scenario = str(engine.header.get("dtype") or scenario.engine.dtype), scenario.sampled
         reference = self._session(scenario.spec, held=held).replay(scenario, engine)
         if held != "float32":
             own = self._session(scenario.spec, held=held, dtype=held).replay(scenario, engine, expecting=False)
