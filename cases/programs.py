@@ -111,6 +111,23 @@ _SAMPLED = program(
     [submit("a", "b", "c"), DRAIN],
 )
 
+_RULES = program(
+    "ruled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=rules)
+        for i, (rid, rules) in enumerate(
+            {
+                "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+                "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+                "top-k": {"temperature": 1.0, "top_k": 3},
+                "other-k": {"temperature": 0.6, "top_k": 12},
+                "top-p": {"temperature": 1.0, "top_p": 0.2},
+            }.items()
+        )
+    ],
+    [submit("bias", "other-bias", "top-k", "other-k", "top-p"), DRAIN],
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
@@ -137,5 +154,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "dp": (_IDLE_BESIDE,),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
+    "rules": (_RULES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -23,6 +23,7 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
@@ -51,6 +52,7 @@ NEEDS = {
     "dp": "DP attention with an idle rank",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "rules": "requests with rules of their own for their tokens, several at once",
 }
 
 #: What a mutant may do to the output.
