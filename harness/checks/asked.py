@@ -12,7 +12,7 @@ from harness.checks.evidence import Evidence
 #: Keys of requests whose effect a check holds against a rule.
 JUDGED = frozenset(
     ("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "priority")
-) | {"dp_rank"}
+) | {*("dp_rank", "stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "require_reasoning")}
 
 
 def not_judged(evidence: Evidence) -> Iterator[str]:

@@ -72,6 +72,8 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         "reason": reason.get("type", "unknown"),
         "output_ids": list(result["output_ids"]),
         "cached_tokens": int(meta.get("cached_tokens", 0)),
+        "text": result.get("text"),
+        "matched": reason.get("matched"),
     }
 
 
