@@ -20,6 +20,7 @@ from harness.checks import (
     returned_states,  # noqa: F401
     rows,  # noqa: F401
     slots,  # noqa: F401
+    texts,  # noqa: F401
 )
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised

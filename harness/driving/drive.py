@@ -263,6 +263,8 @@ def _finish(run: _Run) -> None:
     for end in run.engine.collect(list(run.submitted)):
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
+        if end.get("text") is not None:
+            run.note("text", rid=end["rid"], text=end["text"], matched=end["matched"])
         run.assembler.ends.append(
             RequestEnd(
                 rid=end["rid"],
