@@ -66,6 +66,7 @@ class RequestSpec(Strict):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    require_reasoning: bool = False
     n: Annotated[int, Field(ge=1, le=16)] = 1
     return_logprob: bool = False
     logprob_start_len: Annotated[int, Field(ge=-1)] = -1
@@ -134,5 +135,5 @@ SAMPLING = (
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "stream"),
+    *("return_hidden_states", "stream", "require_reasoning"),
 )

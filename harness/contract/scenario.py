@@ -281,6 +281,8 @@ def _check_served(scenario: Scenario) -> None:
     if scenario.engine.grammar_backend != "none" and scenario.engine.skip_tokenizer_init:
         raise ValueError("engine.grammar_backend needs a tokenizer: set engine.skip_tokenizer_init to false")
     for request in scenario.requests:
+        if request.require_reasoning and scenario.engine.reasoning_parser is None:
+            raise ValueError(f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser")
         for key in request.asked:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
