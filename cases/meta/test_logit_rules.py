@@ -1,4 +1,4 @@
-"""What a request's keys make of logits, against numbers worked out by hand and against Hugging Face's own processors."""
+"""What a request's keys make of logits, against numbers worked out by hand and Hugging Face's processors."""
 
 import numpy as np
 import pytest
