@@ -86,6 +86,7 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 #: Keys that have one type in every event that says them.
