@@ -139,7 +139,10 @@ class Op(Strict):
     submit   rids arrive at the next scheduler step, in this order
     step     `count` steps of the scheduler loop
     abort    rids are aborted at the next step
-    retract  every running request goes back to the waiting queue at the next step, and generation goes on
+    retract  every running request goes back to the waiting queue at the next step, and generation goes on. With rids:
+             these alone, at the next batch that would decode, as SGLang does when its pool runs out: in its own order
+             and never the last one (a release that only takes from the end of a batch takes those behind them too).
+             With name "test": those that SGLang's own switch for testing takes
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
@@ -158,6 +161,11 @@ class Op(Strict):
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+
+    @property
+    def everybody(self) -> bool:
+        """Of a retraction: whether it is one of every running request."""
+        return not (self.rids or self.name)
 
 
 class Scenario(Strict):
@@ -261,6 +269,10 @@ def _check_sides(scenario: Scenario) -> None:
         ):
             raise ValueError(
                 f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.disaggregation, or none"
+            )
+        if op.kind == "retract" and (op.name not in (None, "test") or (op.name and op.rids)):
+            raise ValueError(
+                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, or name test, or none"
             )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")

@@ -104,6 +104,9 @@ class _Run:
             self.note("abort", **data)
 
     def _do_retract(self, op: Op) -> None:
+        if op.rids or op.name:
+            self.engine.retract(op.rids)
+            return
         self.engine.pause(mode="retract")
         self.engine.resume()
         # Both are read in one scheduler step: retracted, then going on.
@@ -164,7 +167,10 @@ class _Run:
             self.scheduler_steps[(report.side, report.number)] = self.scheduler_step
             self.bring(report.messages, (report.side, report.dp_rank, report.tp_rank))
             side = {"side": report.side} if report.side else {}
+            taken_back = report.state.pop("taken_back", ())
             self.note("turn", dp_rank=report.dp_rank, **report.state, **side)
+            for one in taken_back:
+                self.note("retract", dp_rank=report.dp_rank, **one, **side)
         self.idle = all(report.state["idle"] for report in reports)
         self.on_step(self.scheduler_step, reports[-1].state)
         self.scheduler_step += 1

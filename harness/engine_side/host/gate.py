@@ -22,6 +22,7 @@ from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
 from .crash_attribution import watcher
+from .retraction import Retraction
 from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Gate:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
         self._mutants: ArmedMutants | None = None
+        self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
         self._step: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
@@ -130,6 +132,7 @@ class Gate:
             "number": self._step,
             "last": self._recorder.last,
             **scheduler_state(self.scheduler),
+            "taken_back": self.retraction.take(),
         }
         self._step = None
         wire.send(self._sock, report, arrays, quick=True)
@@ -143,6 +146,9 @@ class Gate:
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
+            if op == "retract":
+                self.retraction.ask(command["rids"])
+                return {"op": "asked"}, {}
             if op == "transfer":
                 RULES.apply(command["what"], command["rooms"])
                 return {"op": "ruled"}, {}
@@ -165,6 +171,8 @@ class Gate:
         if self._mutants is not None:
             self._mutants.disarm()
         RULES.clear()
+        self.retraction.ask(None)
+        self.retraction.take()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
