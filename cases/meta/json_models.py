@@ -45,6 +45,7 @@ class Known(Strict):
     id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
     title: str
     releases: str
+    link: str
     assume: bool
 
 

@@ -45,7 +45,10 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
 
 def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
     """The known issues that something may be."""
-    return [{"id": one.id, "title": one.title, "releases": one.window, "assume": one.assume} for one in known]
+    return [
+        {"id": one.id, "title": one.title, "releases": one.window, "link": one.link, "assume": one.assume}
+        for one in known
+    ]
 
 
 def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
