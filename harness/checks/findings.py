@@ -25,9 +25,9 @@ KIND_ORDER = {
     kind: number
     for number, kind in enumerate(
         (
-            *(Kind.CRASH, Kind.HANG, Kind.LOCKSTEP, Kind.CACHE_SLOT, Kind.EXTEND_INPUT, Kind.POSITION, Kind.PARENT),
+            *(Kind.LOCKSTEP, Kind.CACHE_SLOT, Kind.EXTEND_INPUT, Kind.POSITION, Kind.PARENT),
             *(Kind.ACCEPT, Kind.SHAPE, Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.NUMERIC, Kind.TOKEN),
-            *(Kind.NONDETERMINISM, Kind.LEAK),
+            *(Kind.NONDETERMINISM, Kind.LEAK, Kind.CRASH, Kind.HANG),
         )
     )
 }
@@ -204,10 +204,11 @@ def _with_causes(ordered: list[Divergence], prefix_hits: frozenset[tuple[str, in
 def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     """Where a wrong value can travel from here.
 
-    stop: everything after it. rank: slots overwritten, so any value of the rank. target: states and KV of the target,
-    so any later value of the request. draft: KV of the draft, so later draft values. steps: only the draft steps of
-    this round, since the extend rewrites what they left. tree: the nodes of this round. guess: the layers behind, which
-    read a chunk's last token again. walk: the rows of this round's walk. output: how long the request's text is.
+    stop: everything after it. fed: what this rank's batch ends by. rank: slots overwritten, so any value of the rank.
+    target: states and KV of the target, so any later value of the request. draft: KV of the draft, so later draft
+    values. steps: only the draft steps of this round, since the extend rewrites what they left. tree: the nodes of this
+    round. guess: the layers behind, which read a chunk's last token again. walk: the rows of this round's walk. output:
+    how long the request's text is.
     """
     key = root.key
     share = (key.dp_rank, key.rid, key.attempt, key.committed)
@@ -217,6 +218,8 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("lockstep",)]
     if root.check == "finish":
         return [("output", key.rid)]
+    if root.check == "idle_width":
+        return [("fed", key.dp_rank, root.round)]
     if root.kind is Kind.CACHE_SLOT:
         return [("rank", key.dp_rank)]
     if key.phase in TARGET_PHASES:
@@ -237,6 +240,7 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
         walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
         lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
+        lockstep += [("fed", key.dp_rank, found.round)] if found.kind is Kind.CRASH else []
         return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
     if found.check == "losslessness" and found.hint == "text-length":
         return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either

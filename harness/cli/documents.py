@@ -178,7 +178,9 @@ def interrupted_run(stop: KeyboardInterrupt) -> dict[str, Any]:
     return run_document(stop.result)
 
 
-def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected: str) -> dict[str, Any]:
+def cell_document(
+    result: RunResult, one: ScenarioResult, *, case: str, expected: str, as_expected: bool | None
+) -> dict[str, Any]:
     """One cell of the matrix: one case on one engine, with or without a fix reverted."""
     first = next((found for found in one.divergences if found.first), None)
     return {
@@ -189,6 +191,7 @@ def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected
         "verdict": str(one.verdict.outcome),
         "reasons": list(one.verdict.reasons),
         "expected": expected,
+        "as_expected": as_expected,
         "kinds": list(one.verdict.root_kinds),
         "first": None if first is None else first_document(first),
         "known": known_ids(one),
