@@ -13,7 +13,8 @@ from packaging.version import Version
 
 from cases.fixed import CHECKPOINT, VOCAB
 from harness.contract.known_issues import assumable
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

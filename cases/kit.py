@@ -14,7 +14,7 @@ from cases.boots import Boot
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
-from harness.contract.scenario import RequestSpec
+from harness.contract.requests import RequestSpec
 
 LONGEST_PROMPT = 100
 MOST_NEW = 24

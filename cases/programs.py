@@ -10,7 +10,8 @@ from typing import Any
 
 from cases.boots import HEADS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase
 from reference.departures import Departure

@@ -12,7 +12,8 @@ from cases.catalogue import read_scenario
 from cases.checkpoints import make
 from harness.checks.findings import group
 from harness.checks.judge import judge
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.defects import departures
 from harness.driving.oracle import Oracle

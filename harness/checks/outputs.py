@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
-from harness.contract.scenario import RequestSpec
+from harness.contract.requests import RequestSpec
 from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import EOS, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase, Policy

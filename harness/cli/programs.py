@@ -20,7 +20,8 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from harness.contract import scenario_v1
+from harness.contract.requests import SEED_IS, RequestSpec, Strict
 
 SCENARIO_SCHEMA: Literal[2] = 2
 
@@ -29,19 +29,12 @@ POOL_IS = f"{POOL} tokens are 16 of the longest contexts, and memory is taken fo
 #: Tokens a request may grow to where nothing else is asked for; the tiny checkpoints have as many positions.
 CONTEXT_LENGTH = 512
 STEPS_ARE = "512 scheduler steps end any request, and each is waited for"
-SEED_IS = "SGLang keeps seeds in 64 bits"
-LEAST_TEMPERATURE = 1e-6
-TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
 
 
 Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class SpecConfig(_Strict):
+class SpecConfig(Strict):
     """SGLang's `speculative_*` settings: steps, candidates a step, nodes of the verified tree (its root included).
 
     MTP: num_steps layers of a multi-layer MTP draft, each proposing one token; a chain only.
@@ -85,7 +78,7 @@ class SpecConfig(_Strict):
         return 0 if self.algorithm == "MTP" else self.num_steps - 1
 
 
-class EngineConfig(_Strict):
+class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
     running_limit lowers max_running_requests for one scenario. priority_scheduling: requests of higher priority go
@@ -103,6 +96,8 @@ class EngineConfig(_Strict):
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
+
+    skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
 
     dp_size: Annotated[int, Field(ge=1, le=8)] = 1
@@ -126,52 +121,19 @@ class EngineConfig(_Strict):
     disaggregation_decode_radix_cache: bool = False
     deterministic_inference: bool = False
     rejection_sampling: bool = False
+    skip_tokenizer_init: bool = True
+    grammar_backend: Literal["none", "xgrammar"] = "none"
+    reasoning_parser: str | None = None
+    enable_custom_logit_processor: bool = False
+    enable_return_hidden_states: bool = False
+    max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
         return self.model_dump(exclude={"chunked_prefill_size", "running_limit"})
 
 
-class RequestSpec(_Strict):
-    """One request, by token ids alone; temperature 0 is greedy.
-
-    It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts.
-    """
-
-    rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
-    input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
-    max_new_tokens: Annotated[int, Field(ge=1)] = 16
-    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
-    sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
-    dp_rank: Annotated[int, Field(ge=0)] = 0
-
-    @field_validator("temperature")
-    @classmethod
-    def _sampled_or_greedy(cls, value: float) -> float:
-        if 0.0 < value < LEAST_TEMPERATURE:
-            raise ValueError(
-                f"{value:g} is neither greedy nor sampled: {TEMPERATURE_IS}\n"
-                f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
-            )
-        return value
-
-    def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
-        """The tokens that end it where the checkpoint's are `eos`."""
-        return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
-
-    @model_validator(mode="after")
-    def _stops_count(self) -> RequestSpec:
-        if self.ignore_eos and self.stop_token_ids:
-            raise ValueError(
-                "ignore_eos is true beside stop_token_ids, which SGLang then ignores too\n  allowed: one of them"
-            )
-        return self
-
-
-class Op(_Strict):
+class Op(Strict):
     """One instruction of a scenario script.
 
     submit   rids arrive at the next scheduler step, in this order
@@ -198,7 +160,7 @@ class Op(_Strict):
     name: str | None = None
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     """A batch program: pure data, the same scenario gives the same batches.
 
     `id` is derived from the content (see `Scenario.id`), so it is stable across machines and years.
@@ -231,6 +193,7 @@ class Scenario(_Strict):
                 where = f" to the {side} side" if side else ""
                 raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
         _check_sides(self)
+        _check_served(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
         ranked = [request.rid for request in self.requests if request.priority is not None]
@@ -305,6 +268,26 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError(
             "spec.plugin needs engine.disaggregation and algorithm EAGLE; set both, or leave spec.plugin out"
         )
+
+
+#: What a request asks for -> the server setting it needs, and to what.
+NEEDED = {
+    **dict.fromkeys(("stop", "stop_regex"), ("skip_tokenizer_init", False)),
+    **dict.fromkeys(("json_schema", "regex", "ebnf"), ("grammar_backend", "xgrammar")),
+    "custom_logit_processor": ("enable_custom_logit_processor", True),
+    "return_hidden_states": ("enable_return_hidden_states", True),
+}
+
+
+def _check_served(scenario: Scenario) -> None:
+    """Each request's keys need the server settings that let SGLang take them."""
+    if scenario.engine.grammar_backend != "none" and scenario.engine.skip_tokenizer_init:
+        raise ValueError("engine.grammar_backend needs a tokenizer: set engine.skip_tokenizer_init to false")
+    for request in scenario.requests:
+        for key in request.asked:
+            name, value = NEEDED.get(key, ("", None))
+            if name and getattr(scenario.engine, name) != value:
+                raise ValueError(f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

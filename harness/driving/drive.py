@@ -12,7 +12,8 @@ from functools import partial
 from typing import Any
 
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import GENERATE, SAMPLING, RequestSpec
+from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
@@ -82,6 +83,7 @@ class _Run:
                 rid=rid,
                 prompt=list(request.input_ids),
                 sampling=sampling_of(request, self.eos),
+                generate=_sent(request, GENERATE),
                 priority=request.priority,
                 dp_rank=request.dp_rank,
                 side=op.name or "",
@@ -310,13 +312,14 @@ def _hang_data(report: dict[str, Any], rounds: Sequence[RoundRecord]) -> dict[st
 
 def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]:
     """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
-    parameters: dict[str, Any] = {
+    return {
         "temperature": request.temperature,
         "max_new_tokens": request.max_new_tokens,
         "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
+        **_sent(request, SAMPLING),
     }
-    if request.stop_token_ids:
-        parameters["stop_token_ids"] = list(request.stop_token_ids)
-    if request.sampling_seed is not None:
-        parameters["sampling_seed"] = request.sampling_seed
-    return parameters
+
+
+def _sent(request: RequestSpec, keys: Sequence[str]) -> dict[str, Any]:
+    """Those of the keys that it asks for, as JSON has them."""
+    return request.model_dump(mode="json", include=set(keys) & set(request.asked))

@@ -15,7 +15,8 @@ import torch
 from harness import defects
 from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.contract.batches import Part
-from harness.contract.scenario import RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario
 from harness.contract.trace import Rows, Trace
 from harness.contract.types import Phase
 from harness.driving.witness_texts import Meaning, Texts

@@ -35,6 +35,12 @@ BACKENDS = {"cpu": ("triton",), "cuda": ("triton", "flashinfer", "fa3")}
 #: Which cores each rank may take.
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 
+#: Server settings that are SGLang's default unless a scenario asks for them.
+ASKED = (
+    *("trust_remote_code", "reasoning_parser", "enable_custom_logit_processor", "enable_return_hidden_states"),
+    "max_queued_requests",
+)
+
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
 
 #: A scenario that does not care says float32, and SGLang's GPU kernels have none.
@@ -198,8 +204,8 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "dtype": dtype_on(device, engine.dtype),
         "attention_backend": engine.attention_backend,
         "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "skip_tokenizer_init": True,
+        "grammar_backend": engine.grammar_backend,
+        "skip_tokenizer_init": engine.skip_tokenizer_init,
         "disable_cuda_graph": not engine.cuda_graph,
         "disable_radix_cache": not engine.radix_cache,
         "page_size": engine.page_size,
@@ -216,6 +222,6 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,
-        **({"trust_remote_code": True} if engine.trust_remote_code else {}),
+        **{name: value for name in ASKED if (value := getattr(engine, name))},
         "log_level": "info",
     }

@@ -59,6 +59,7 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
+            **command["generate"],
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
         )
