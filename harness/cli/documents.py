@@ -12,6 +12,7 @@ from typing import Any
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, assumed_by
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
@@ -152,7 +153,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "revert": result.revert,
         "worker": result.header.get("worker"),
         "overlap": result.header.get("overlap"),
-        "replaced": result.header.get("replaced", []),
+        "replaced": replaced_kernels(result.header),
         "assumed": assumed_by(result.verdict.reasons),
         "providers": providers_of(result.results),
         "witness": witness_document(result.results),
