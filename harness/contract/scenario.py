@@ -272,7 +272,7 @@ def _check_sides(scenario: Scenario) -> None:
             )
         if op.kind == "retract" and (op.name not in (None, "test") or (op.name and op.rids)):
             raise ValueError(
-                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, or name test, or none"
+                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, name test, or none"
             )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")

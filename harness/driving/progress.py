@@ -269,6 +269,7 @@ def _known(
         scenario=scenario,
         release=setup.release,
         device=setup.device,
+        revert=setup.revert,
         reasons=verdict.reasons,
         draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
     )
