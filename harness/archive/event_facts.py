@@ -29,6 +29,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "abort": ("rid",),
     "transfer": ("rid",),
+    "tp_rank": ("tp_rank", "rows"),
+    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first", "own"),
 }
 
 
@@ -86,6 +88,8 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    tp_rank: int = 0
+    column: str = ""
 
 
 #: Keys that have one type in every event that says them.

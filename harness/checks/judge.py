@@ -17,6 +17,7 @@ from harness.checks import (
     reference_rows,  # noqa: F401
     rows,  # noqa: F401
     slots,  # noqa: F401
+    tensor_ranks,  # noqa: F401
 )
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised

@@ -30,7 +30,7 @@ COMPARED = (
 )
 
 #: What they count beside that where several ranks run in step.
-RANKS_COMPARED = ("idle_states", "token_counts")
+RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")

@@ -82,8 +82,9 @@ class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
     running_limit lowers max_running_requests for one scenario. priority_scheduling: requests of higher priority go
-    first, and one that is higher by more than ten takes the place of a running one. dp_size above 1 is DP attention
-    over tp_size = dp_size ranks; chunked_prefill_size, max_running_requests and running_limit then hold for each rank.
+    first, and one that is higher by more than ten takes the place of a running one. tp_size: ranks that share each
+    request. dp_size above 1 is DP attention: tp_size / dp_size ranks share a request, and chunked_prefill_size,
+    max_running_requests and running_limit hold for each DP rank.
 
     overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
@@ -127,6 +128,11 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+    @property
+    def attention_tp_size(self) -> int:
+        """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
+        return self.tp_size // self.dp_size
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""

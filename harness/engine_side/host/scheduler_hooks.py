@@ -114,7 +114,7 @@ def _install_in(
             DpProbe(probe).install()
         if side:
             HandoffProbe(probe, scheduler).install()
-        gate.make_mutants = lambda: _make_mutants(probe, scheduler)
+        gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",
         "role": "scheduler",
@@ -161,7 +161,7 @@ def _versions(boot: dict[str, Any]) -> dict[str, Any]:
     return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
 
 
-def _make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+def _make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     from ..mutants.sites import make_mutants
 
-    return make_mutants(probe, scheduler)
+    return make_mutants(probe, scheduler, tp_rank=tp_rank)
