@@ -18,6 +18,7 @@ from harness.checks.registry import CheckResult, register
 from harness.contract.trace import FLOAT_COLUMNS, LIST_COLUMNS, Event
 from harness.contract.types import Divergence, Key, Kind, Phase
 
+ID = "tp_ranks"
 #: In the order in which they come about: columns of a row, then facts of its batch -> what is wrong where one differs.
 KINDS: dict[str, Kind] = {
     "row": Kind.MISSING_ROW,
@@ -40,7 +41,7 @@ ORDER = {column: place for place, column in enumerate(KINDS)}
 
 
 @register(
-    id="tp_ranks",
+    id=ID,
     kinds=tuple(dict.fromkeys([*KINDS.values(), Kind.EXTRA_ROW])),
     reads=("scenario", "engine"),
     protects="the ranks of a tensor-parallel group feed, hold, choose and accept the same in every round",
