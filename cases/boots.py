@@ -221,6 +221,28 @@ DP_BOOTS = _named(
     )
 )
 
+TP = EngineConfig(tp_size=2, max_running_requests=4)
+TP_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=TP.model_copy(update=engine), since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("tp", "two TP ranks, a chain of three steps", CHECKPOINT, SpecConfig(), {}, V2),
+        ("tp-eagle3", "two TP ranks, 432 of 512 tokens in the draft's head", "eagle3-tiny", HEADS, {}, V2),
+        ("tp-tree", "two TP ranks, two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}, V2),
+        (
+            "tp-pages",
+            "two TP ranks, pages of four tokens, a pool that a few requests fill",
+            CHECKPOINT,
+            SpecConfig(),
+            {"page_size": 4, "max_total_tokens": 160},
+            V2,
+        ),
+        ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
+        ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
+        ("tp-four", "four TP ranks, which share two KV heads", CHECKPOINT, SpecConfig(), {"tp_size": 4}, V2),
+        ("tp-dp", "two DP ranks of two TP ranks each", "qwen3-tiny", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
+    )
+)
+
 #: Prefill and decode as two engines, with a pool that a few requests fill.
 PAIR = EngineConfig(disaggregation=True, max_running_requests=4, max_total_tokens=160)
 PD_BOOTS = _named(
