@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from packaging.version import Version
 
-from cases.fixed import CHECKPOINT, VOCAB
+from cases.fixed import CHECKPOINT, PLAIN, VOCAB
 from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
@@ -218,6 +218,39 @@ DP_BOOTS = _named(
     for name, why, checkpoint in (
         ("dp", "DP attention over two ranks", "qwen3-tiny"),
         ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
+    )
+)
+
+#: Every round decides anew by what the one before accepted; candidates leave out a number, so that it jumps.
+ADAPTIVE = SpecConfig(
+    num_steps=3,
+    num_draft_tokens=4,
+    adaptive={
+        "1": {"candidate_steps": [0, 1, 3]},
+        "3": {"candidate_steps": [2, 5]},
+        "warmup_batches": 0,
+        "update_interval": 1,
+        "ema_alpha": 0.8,
+        "down_hysteresis": 0.0,
+    },
+)
+ADAPTIVE_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.23")
+    for name, why, checkpoint, spec, engine in (
+        (
+            "adaptive",
+            "between none, one and three steps, or two and five from three requests on",
+            CHECKPOINT,
+            ADAPTIVE,
+            PLAIN,
+        ),
+        (
+            "adaptive-eagle3",
+            "the same with an EAGLE-3 head, over pages of four tokens",
+            "eagle3-tiny",
+            ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}),
+            _paged(4),
+        ),
     )
 )
 

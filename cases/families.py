@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cases.boots import (
+    ADAPTIVE_BOOTS,
     BOOTS,
     DP_BOOTS,
     EAGLE3_BOOTS,
@@ -147,6 +148,18 @@ _TP = Family(
     coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "retract_resume", "idle_rank"),
 )
 
+_ADAPTIVE = Family(
+    name="adaptive",
+    why="a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in ADAPTIVE_BOOTS.values()
+        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+    ),
+    boots=tuple(ADAPTIVE_BOOTS.values()),
+    coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -223,7 +236,7 @@ _TRAINED = Family(
     coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

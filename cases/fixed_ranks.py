@@ -100,7 +100,12 @@ def rank_shapes(
 
 def shared_shapes(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
     """Every common batch shape on a boot of TP ranks, and a retraction; each named after the boot."""
-    given: dict[str, Any] = {"checkpoint": boot.checkpoint, "spec": boot.spec, "engine": boot.engine, "prefix": f"{boot.name}-"}
+    given: dict[str, Any] = {
+        "checkpoint": boot.checkpoint,
+        "spec": boot.spec,
+        "engine": boot.engine,
+        "prefix": f"{boot.name}-",
+    }
     retracted = boot_program(
         "retracted",
         [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],

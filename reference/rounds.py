@@ -88,7 +88,9 @@ def decode_rows(
             hidden_out=hidden,
             logits=logits,
         )
-        walk = _walk(tree, logits, known, most=drafts.spec.num_steps, temperature=temperature, drafted=drafted)
+        walk = _walk(
+            tree, logits, known, most=part.spec(drafts.spec).num_steps, temperature=temperature, drafted=drafted
+        )
         writer.add(part, Phase.ACCEPT, input_id=walk.tokens, parent=walk.nodes)
         walks.append(walk)
     return walks

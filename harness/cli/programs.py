@@ -293,14 +293,16 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     """Positions run up to num_steps past the last token; SGLang reserves twice a round's nodes in KV slots."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare = max(CONTEXT_SPARE, spec.num_steps)
+    spare = max(CONTEXT_SPARE, spec.most_steps)
     if prompt + new > engine.context_length - spare:
         yield (
             f"{asked} exceed the context of {engine.context_length} less {spare} to speculate\n"
             f"  allowed: together at most {engine.context_length - spare}, "
             f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS"
         )
-    pool = engine.max_total_tokens - 2 * max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    pool = engine.max_total_tokens - 2 * max(
+        spec.most_steps * spec.eagle_topk, spec.most_steps + 1, spec.num_draft_tokens
+    )
     if prompt + new > pool:
         yield (
             f"{asked} never fit engine.max_total_tokens {engine.max_total_tokens}\n"

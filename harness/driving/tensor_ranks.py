@@ -19,7 +19,7 @@ Found = tuple[int, dict[str, Any]]
 Values = Callable[[Trace, int], np.ndarray]
 
 #: Of a batch: what every rank does alike.
-OF_BATCH = ("scheduler_step", "mode", "rids", "attempts", "starts", "lens", "final", "forwards", "graphs")
+OF_BATCH = ("scheduler_step", "mode", "rids", "attempts", "starts", "lens", "final", "forwards", "graphs", "num_steps")
 #: Integer columns that ranks share; before and after them come floats.
 INTS = ("round", "scheduler_step", "input_id", "position", "cache_slot", "parent")
 HIDDEN = ("hidden_in", "hidden_out")

@@ -98,7 +98,7 @@ def _install_in(
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
-    probe = Probe(recorder, release, graphs)
+    probe = Probe(recorder, release, graphs, adaptive=bool(boot["arguments"].get("speculative_adaptive")))
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
