@@ -111,6 +111,8 @@ def _due(evidence: Evidence) -> Iterator[str]:
         yield from WHEN_DECODING
     if evidence.reference is not None:
         yield from WITH_REFERENCE
+    if evidence.scenario.engine.attention_tp_size > 1:
+        yield "tp_rows"
     if evidence.scenario.engine.dp_size > 1:
         yield "token_counts"
         if any(event.name == "idle_state" and event.data["phase"] in DRAFTING for event in evidence.engine.events):
