@@ -41,6 +41,11 @@ def record(scheduler_step, mode, parts, dp_rank=0):
     )
 
 
+def stepped(*steps, rid="r0"):
+    """Decode rounds of so many draft steps each."""
+    return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
+
+
 def turn(scheduler_step, **state):
     return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
@@ -77,6 +82,9 @@ WHOLE = prefill(0, ("r0", 0, 4, True))
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
+    "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
+    "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
+    "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
     "non_final_chunk": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
     "split_by_shared_budget": (trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))), 1),
     "chunk_longer_by_one": (trace(prefill(0, ("r0", 0, 3, False)), prefill(1, ("r0", 3, 1, True))), 1),
@@ -156,6 +164,9 @@ LACKING = {
     "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
     "sampled_beside_greedy": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
     "ruled_after_retraction": trace(decode(1, ("r1", 6, 1)), record(4, "DECODE", [("r0", 1, 4, 1, False)])),
+    "steps_raised": trace(*stepped(3, 1, 1)),
+    "steps_lowered": trace(*stepped(0, 1, 3)),
+    "steps_zero_and_back": trace(*stepped(3, 1, 0)),
     "non_final_chunk": trace(WHOLE),
     "split_by_shared_budget": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))),
     "chunk_longer_by_one": trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))),
