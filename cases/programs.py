@@ -111,21 +111,22 @@ _SAMPLED = program(
     [submit("a", "b", "c"), DRAIN],
 )
 
+#: By their names.
+_ASKING: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+    "top-k": {"temperature": 1.0, "top_k": 3},
+    "other-k": {"temperature": 0.6, "top_k": 12},
+    "top-p": {"temperature": 1.0, "top_p": 0.2},
+}
+
 _RULES = program(
     "ruled",
     [
-        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=rules)
-        for i, (rid, rules) in enumerate(
-            {
-                "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
-                "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
-                "top-k": {"temperature": 1.0, "top_k": 3},
-                "other-k": {"temperature": 0.6, "top_k": 12},
-                "top-p": {"temperature": 1.0, "top_p": 0.2},
-            }.items()
-        )
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=asked)
+        for i, (rid, asked) in enumerate(_ASKING.items())
     ],
-    [submit("bias", "other-bias", "top-k", "other-k", "top-p"), DRAIN],
+    [submit(*_ASKING), DRAIN],
 )
 
 #: Rank 1 has a request, then none while rank 0 goes on.
