@@ -1,4 +1,4 @@
-"""Check `rules`: what follows a request's keys passes, what forgets one is named after it, what nobody knows is said."""
+"""Check `rules`: what follows a request's keys passes, what forgets one is named after it, the unknown is said."""
 
 from dataclasses import replace
 
