@@ -40,6 +40,7 @@ def _is_norm(name: str) -> bool:
 
 
 def _moved(noise: Noise, value: np.ndarray, spread: float) -> np.ndarray:
-    """What is zero stays zero: bos and eos are never proposed."""
-    moved: np.ndarray = value * np.abs(1 + noise.draw(*value.shape, std=spread))
+    """What is zero stays zero, so that bos and eos are never proposed; but norms of ones that are stored less one."""
+    drawn = noise.draw(*value.shape, std=spread)
+    moved: np.ndarray = value * np.abs(1 + drawn) if value.any() else drawn
     return moved

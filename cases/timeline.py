@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.contract.scenario import Op, RequestSpec
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op
 
 
 @dataclass(slots=True, kw_only=True)

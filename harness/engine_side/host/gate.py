@@ -21,6 +21,7 @@ from ...both_sides import wire
 from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
+from . import source_swap
 from .crash_attribution import watcher
 from .retraction import Retraction
 from .scheduler_state import pool_level, scheduler_state
@@ -163,7 +164,8 @@ class Gate:
         self._recorder.active = False
         fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
-        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
+        said = {"pool": pool_level(self.scheduler), "fired": fired, **source_swap.taken()}
+        return {"op": "ended", **said}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
@@ -178,7 +180,8 @@ class Gate:
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()
         self._recorder.active = command["record"]
-        return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+        said = {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+        return {**said, **source_swap.taken()}
 
     def _limit_running(self, limit: int) -> None:
         """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""
