@@ -107,13 +107,13 @@ SCENARIOS = (
         apart="eagle/idle-between",
     ),
     Left(
-        where="paged/page4-* mla/page4-* disagg/page4-*",
+        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-*",
         what="number: num_draft_tokens = page_size",
         why="pages of four tokens under chains of three steps",
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-*",
+        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",
@@ -124,7 +124,7 @@ SCENARIOS = (
         why="kept as they were found",
         apart="eagle/shared-prefix",
     ),
-    Left(where="dp/* disagg-dp/*", what="rank: *", why="one request on each rank", apart="dp/uneven-batches"),
+    Left(where="dp/* disagg-dp/* tp/tp-dp-*", what="rank: *", why="one request on each rank", apart="dp/uneven-batches"),
     Left(
         where="trained/*arrivals", what="beginning: a = c", why="both go on with a function", apart="trained/together"
     ),
