@@ -90,16 +90,20 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
 
 
 def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
-    """Up to two of: abort, retract, pause and resume, flush; from step `calm` on."""
+    """Up to two of: abort, retraction of all or some, pause and resume, flush; from step `calm` on."""
     gone = [rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids]
     free = [entry for entry in kit.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
     for _ in range(kit.integer(0, 2)):
-        kind = kit.random.choice(["retract", "pause", "flush", *(["abort"] if free else [])])
+        kind = kit.random.choice(["retract", "retract-some", "pause", "flush", *(["abort"] if free else [])])
         step = calm + kit.integer(0, 12)
         if kind == "abort":
             entry = kit.random.choice(free)
             _abort(kit, *entry, calm=calm)
             free.remove(entry)
+        elif kind == "retract-some":
+            rids = [request.rid for request in kit.timeline.requests]
+            chosen = kit.random.sample(rids, kit.integer(0, len(rids) - 1))
+            kit.timeline.at(step, "retract", *chosen, name=None if chosen else "test")
         else:
             kit.timeline.at(step, kind)
         if kind == "pause":

@@ -90,9 +90,17 @@ _CHUNK = program(
 
 _RETRACTION = program(
     "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
     [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
+)
+
+#: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
+_PART = program(
+    "taken-back-in-part",
+    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
+    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+    wants=["partial_retraction"],
 )
 
 _STOP = program(
@@ -149,6 +157,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
+    "partial-retraction": (_PART,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),

@@ -63,6 +63,7 @@ class Sites:
             (worker, f"{release.draft}.draft", self._tree),
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
+            (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
@@ -113,6 +114,10 @@ class Sites:
             changed = self._mutants.apply("batch", values, shares=one_each(batch.reqs))
             keep_indices = changed["keep"].tolist() if "keep" in changed else None
         return original(batch, exclude, keep_indices, **kwargs)
+
+    def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
+        return original(draft_input, rows, *args, **kwargs)
 
     # -- forwards ----------------------------------------------------------------------------------------------
 
