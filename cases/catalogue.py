@@ -156,12 +156,13 @@ def read_scenario(path: Path) -> Scenario:
     return scenario
 
 
-#: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file.
+#: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file. What it needs.
 TAKES = {
-    **dict.fromkeys(("submit", "abort", "transfer"), ("rids", "name")),
+    **dict.fromkeys(("submit", "abort", "transfer", "retract"), ("rids", "name")),
     "step": ("count",),
     "mutant": ("name", "count"),
 }
+NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name"}
 
 
 def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
@@ -169,9 +170,8 @@ def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
     for number, op in enumerate(scenario.script):
         takes = TAKES.get(op.kind, ())
         foreign = sorted({*op.model_dump(exclude_defaults=True)} - {"kind", *takes})
-        missing = next(
-            (key for key in takes if key in ("rids", *(["name"] * (op.kind == "mutant"))) and not getattr(op, key)), ""
-        )
+        needed = NEEDS.get(op.kind, "")
+        missing = "" if not needed or getattr(op, needed) else needed
         if foreign or missing:
             said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"
             raise CaseError(

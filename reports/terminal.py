@@ -38,6 +38,7 @@ COMPARED = {
     "logits": "logit rows",
     "idle_states": "idle states",
     "token_counts": "token counts",
+    "tp_rows": "rows of other TP ranks",
 }
 NOT_EXERCISED = "not exercised"
 #: How reasons begin that say what a verdict does not speak of.

@@ -239,7 +239,7 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
         walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
-        lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
+        lockstep: list[tuple[object, ...]] = [("lockstep",)] if found.kind is Kind.HANG else []
         lockstep += [("fed", key.dp_rank, found.round)] if found.kind is Kind.CRASH else []
         return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
     if found.check == "losslessness" and found.hint == "text-length":
