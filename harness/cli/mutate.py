@@ -61,10 +61,12 @@ def command(
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
     part = (1, 1) if shard is None else _shard(shard)
     env = prepare.engine_environment(version, lambda text: say(console, text))
+    if (package := env.package) is None:
+        raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
     root = writable(prepare.runs_root(runs)) / f"mutate-{version}-{'-'.join(names)}"
     folder = root / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    setup = Setup(env=env, device="cpu", folder=folder, seed=seed, examples=examples)
+    setup = Setup(env=env, package=package, device="cpu", folder=folder, seed=seed, examples=examples)
     followed = _followed(root, setup, names, workers=workers, console=console)
     plan = _plan(setup, followed, names, count=count)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())

@@ -20,13 +20,18 @@ from harness.contract.types import Divergence, Kind, Outcome
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
 from harness.engines.errors import DEFECT, EngineError
+from harness.engines.process import Launch
 from harness.search.executed import Sound, accepted, digest, usable, with_boot
 from harness.search.fates import Asked, End, Fate
 
-#: Scenarios that are asked first; a share of the usual deadlines: 24 s for a step, 60 s for a boot.
-FIRST, PATIENCE = 2, 0.2
+#: Scenarios that are asked first; a share of the usual deadlines: 36 s for a step, 90 s for a boot.
+FIRST, PATIENCE = 2, 0.3
+#: SGLang's own canary: every violation of what its KV cache holds is logged, real data and tokens included.
+CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
+CANARY_TOO = {"SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT": "1"}
+ALARM = "kv_canary violation:"
 #: Scenarios of one boot configuration, and in all, before generated ones are asked.
-OF_A_BOOT, IN_ALL = 6, 18
+OF_A_BOOT, IN_ALL = 3, 8
 
 
 @dataclass(slots=True, kw_only=True)
@@ -77,7 +82,7 @@ class Hunt:
 
     def _run(self, found: _Found, scenario: Scenario, sound: Sound | None, file: Path) -> None:
         mutated = {"module": found.mutant.module, "file": str(file)}
-        launch = with_boot(self.engines.launch(scenario), patience=PATIENCE, mutated=mutated)
+        launch = with_boot(self._launch(scenario), patience=PATIENCE, mutated=mutated)
         boots = self.engines.boots
         try:
             trace = self.engines.drive(launch, scenario)
@@ -86,6 +91,7 @@ class Hunt:
             return
         finally:
             found.boots += self.engines.boots - boots
+            found.canary = self._alarm() if self.watched else None
         try:
             outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
         except Exception as error:  # rows that nothing of ours expected: a defect of ours, and no kill
@@ -98,8 +104,27 @@ class Hunt:
     def _passes(self, scenario: Scenario) -> bool:
         """Whether a generated scenario passes without a mutant."""
         if scenario.id not in self._clean:
-            self._clean[scenario.id] = self.engines(scenario).passed
+            trace = self.engines.drive(self._launch(scenario), scenario)
+            outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
+            self._clean[scenario.id] = outcome.passed
         return self._clean[scenario.id]
+
+    @property
+    def watched(self) -> bool:
+        """Whether the release has SGLang's own canary of its KV cache, which then runs beside our probe."""
+        return (self.package / "srt" / "kv_canary").is_dir()
+
+    def _launch(self, scenario: Scenario) -> Launch:
+        launch = self.engines.launch(scenario)
+        if not self.watched:
+            return launch
+        optional, environment = launch.boot["optional_arguments"] | CANARY, launch.boot["environment"] | CANARY_TOO
+        return with_boot(launch, optional_arguments=optional, environment=environment)
+
+    def _alarm(self) -> bool:
+        """Whether the canary logged a violation since the engine was booted."""
+        log = self.engines.logs / self.engines.log_name.format(boot=self.engines.boots)
+        return any(ALARM in one.read_text(errors="replace") for one in log.parent.glob(f"{log.stem}*"))
 
 
 def _few_a_boot(sounds: Sequence[Sound]) -> list[Sound]:
@@ -127,6 +152,7 @@ class _Found:
     text: bool = False
     tokens: tuple[int, int] = (0, 0)
     sound: tuple[int, int] = (0, 0)
+    canary: bool | None = None
     started: float = field(default_factory=time.monotonic)
 
     def add(self, outcome: ScenarioResult, sound: Sound | None) -> None:
@@ -177,6 +203,7 @@ class _Found:
             text=self.text,
             accepted=self.tokens,
             sound=self.sound,
+            canary=self.canary,
             **self.said,
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,19 +26,18 @@ Came = TypeVar("Came")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every worker has. folder: of the campaign; sounds: scenarios without a mutant."""
+    """What every worker has. package: the release's own sglang, read and never written; folder: of the campaign.
+
+    sounds: scenarios without a mutant.
+    """
 
     env: EngineEnv
+    package: Path
     device: str
     folder: Path
     seed: int
     examples: int
     sounds: tuple[Sound, ...] = ()
-
-    @property
-    def package(self) -> Path:
-        """The release's own sglang, which is read and never written."""
-        return next(path / "sglang" for path in self.env.pythonpath if (path / "sglang").is_dir())
 
 
 _hunt: Hunt
@@ -85,9 +83,6 @@ def ask_all(setup: Setup, mutants: Sequence[Asked], *, workers: int) -> Iterator
 
 
 def _spread(setup: Setup, work: Callable[[Given], Came], given: Sequence[Given], *, workers: int) -> Iterator[Came]:
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start, initargs=(setup,))
-    try:
-        for future in as_completed([pool.submit(work, one) for one in given]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Whoever stops asking ends the workers, and with them their engines."""
+    with get_context("spawn").Pool(workers, initializer=_start, initargs=(setup,)) as pool:
+        yield from pool.imap_unordered(work, given)
