@@ -36,7 +36,8 @@ from harness.both_sides.mutants import MUTANTS
 from harness.contract.align import align
 from harness.contract.measured import logit_noise, state_noise, usual_ties
 from harness.contract.noise import judge_states
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario
 from harness.contract.tolerance import budget_for
 from harness.contract.trace import Trace
 from harness.driving.adapt import Wanted, adapted

@@ -10,7 +10,8 @@ import random
 from collections.abc import Sequence
 from functools import partial
 
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from cases.fixed import CHAIN, DRAIN, PLAIN, abort, boot_program, chosen, steps, submit
-from harness.contract.scenario import EngineConfig, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 
 #: Snippets of 40 to 300 bytes, each broken off where something must follow.
 SNIPPETS = {

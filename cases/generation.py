@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from cases import templates, templates_handoff
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, possible, shortest_life
-from harness.contract.scenario import RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
 ROOMS = (templates, templates_handoff)

@@ -14,7 +14,7 @@ from cases.boots import Boot
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
-from harness.contract.scenario import RequestSpec
+from harness.contract.requests import RequestSpec
 
 LONGEST_PROMPT = 100
 MOST_NEW = 24
@@ -29,7 +29,7 @@ class Kit:
 
     def __init__(self, random: Random, boot: Boot, *, chunk: int | None = None) -> None:
         self.random, self.boot = random, boot
-        self.page, self.k = boot.engine.page_size, boot.spec.num_steps
+        self.page, self.k = boot.engine.page_size, boot.spec.most_steps
         self.chunk = chunk or self._chunk()
         self.running_limit: int | None = None
         self.timeline = Timeline()

@@ -10,7 +10,8 @@ from typing import Any
 
 from cases.boots import HEADS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 #: The default scenarios by name.
 DEFAULT = {scenario.name: scenario for scenario in default_scenarios()}
@@ -134,6 +135,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
+    "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),

@@ -16,7 +16,8 @@ from typing import Any
 
 from harness.contract import plain_files
 from harness.contract.json_files import NotJSON, parsed
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError
 
 #: A prompt as the file has it: text, or messages of a chat.

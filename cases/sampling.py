@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
-from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import Trace
 from harness.contract.types import Phase
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.contract.scenario import RequestSpec, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import SpecConfig
 from reference.attention import Kept, Sight
 from reference.draft import Forced, Reading, draft, rotate
 from reference.model import Head

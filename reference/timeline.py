@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from harness.contract.batches import Part
-from harness.contract.scenario import RequestSpec
+from harness.contract.requests import RequestSpec
 from harness.contract.types import Phase
 from reference.engine_view import EngineView
 

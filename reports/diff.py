@@ -10,7 +10,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -42,6 +42,12 @@ FACTS = {
     "torch": "torch",
     "revert": "reverted",
 }
+
+
+#: The folders of a pair that the user named.
+FOLDERS = ("target", "draft")
+#: A run without one.
+OURS = "a pair of ours"
 
 
 class Change(StrEnum):
@@ -140,7 +146,7 @@ def compare(before: Report, after: Report) -> Comparison:
     return Comparison(
         before=(before.source.name, before.source.release, before.result.verdict.outcome),
         after=(after.source.name, after.source.release, after.result.verdict.outcome),
-        facts=_differing((words, *_fact(before, after, name)) for name, words in FACTS.items()),
+        facts=_differing(_facts(before, after)),
         common=len(both),
         only_before=tuple(name for name in gone if name not in edited),
         only_after=tuple(name for name in came if name not in edited),
@@ -162,8 +168,13 @@ def _program(scenario: Scenario) -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-def _fact(before: Report, after: Report, name: str) -> tuple[str, str]:
-    return str(before.source.engine.get(name)), str(after.source.engine.get(name))
+def _facts(before: Report, after: Report) -> Iterator[tuple[str, str, str]]:
+    """What is known of both engines and of their pairs."""
+    ours, theirs = before.source, after.source
+    for name, words in FACTS.items():
+        yield words, str(ours.engine.get(name)), str(theirs.engine.get(name))
+    for name in FOLDERS:
+        yield name, ours.pair.get(name, OURS), theirs.pair.get(name, OURS)
 
 
 def _differing(values: Iterable[tuple[str, Any, Any]]) -> tuple[Pair, ...]:

@@ -6,7 +6,7 @@ It must not judge, and must not import torch or sglang.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +16,9 @@ from markupsafe import Markup
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
-from harness.driving.own_pair import described
 from harness.driving.progress import ScenarioResult, accept_lengths_of
 from reports.findings import accept_lines, facts, known_lines, roots_of, said_lines
 from reports.frames import Frames
@@ -84,7 +84,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
-        replaced=report.source.engine.get("replaced") or [],
+        replaced=replaced_kernels(report.source.engine),
         accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
@@ -211,13 +211,6 @@ def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
     }
 
 
-def _pair(facts: Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """A line each for the target and draft that the user named."""
-    if facts is None:
-        return []
-    return [(line.split()[0], line.split(maxsplit=1)[1]) for line in described(facts).splitlines()[1:]]
-
-
 def _origin(report: Report) -> list[tuple[str, str]]:
     """Where the page comes from: enough to find the run again."""
     manifest = report.source.manifest
@@ -228,7 +221,7 @@ def _origin(report: Report) -> list[tuple[str, str]]:
             ("command", " ".join(manifest.argv)),
             ("eaglecheck", manifest.eaglecheck),
         ]
-        known += _pair(manifest.known_pair())
+        known += report.source.pair.items()
         known += [("checkout", manifest.git_head[:12] + (" (changed)" if manifest.git_dirty else ""))]
         known += [("seed", "" if manifest.seed is None else str(manifest.seed)), ("Python", manifest.python)]
     return [(name, value) for name, value in known if value]

@@ -19,6 +19,7 @@ from harness.checks.findings import group, kinds
 from harness.contract.merge import merge
 from harness.contract.types import Outcome, Verdict
 from harness.contract.words import counted
+from harness.driving.own_pair import described
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,13 @@ class Source:
     @property
     def device(self) -> str:
         return str(self.engine.get("device") or "unknown")
+
+    @property
+    def pair(self) -> dict[str, str]:
+        """What `target` and `draft` are, a line each, where the user named them; empty for pairs of ours."""
+        facts = None if self.manifest is None else self.manifest.known_pair()
+        lines = [] if facts is None else described(facts).splitlines()[1:]
+        return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
     def cases(self) -> Iterator[StoredScenario]:
         """Every judged scenario, one at a time: traces can be large."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
 
 VOCAB = 61

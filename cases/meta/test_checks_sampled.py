@@ -9,7 +9,8 @@ import torch
 from cases.checkpoints import make
 from cases.meta import handmade
 from harness.checks.judge import judge
-from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Outcome
 from harness.driving.oracle import Oracle
 from reference.pairs import load_pair

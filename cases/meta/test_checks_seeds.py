@@ -9,7 +9,8 @@ import torch
 from cases.checkpoints import make
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Phase
 from reference.pairs import load_pair
 from reference.session import ReferenceSession

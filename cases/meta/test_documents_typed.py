@@ -12,7 +12,8 @@ from harness.archive.records import FindingLine, ReproducerManifest, RunManifest
 from harness.archive.trace_io import _Head
 from harness.cli.programs import check_scenarios
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
-from harness.contract.scenario import POOL, EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import POOL, EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.adapt import impossible
 from harness.engines.launch import BOOT_CHUNK, boot_chunk

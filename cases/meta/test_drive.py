@@ -4,7 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario
 from harness.driving.drive import drive
 from harness.engines.errors import EngineCrashed
 

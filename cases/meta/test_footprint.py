@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from benchmarks.make_real_size import SHAPES, make
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.pairs import load_pair

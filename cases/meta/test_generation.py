@@ -13,7 +13,8 @@ from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
 from cases.timeline import Timeline, inserted
 from harness.cli.programs import check_scenarios
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario
 from harness.coverage import POINTS, Where, names
 
 ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR]

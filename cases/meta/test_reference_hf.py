@@ -12,7 +12,7 @@ from torch.nn.functional import linear
 from cases.checkpoints import make
 from cases.meta.test_footprint import peak_of
 from cases.meta.test_reference_session import SPECS, assert_same_rows, request_of, scenario_of
-from harness.contract.scenario import RequestSpec
+from harness.contract.requests import RequestSpec
 from harness.driving.checkpoint_files import read_checkpoint
 from harness.driving.footprint import footprint
 from reference.attention import Sight

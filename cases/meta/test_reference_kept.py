@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from cases.checkpoints import make
 from cases.meta.published import FAMILIES, make_target
 from cases.meta.published_heads import BEHIND, BESIDE, make_pair
-from harness.contract.scenario import RequestSpec, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import SpecConfig
 from reference import attention
 from reference.attention import KeyValues, Sight, ancestors, attend
 from reference.mtp import MtpHead

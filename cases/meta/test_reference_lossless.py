@@ -7,7 +7,8 @@ import torch
 
 from cases.checkpoints import Recipe, make, make_recipe
 from cases.fixed import tokens as random_tokens
-from harness.contract.scenario import RequestSpec, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
 from reference.llama import load_target as load_llama

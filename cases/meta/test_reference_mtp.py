@@ -29,7 +29,8 @@ from cases.mtp_weights import LAYERS
 from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.types import Kind, Phase
 from reference import mtp
 from reference.checkpoint import CheckpointError

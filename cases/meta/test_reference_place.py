@@ -10,7 +10,8 @@ from cases.meta.pretended_card import IDLE, app, used
 from cases.meta.test_footprint import SMALL
 from harness.both_sides import leases
 from harness.cli import prepare
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.usage import UsageError
 from harness.driving.own_pair import own_pair
 from harness.driving.place import CPU

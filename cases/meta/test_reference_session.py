@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from cases.checkpoints import make
-from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.contract.trace import FLOAT_COLUMNS, INT_COLUMNS, LIST_COLUMNS, RequestEnd, RowBuilder, Trace
 from reference.eagle1 import DraftHead
 from reference.llama import load_target as load_llama

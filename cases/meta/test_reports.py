@@ -261,6 +261,23 @@ def test_a_reproducer_keeps_no_counts_and_none_are_said_to_have_gone(work):
     assert "values compared" not in done.stdout
 
 
+def test_another_pair_is_said(work):
+    def run(side, digest):
+        one = {"folder": "pair", "architecture": "LlamaForCausalLM", "parameters": 1000, "hidden": 8, "layers": 1}
+        one |= {"vocab": 16, "dtype": "float16", "sha256": {"config.json": digest}}
+        pair = {"algorithm": "EAGLE", "target": one | {"sha256": {}}, "draft": one}
+        known = {"engine": {"release": "0.5.23", "device": "cpu", "revert": None}, "pair": pair}
+        return str(results.store(work / side, *PASSING[:1], manifest=known))
+
+    first, same, other = run("a", "0" * 64), run("b", "0" * 64), run("c", "1" * 64)
+    changed = [
+        [one["name"] for one in json.loads((work / "diff.json").read_text())["facts"]]
+        for after in (same, other)
+        if call("diff", first, after, "--json", "diff.json").exit_code == 0
+    ]
+    assert changed == [[], ["draft"]]
+
+
 def test_what_neither_run_could_judge_is_not_the_same(work):
     runs = [results.store_without_engine(work / side, "single", "no engine") for side in "ab"]
     done = call("diff", *map(str, runs))

@@ -10,7 +10,8 @@ import torch
 from cases import checkpoints
 from cases.sampling import FALSE_ALARM, Tally, multinomial_p
 from cases.table_weights import SYMBOLS, TABLE, distribution, token_of
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import RowBuilder, Trace
 from reference.draft import Reading
 from reference.pairs import load_pair

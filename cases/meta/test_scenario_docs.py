@@ -11,7 +11,8 @@ import pytest
 from cases import catalogue
 from cases.catalogue import read_scenario
 from cases.families import FAMILIES
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.coverage import POINTS
 
 ROOT = Path(__file__).parents[2]

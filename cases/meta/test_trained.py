@@ -16,7 +16,8 @@ from cases.checkpoints import RECIPES, make
 from cases.recipes import Noise
 from cases.training.model import Head, Shape, Target
 from cases.training.train import chain_loss, save
-from harness.contract.scenario import RequestSpec, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import SpecConfig
 from reference import pairs
 from reference.attention import Sight
 from reference.session import ReferenceSession

@@ -12,7 +12,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.contract.scenario import RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Scenario, SpecConfig
 from harness.driving.checkpoint_files import CheckpointFiles
 
 #: Bytes a value of a dtype takes.

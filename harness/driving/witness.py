@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from harness.contract.scenario import EngineConfig, Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import ENDS, Trace
 from harness.contract.types import Phase
 from harness.driving.witness_rows import Expectation, expect

@@ -7,11 +7,12 @@ know. It must never import sglang, and must never decide whether what the engine
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from harness.engines import scratch
@@ -136,6 +137,10 @@ class Engine:
         """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
         self._ask_ranks({"op": "mutant", "name": name, "first": first})
 
+    def retract(self, rids: Iterable[str]) -> None:
+        """At the next batch that would decode, SGLang takes these back, as when its pool runs out; none: its switch."""
+        self._ask_ranks({"op": "retract", "rids": list(rids)})
+
     def transfer(self, what: str, rids: Iterable[str]) -> None:
         """What is to become of the hand-overs of these requests (see harness.engine_side.transfer_backend.files)."""
         self._ask_ranks({"op": "transfer", "what": what, "rooms": [self._room(rid) for rid in rids]})
@@ -154,14 +159,20 @@ class Engine:
         dp_rank: int = 0,
         side: str = "",
         fake: bool = False,
+        generate: Mapping[str, Any] = MappingProxyType({}),
     ) -> bool:
         """Hand a request to all sides, or to the named one; it is delivered at the step that expects it.
 
         False if one of them refused it. dp_rank: of the side that has several. fake: through SGLang's own transfer
-        backend that moves nothing.
+        backend that moves nothing. generate: what SGLang's `generate` is given beside the sampling parameters.
         """
         command: dict[str, Any] = {"op": "submit", "rid": self._tagged(rid), "prompt": prompt, "sampling": sampling}
-        command |= {"priority": priority, "fake": fake, "room": self._room(rid) if len(self.sides) > 1 else None}
+        command |= {
+            "generate": dict(generate),
+            "priority": priority,
+            "fake": fake,
+            "room": self._room(rid) if len(self.sides) > 1 else None,
+        }
         refused = []
         for one in self._chosen(side):
             several = len(one.ranks) > 1

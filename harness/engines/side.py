@@ -169,7 +169,8 @@ class Side(HostProcess):
     def _read_step(self, peer: Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepReport:
         _refuse(report)
         self._seen = report.pop("last", None) or self._seen
-        known = ("running", "waiting", "chunked", "idle", *(("moving",) if self.name else ()))
+        known = ["running", "waiting", "chunked", "idle", *(("moving",) if self.name else ())]
+        known += ["taken_back"] if report.get("taken_back") else []
         state = {key: report[key] for key in known}
         return StepReport(**peer.rank, number=report["number"], state=state, arrays=arrays, side=self.name)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.contract.scenario import Op, RequestSpec, Scenario, SpecConfig
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario, SpecConfig
 from harness.search.tally import size
 
 #: The root signatures of a scenario's failures; empty if it passes or cannot be judged.

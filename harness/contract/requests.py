@@ -1,0 +1,139 @@
+"""What a request asks for, under SGLang's own names.
+
+This module must not import torch, sglang or any other room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from harness.both_sides.logit_processors import PARAMETER, Processor
+
+#: Why a number is not allowed to be larger: what a message about it says behind what is allowed.
+SEED_IS = "SGLang keeps seeds in 64 bits"
+LEAST_TEMPERATURE = 1e-6
+TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far above 1 every token is as likely"
+
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+#: Keys that change which token is the best of a row, and those that cut a distribution off.
+ADJUSTING = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "custom_logit_processor"),
+    "min_new_tokens",
+)
+CUTTING = ("top_k", "top_p", "min_p")
+
+
+class Strict(BaseModel):
+    """A frozen record of a scenario, without unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RequestSpec(Strict):
+    """One request; its prompt is token ids, and temperature 0 is greedy.
+
+    It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
+    at its default is not sent. max_new_tokens None: as many as SGLang finds room for.
+    """
+
+    rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
+    input_ids: Annotated[tuple[int, ...], Field(min_length=1)]
+    max_new_tokens: Annotated[int, Field(ge=1)] = 16
+    temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False, description=TEMPERATURE_IS)] = 0.0
+    sampling_seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = Field(default=None, description=SEED_IS)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    priority: Annotated[int, Field(ge=-(10**6), le=10**6)] | None = None
+    dp_rank: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=-1)] = -1
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    min_p: Share = 0.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
+    min_new_tokens: Annotated[int, Field(ge=0)] = 0
+    logit_bias: dict[str, float] | None = None
+    custom_logit_processor: Processor | None = None
+    custom_params: dict[str, Any] | None = None
+    stop: tuple[str, ...] = ()
+    stop_regex: tuple[str, ...] = ()
+    no_stop_trim: bool = False
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    require_reasoning: bool = False
+    n: Annotated[int, Field(ge=1, le=16)] = 1
+    return_logprob: bool = False
+    logprob_start_len: Annotated[int, Field(ge=-1)] = -1
+    top_logprobs_num: Annotated[int, Field(ge=0, le=64)] = 0
+    token_ids_logprob: tuple[int, ...] = ()
+    return_hidden_states: bool = False
+    stream: bool = False
+
+    @field_validator("temperature")
+    @classmethod
+    def _sampled_or_greedy(cls, value: float) -> float:
+        if 0.0 < value < LEAST_TEMPERATURE:
+            raise ValueError(
+                f"{value:g} is neither greedy nor sampled: {TEMPERATURE_IS}\n"
+                f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
+            )
+        return value
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """The keys that are not at their defaults."""
+        fields = type(self).model_fields
+        return tuple(key for key in fields if getattr(self, key) != fields[key].get_default())
+
+    def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
+        """The tokens that end it where the checkpoint's are `eos`."""
+        return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the best token of each row: at temperature 0, or where only one token is left."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The keys that decide, beside the temperature, which token a row's logits mean; of a greedy one the cuts do
+        not."""
+        return tuple(key for key in self.asked if key in ADJUSTING or (key in CUTTING and not self.greedy))
+
+    @model_validator(mode="after")
+    def _processor_knows(self) -> RequestSpec:
+        given = (self.custom_params or {}).get(PARAMETER)
+        if self.custom_logit_processor and not (
+            isinstance(given, list) and given and all(type(one) is int and one >= 0 for one in given)
+        ):
+            raise ValueError(
+                f"custom_logit_processor {self.custom_logit_processor!r} needs custom_params.{PARAMETER}\n"
+                "  allowed: a list of one token id or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _stops_count(self) -> RequestSpec:
+        if self.ignore_eos and self.stop_token_ids:
+            raise ValueError(
+                "ignore_eos is true beside stop_token_ids, which SGLang then ignores too\n  allowed: one of them"
+            )
+        return self
+
+
+#: Keys that go to SGLang as sampling parameters as they are, and those that go beside them.
+SAMPLING = (
+    *("top_k", "top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
+    *("logit_bias", "custom_params", "stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "n"),
+    *("stop_token_ids", "sampling_seed"),
+)
+GENERATE = (
+    *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
+    *("return_hidden_states", "stream", "require_reasoning"),
+)
