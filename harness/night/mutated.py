@@ -15,7 +15,7 @@ from harness.engines.errors import EngineError
 from harness.night.cells import Cell, Mutants
 from harness.night.records import CellResult, Seen
 from harness.search.board import Board, Line
-from harness.search.executed import Sound, follow, merged
+from harness.search.executed import Followed, Sound, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
 from harness.search.mutate import Hunt
@@ -33,22 +33,21 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         followed = [follow(engines, one, cell.name) for one in cell.scenarios]
     except EngineError as error:
         return _result(cell, None, start=start, why=str(error))
-    sounds = [sound for sound, _ in followed]
-    ran = merged(found for sound, found in followed if not sound.why)
+    every = Followed.of(followed)
     campaign = Campaign(
         engine=cell.engine,
         device="cpu",
         families=(cell.name,),
         seed=wanted.seed,
         examples=wanted.examples,
-        left_out=_unsound(sounds),
-        mutants=tuple(draw(package, ran, count=wanted.count, seed=wanted.seed)),
+        left_out=_unsound(every.sounds),
+        mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
     hunt = Hunt(
         engines=engines,
         package=package,
         folder=folder / "mutated",
-        sounds=sounds,
+        sounds=every.sounds,
         seed=wanted.seed,
         examples=wanted.examples,
         release=cell.engine,

@@ -17,6 +17,7 @@ from cases.generation import generate
 from harness.checks.ranks import lost_by
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Outcome
+from harness.driving.adapt import refusal
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
 from harness.engines.errors import DEFECT, EngineError
@@ -30,8 +31,8 @@ FIRST, PATIENCE = 2, 0.3
 CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
 CANARY_TOO = {"SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT": "1"}
 ALARM = "kv_canary violation:"
-#: Scenarios of one boot configuration, and in all, before generated ones are asked.
-OF_A_BOOT, IN_ALL = 3, 8
+#: Followed scenarios of one boot configuration, and in all, and fixed ones of the first boots that were not followed.
+OF_A_BOOT, IN_ALL, MORE = 2, 6, 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -71,10 +72,18 @@ class Hunt:
         for number, one in enumerate(_few_a_boot(all_of_them)):
             yield "line" if number < FIRST else "family", one.scenario, one
         families = dict.fromkeys(one.family for one in all_of_them)
+        boot_keys = {one.scenario.boot_key() for one in all_of_them[:FIRST]}
+        followed = {one.scenario.id for one in self.sounds}
+        fixed = [one for name in families for one in FAMILIES[name].scenarios if one.boot_key() in boot_keys]
+        others = [
+            one for one in fixed if one.id not in followed and not refusal(one, version=self.release, device="cpu")
+        ]
+        for scenario in others[:MORE]:
+            yield "family", scenario, None
         boots = {boot.boot_key(): boot for name in families for boot in FAMILIES[name].boots}
         known = [boots[key] for key in dict.fromkeys(one.scenario.boot_key() for one in all_of_them) if key in boots]
-        others = [boot for boot in boots.values() if boot not in known and boot.works_on(self.release)]
-        chosen = [boot for boot in (*known[:1], *others[:2], *known[1:]) if not boot.assumes][:3]
+        beside = [boot for boot in boots.values() if boot not in known and boot.works_on(self.release)]
+        chosen = [boot for boot in (*known[:1], *beside[:2], *known[1:]) if not boot.assumes][:3]
         for place, boot in enumerate(chosen):
             each = self.examples // len(chosen) + (place < self.examples % len(chosen))
             for scenario in generate(boot, count=each, seed=self.seed):

@@ -15,10 +15,9 @@ from typing import TypeVar
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
-from harness.search.executed import Sound, follow
+from harness.search.executed import One, Sound, follow
 from harness.search.fates import Asked, Fate
 from harness.search.mutate import Hunt
-from harness.search.operators import Ran
 
 Given = TypeVar("Given")
 Came = TypeVar("Came")
@@ -64,7 +63,7 @@ def _start(setup: Setup) -> None:
     )
 
 
-def _follow(one: tuple[str, Scenario]) -> tuple[Sound, Ran]:
+def _follow(one: tuple[str, Scenario]) -> One:
     return follow(_hunt.engines, one[1], one[0])
 
 
@@ -72,7 +71,7 @@ def _ask(mutant: Asked) -> Fate:
     return _hunt.ask(mutant)
 
 
-def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[tuple[Sound, Ran]]:
+def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[One]:
     """(family, scenario)s without a mutant, in whatever order they are done."""
     return _spread(setup, _follow, scenarios, workers=workers)
 
