@@ -27,9 +27,8 @@ from harness.search.fates import Asked, End, Fate
 
 #: Scenarios that are asked first; a share of the usual deadlines: 36 s for a step, 90 s for a boot.
 FIRST, PATIENCE = 2, 0.3
-#: SGLang's own canary: every violation of what its KV cache holds is logged, real data and tokens included.
+#: SGLang's own canary: every violation of what its KV cache holds is logged, real data included.
 CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
-CANARY_TOO = {"SGLANG_KV_CANARY_ENABLE_VERIFY_TOKEN_ASSERT": "1"}
 ALARM = "kv_canary violation:"
 #: Followed scenarios of one boot configuration, and in all, and fixed ones of the first boots that were not followed.
 OF_A_BOOT, IN_ALL, MORE = 2, 6, 5
@@ -75,9 +74,7 @@ class Hunt:
         boot_keys = {one.scenario.boot_key() for one in all_of_them[:FIRST]}
         followed = {one.scenario.id for one in self.sounds}
         fixed = [one for name in families for one in FAMILIES[name].scenarios if one.boot_key() in boot_keys]
-        others = [
-            one for one in fixed if one.id not in followed and not refusal(one, version=self.release, device="cpu")
-        ]
+        others = [one for one in fixed if one.id not in followed and not self._refused(one)]
         for scenario in others[:MORE]:
             yield "family", scenario, None
         boots = {boot.boot_key(): boot for name in families for boot in FAMILIES[name].boots}
@@ -88,6 +85,9 @@ class Hunt:
             each = self.examples // len(chosen) + (place < self.examples % len(chosen))
             for scenario in generate(boot, count=each, seed=self.seed):
                 yield "generated", scenario, None
+
+    def _refused(self, scenario: Scenario) -> bool:
+        return bool(refusal(scenario, version=self.release, device="cpu"))
 
     def _run(self, found: _Found, scenario: Scenario, sound: Sound | None, file: Path) -> None:
         mutated = {"module": found.mutant.module, "file": str(file)}
@@ -127,8 +127,7 @@ class Hunt:
         launch = self.engines.launch(scenario)
         if not self.watched:
             return launch
-        optional, environment = launch.boot["optional_arguments"] | CANARY, launch.boot["environment"] | CANARY_TOO
-        return with_boot(launch, optional_arguments=optional, environment=environment)
+        return with_boot(launch, optional_arguments=launch.boot["optional_arguments"] | CANARY)
 
     def _alarm(self) -> bool:
         """Whether the canary logged a violation since the engine was booted."""
