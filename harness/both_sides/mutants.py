@@ -23,12 +23,16 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
+    "kept": "whose draft state stays when a batch loses requests: rows",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
+    "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
+    "gathered": "what a TP rank brings to values that lie side by side, and what it gets: part, whole",
     "sent": "what a prefill side hands over beside KV: ids",
     "rows": "which metadata row a decode side reads: row",
     "arrived": "what a prebuilt batch is made of: hidden",
@@ -46,14 +50,17 @@ NEEDS = {
     "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
+    "partial-retraction": "a retraction of some of the requests that run, the others in another order",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
     "answers": "requests that ask for log-probabilities, one of them streamed",
     "states": "requests that ask for hidden states",
+    "rules": "requests with rules of their own for their tokens, several at once",
 }
 
 #: What a mutant may do to the output.
@@ -65,8 +72,9 @@ class Mutant:
     """One mutant.
 
     site: one of SITES. phases: where it acts, () if none are meant. act: a function of `engine_side/mutants`; args are
-    for it. kinds: what may show it (words of harness.contract.types.Kind): killed means that one of these is reported.
-    needs: one of NEEDS. text: what usually happens to the output; said, not judged.
+    for it, and `tp_rank` among them lets it act on that TP rank alone. kinds: what may show it (words of
+    harness.contract.types.Kind): killed means that one of these is reported. needs: one of NEEDS. text: what usually
+    happens to the output; said, not judged.
     """
 
     id: str

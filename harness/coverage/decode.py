@@ -6,10 +6,11 @@ See `harness/coverage`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
-from harness.contract.trace import RequestEnd, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.coverage.points import (
     LONGEST_ACCEPT,
     Place,
@@ -94,13 +95,36 @@ for _length in range(1, LONGEST_ACCEPT + 1):
 @coverage_point("every accept length from 1 to k+1 (counts the rarest)")
 def every_accept_len_seen(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     parts = list(verify_parts(trace))
-    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.num_steps + 2)]
+    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.most_steps + 2)]
     yield from min(by_length, key=len)
 
 
 @coverage_point("one request rejected everything and another accepted everything in one batch")
 def accept_len_1_and_full_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (record for record in verifies(trace) if {1, scenario.spec.num_steps + 1} <= set(record.lens))
+    for record in verifies(trace):
+        steps = scenario.spec.of_round(record.num_steps).num_steps
+        yield from [record] if steps and {1, steps + 1} <= set(record.lens) else []
+
+
+def _changed(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
+    """Decode rounds of another number of steps than the one before, with that one."""
+    rounds = [record for record in verifies(trace) if record.num_steps >= 0]
+    yield from ((one, two) for one, two in pairwise(rounds) if one.num_steps != two.num_steps)
+
+
+@coverage_point("a round of more draft steps than the one before, while requests run")
+def steps_raised(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if two.num_steps > one.num_steps and set(one.rids) & set(two.rids))
+
+
+@coverage_point("a round of fewer draft steps than the one before, while requests run")
+def steps_lowered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if two.num_steps < one.num_steps and set(one.rids) & set(two.rids))
+
+
+@coverage_point("a round without draft steps between rounds that speculate, while requests run")
+def steps_zero_and_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if not one.num_steps and set(one.rids) & set(two.rids))
 
 
 @coverage_point("a verify of a request that may generate only one more token")
@@ -119,9 +143,10 @@ def stop_inside_accepted_run(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("a round whose draft and verify rows lie on both sides of a page border")
 def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    page, k = scenario.engine.page_size, scenario.spec.num_steps
-    if page > 1:
-        yield from (part for part in verify_parts(trace) if part.start // page != (part.start + k) // page)
+    page = scenario.engine.page_size
+    for part in verify_parts(trace) if page > 1 else ():
+        if part.start // page != (part.start + part.spec(scenario.spec).num_steps) // page:
+            yield part
 
 
 # Leaving: aborts, preemption
@@ -194,6 +219,14 @@ def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
         running = set(event.data.get("running", ()))
 
 
+@coverage_point("a request aborted while others of its batch went on decoding")
+def abort_of_some(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    gone = {end.rid for end in aborted(trace)}
+    for before, after in neighbours(verifies(trace)):
+        if gone & set(before.rids) - set(after.rids) and set(before.rids) & set(after.rids):
+            yield after
+
+
 # Coming back
 
 
@@ -207,6 +240,28 @@ def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
     for part in parts:
         if part.record.mode == "PREFILL" and part.start > 0:
             yield part, part.start
+
+
+def _taken_back(trace: Trace) -> Iterator[Event]:
+    """Retractions of part of a batch, which the engine tells of when they happen."""
+    yield from (event for event in trace.events if event.name == "retract" and event.data.get("rids"))
+
+
+@coverage_point("some requests of a batch were taken back while the others of it went on decoding")
+def partial_retraction(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    at = {(record.scheduler_step, record.dp_rank): record for record in verifies(trace)}
+    for event in _taken_back(trace):
+        beside = at.get((event.scheduler_step, event.dp_rank))
+        if beside is not None and not set(event.data["rids"]) & set(beside.rids):
+            yield beside
+
+
+@coverage_point("a batch whose requests stand in another order than in the verify before")
+def batch_reordered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for before, after in neighbours(verifies(trace)):
+        stayed = [rid for rid in before.rids if rid in after.rids]
+        if stayed != [rid for rid in after.rids if rid in before.rids]:
+            yield after
 
 
 @coverage_point("a request came back, and its cached prefix or a chunk of it ends inside the prompt")
@@ -236,13 +291,23 @@ def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
                 yield after[0]
 
 
+@coverage_point("a prompt held by a pause after a part of it was read")
+def pause_in_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    pauses = [event.scheduler_step for event in trace.events if event.name == "pause"]
+    for parts in parts_of(trace).values():
+        for before, after in pairwise(parts):
+            held = any(before.record.scheduler_step < pause <= after.record.scheduler_step for pause in pauses)
+            if held and before.record.mode == "PREFILL" and not before.final:
+                yield after
+
+
 @coverage_point("the pool ran out, so the engine itself sent a request back to the queue")
 def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    """Restarts that nobody asked for."""
-    if any(op.kind == "retract" or op.kind == "pause" for op in scenario.script):
-        by_pool = (event.name == "retract" and event.data.get("reason") == "pool" for event in trace.events)
-        yield from (None for happened in by_pool if happened)
-    else:
+    """As the engine tells; older traces do not, and there it is a restart that nobody asked for."""
+    told = [event for event in _taken_back(trace) if event.data.get("reason") == "pool"]
+    asked = scenario.engine.priority_scheduling or any(op.kind in ("retract", "pause") for op in scenario.script)
+    yield from (None for _ in told)
+    if not told and not asked:
         yield from retract_resume(scenario, trace)
 
 
@@ -250,7 +315,7 @@ def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     """SGLang holds back max(k·t, n) slots of the window for drafts."""
     spec, context = scenario.spec, int(trace.header.get("context_length", scenario.engine.context_length))
-    room = context - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    room = context - max(spec.most_steps * spec.eagle_topk, spec.num_draft_tokens)
     for end in trace.ends:
         cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens
         if end.reason == "length" and (cut or last_output(scenario, end) + 1 >= room):

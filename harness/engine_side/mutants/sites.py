@@ -15,9 +15,9 @@ import torch
 
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
-from ..probes.recorder import plain_rid
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
+from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 
 Original = Callable[..., Any]
@@ -25,33 +25,15 @@ Original = Callable[..., Any]
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
-#: Value of a site -> field of what is sent back, which has an entry a request.
-ANSWERS = {
-    "logprobs": "output_token_logprobs_val",
-    "states": "output_hidden_states",
-    "verifies": "spec_verify_ct",
-    "cached": "cached_tokens",
-    "completion": "completion_tokens",
-}
+SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
 
-#: Where what is sent back leaves the scheduler.
-SENDER = "sglang.srt.managers.scheduler_components.output_sender"
-
-
-def flat(value: Any) -> torch.Tensor:
-    """A number [1], numbers [m], or rows [m,h] of which some come in lists of several."""
-    if not isinstance(value, list):
-        return torch.tensor([value])
-    parts = [part if isinstance(part, list) and isinstance(part[0], list) else [part] for part in value]
-    return torch.tensor([row for part in parts for row in part])
-
-
-def make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     """The mutants of a scheduler process, with every site wrapped."""
-    mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size))
+    mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
+    AnswerSites(mutants).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
@@ -83,16 +65,22 @@ class Sites:
             (worker, f"{release.draft}.draft", self._tree),
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
+            (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
         ]
+        parallel = sys.modules["sglang.srt.distributed.parallel_state"]
+        inside += [
+            (parallel, "GroupCoordinator.all_reduce", self._reduced),
+            (parallel, "GroupCoordinator.all_gather", self._gathered),
+        ]
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
-        sender = sys.modules.get(SENDER)
-        if sender is not None:  # 0.5.13 and later
-            inside.append((sender, "SenderWrapper.send_output", self._sent_back))
+        if release.sample is not None:  # the v1 worker's verify is one with its walk
+            inside.append((pages, release.sample[1], self._verify_settings))
+            inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
@@ -129,21 +117,9 @@ class Sites:
             keep_indices = changed["keep"].tolist() if "keep" in changed else None
         return original(batch, exclude, keep_indices, **kwargs)
 
-    def _sent_back(self, original: Original, sender: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._mutants.at("answers") and hasattr(output, ANSWERS["logprobs"]):
-            for number, rid in enumerate(output.rids):
-                self._answer(output, number, plain_rid(rid))
-        return original(sender, output, *args, **kwargs)
-
-    def _answer(self, output: Any, number: int, rid: str) -> None:
-        for name, attribute in ANSWERS.items():
-            column = getattr(output, attribute) or []
-            if len(column) > number and column[number]:
-                value = flat(column[number])
-                changed = self._mutants.apply("answers", {name: value}, shares=[Share(rid, 0, len(value))])
-                if name in changed:
-                    made = changed[name].tolist()
-                    column[number] = made if isinstance(column[number], list) else made[0]
+    def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
+        return original(draft_input, rows, *args, **kwargs)
 
     # -- forwards ----------------------------------------------------------------------------------------------
 
@@ -177,6 +153,24 @@ class Sites:
         counts = getattr(forward_batch, COUNTS, None)
         values |= {} if counts is None else {"counts": torch.tensor(counts)}
         return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- what ranks exchange -----------------------------------------------------------------------------------
+
+    def _reduced(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        """The part is written over by the sum."""
+        phase = self._recorder.last.get("phase", "")
+        own = part.clone() if ranks.world_size > 1 and self._mutants.at("reduced", phase) else None
+        whole = original(ranks, part, *args, **kwargs)
+        if own is None:
+            return whole
+        return self._mutants.apply("reduced", {"part": own, "sum": whole}, phase=phase).get("sum", whole)
+
+    def _gathered(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        phase, whole = self._recorder.last.get("phase", ""), original(ranks, part, *args, **kwargs)
+        if ranks.world_size == 1 or not self._mutants.at("gathered", phase):
+            return whole
+        values = {"part": part, "whole": whole}
+        return self._mutants.apply("gathered", values, phase=phase).get("whole", whole)
 
     # -- drafting ----------------------------------------------------------------------------------------------
 
@@ -265,6 +259,28 @@ class Sites:
         links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
         made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
         return made["predict"], made["accept_index"], made["drafts"]
+
+    def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._asked(batch.sampling_info, "VERIFY"):
+            return original(given, batch, *args, **kwargs)
+
+    def _first_settings(self, original: Original, runner: Any, output: Any, info: Any, *args: Any, **kw: Any) -> Any:
+        with self._asked(info, "PREFILL"):
+            return original(runner, output, info, *args, **kw)
+
+    @contextmanager
+    def _asked(self, info: Any, phase: str) -> Iterator[None]:
+        """What a batch asks of its tokens, for as long as they are chosen."""
+        own = {} if info is None else {name: getattr(info, name, None) for name in SETTINGS}
+        values = {name: value for name, value in own.items() if value is not None}
+        changed = self._mutants.apply("settings", values, phase=phase) if values else {}
+        for name, value in changed.items():
+            setattr(info, name, value)
+        try:
+            yield
+        finally:
+            for name in changed:
+                setattr(info, name, own[name])
 
     def _uniforms(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         values = {name: kwargs[own] for name, own in UNIFORMS.items()}
