@@ -101,6 +101,11 @@ BOOTS = _named(
             engine=EngineConfig(max_running_requests=2),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
+        Boot(
+            name="states",
+            why="hidden states come back",
+            engine=EngineConfig(enable_return_hidden_states=True, max_running_requests=4),
+        ),
     )
 )
 

@@ -11,14 +11,15 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from cases import templates, templates_handoff, templates_rules
+from cases import templates, templates_answers, templates_handoff, templates_rules
+from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
-ROOMS = (templates, templates_handoff, templates_rules)
+ROOMS = (templates, templates_answers, templates_handoff, templates_rules)
 MOST_REQUESTS = 5
 
 
@@ -62,7 +63,9 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
         checkpoint=boot.checkpoint,
         spec=boot.spec,
         engine=boot.engine.model_copy(update={"chunked_prefill_size": kit.chunk, "running_limit": kit.running_limit}),
-        requests=kit.timeline.requests if quiet else _with_keys(kit, opening),
+        requests=asking(
+            random, boot, kit.timeline.requests if quiet else _with_keys(kit, opening), cached=opening.cached
+        ),
         script=kit.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
         wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),

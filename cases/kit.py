@@ -130,12 +130,13 @@ class Opening:
     """What a template leaves to the rest of the program.
 
     calm: the step from which anything else may happen; protected: requests that nobody aborts; events: whether aborts,
-    pauses, … may follow at all.
+    pauses, … may follow at all; cached: whether it comes about by what the prefix cache hands out.
     """
 
     calm: int = 0
     protected: tuple[str, ...] = ()
     events: bool = True
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

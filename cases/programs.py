@@ -137,6 +137,28 @@ _RULES = program(
     [submit(*_ASKING), DRAIN],
 )
 
+_RETURNED = (
+    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    {"return_logprob": True, "temperature": 0.8},
+    {"return_logprob": True, "stream": True},
+)
+
+_ANSWERS = program(
+    "answers",
+    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+_STATES = program(
+    "states",
+    [
+        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
+        for i, rid in enumerate("ab")
+    ],
+    [submit("a", "b"), DRAIN],
+    enable_return_hidden_states=True,
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
@@ -166,5 +188,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
     "rules": (_RULES,),
+    "answers": (_ANSWERS,),
+    "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

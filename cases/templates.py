@@ -140,7 +140,7 @@ def _shared(kit: Kit, shared: int) -> Opening:
     kit.timeline.arrive(0, kit.request(first, new=kit.new_tokens()))
     later = kit.chunks(len(first)) + kit.integer(1, 8)
     kit.timeline.arrive(later, kit.request(second, new=kit.new_tokens(), stops=True))
-    return Opening(events=False)
+    return Opening(events=False, cached=True)
 
 
 # Batches

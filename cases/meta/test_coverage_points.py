@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cases.meta import handmade
@@ -60,6 +61,11 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+def told(rid, pieces=(), **meta):
+    said = [{"output_ids": list(range(count)), "meta": {}} for count in pieces]
+    return Event(name="answer", scheduler_step=9, data={"rid": rid, "meta": meta, "pieces": said})
+
+
 #: Every key that decides tokens, of the second request.
 RULED = {
     "temperature": 1.0,
@@ -79,6 +85,9 @@ GIVEN = GIVEN.model_copy(
     update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
+CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
+BACK = (WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)]))
+OUTPUT, INPUT = {"output_token_logprobs": [[-1.0, 3, None]]}, {"input_token_logprobs": [[None, 3, None]]}
 BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
 PAUSE = Event(name="pause", scheduler_step=2)
 
@@ -168,6 +177,15 @@ HAVING = {
         ),
         1,
     ),
+    "accepted_run_logprobs": (trace(decode(1, ("r0", 4, 2)), events=(told("r0", **OUTPUT),)), 1),
+    "sampled_logprobs": (trace(decode(1, ("r1", 6, 1)), events=(told("r1", **OUTPUT),)), 1),
+    "prompt_logprobs_in_chunks": (trace(*CHUNKS, events=(told("r1", **INPUT),)), 1),
+    "logprobs_over_retraction": (trace(*BACK, events=(told("r0", **OUTPUT),)), 1),
+    "streamed_in_pieces": (trace(WHOLE, events=(told("r0", (1, 3, 5)),)), 1),
+    "accepted_run_states": (
+        replace(trace(decode(1, ("r0", 4, 2))), tensors={"returned.r0": np.zeros((5, 2), dtype=np.float32)}),
+        1,
+    ),
 }
 
 DRAWN = Event(name="coins", scheduler_step=1, data={"round": 1})
@@ -233,6 +251,12 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
+    "logprobs_over_retraction": trace(WHOLE, events=(told("r0", **OUTPUT),)),
+    "streamed_in_pieces": trace(WHOLE, events=(told("r0", (1, 2, 3)),)),
+    "accepted_run_states": trace(decode(1, ("r0", 4, 2))),
 }
 
 

@@ -38,6 +38,7 @@ SITES = {
     "arrived": "what a prebuilt batch is made of: hidden",
     "bonus": "the token a prebuilt batch begins with: bonus",
     "pages": "pages of KV that travel, by buffer",
+    "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -58,6 +59,8 @@ NEEDS = {
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
     "rules": "requests with rules of their own for their tokens, several at once",
+    "answers": "requests that ask for log-probabilities, one of them streamed",
+    "states": "requests that ask for hidden states",
 }
 
 #: What a mutant may do to the output.
