@@ -90,9 +90,17 @@ _CHUNK = program(
 
 _RETRACTION = program(
     "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
     [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
+)
+
+#: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
+_PART = program(
+    "taken-back-in-part",
+    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
+    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+    wants=["partial_retraction"],
 )
 
 _STOP = program(
@@ -129,6 +137,28 @@ _RULES = program(
     [submit(*_ASKING), DRAIN],
 )
 
+_RETURNED = (
+    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    {"return_logprob": True, "temperature": 0.8},
+    {"return_logprob": True, "stream": True},
+)
+
+_ANSWERS = program(
+    "answers",
+    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+_STATES = program(
+    "states",
+    [
+        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
+        for i, rid in enumerate("ab")
+    ],
+    [submit("a", "b"), DRAIN],
+    enable_return_hidden_states=True,
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
@@ -149,6 +179,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
+    "partial-retraction": (_PART,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
@@ -157,5 +188,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
     "rules": (_RULES,),
+    "answers": (_ANSWERS,),
+    "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }
