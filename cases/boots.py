@@ -70,6 +70,7 @@ def _paged(page: int) -> EngineConfig:
 
 
 BYTES = 256
+MOST_WAITING = 5
 UNCACHED = EngineConfig(radix_cache=False)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
@@ -84,9 +85,9 @@ BOOTS = _named(
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
-            why="five steps, two requests at a time",
+            why="five steps, two requests at a time, and five that wait",
             spec=_chain(5),
-            engine=EngineConfig(max_running_requests=2),
+            engine=EngineConfig(max_running_requests=2, max_queued_requests=MOST_WAITING),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
     )

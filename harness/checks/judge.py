@@ -16,9 +16,10 @@ from harness.checks import (
     ranks,
     reference_rows,  # noqa: F401
     rows,  # noqa: F401
+    served,  # noqa: F401
     slots,  # noqa: F401
 )
-from harness.checks.asked import not_judged
+from harness.checks.asked import not_judged, not_published
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
@@ -43,7 +44,9 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     except Exception as error:  # reported, never dropped
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
-    result = CheckResult(unknown=[*check_handshake(evidence), *not_judged(evidence)])
+    result = CheckResult(
+        unknown=[*check_handshake(evidence), *not_judged(evidence)], notes=[*not_published(engine.header)]
+    )
     # Checks without a reference first: where two name the same row, theirs is the plainer reason.
     for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
         result.add(run_check(check, evidence))

@@ -97,6 +97,8 @@ class EngineConfig(Strict):
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
+
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
 
@@ -127,6 +129,7 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    server_args: dict[str, Any] = Field(default={})
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""

@@ -13,10 +13,10 @@ predicates share. Then two tests ask for the rest:
   that brings it about. A point that comes about by itself is named in that test instead.
 """
 
-from harness.coverage import decode, handoff, prefill, ranks
+from harness.coverage import decode, handoff, prefill, ranks, served
 from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
 
 #: Importing a subject's module registers its points.
-SUBJECTS = (prefill, decode, ranks, handoff)
+SUBJECTS = (prefill, decode, served, ranks, handoff)
 
 __all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]
