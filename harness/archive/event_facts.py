@@ -28,7 +28,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "abort": ("rid",),
+    "answer": ("rid", "meta", "pieces"),
+    "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
+    "tp_rank": ("tp_rank", "rows"),
+    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first", "own"),
 }
 
 
@@ -37,6 +41,13 @@ class _Coins(BaseModel):
 
     nodes: tuple[float, ...]
     final: float
+
+
+class _Piece(BaseModel):
+    """Of a streamed answer."""
+
+    output_ids: tuple[int, ...]
+    meta: dict[str, Any]
 
 
 class _Rank(BaseModel):
@@ -86,6 +97,17 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    meta: dict[str, Any] = {}
+    pieces: tuple[_Piece, ...] = ()
+    first: int = 0
+    own: tuple[float | str, ...] = ()
+    scales: tuple[float | str, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_values: tuple[tuple[float | str, ...], ...] = ()
+    ids: tuple[tuple[float | str, ...], ...] = ()
+    kept: tuple[int, ...] = ()
+    tp_rank: int = 0
+    column: str = ""
 
 
 #: Keys that have one type in every event that says them.

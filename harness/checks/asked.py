@@ -5,41 +5,56 @@ A key of a request is added to JUDGED by the change that judges it. This module 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from harness.checks.evidence import Evidence
+from harness.contract.answers import answers
+from harness.contract.providers import is_witness
+from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
 
 #: Keys of requests whose effect a check holds against a rule.
 JUDGED = frozenset(
-    ("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "priority")
-) | {"dp_rank", "expect"}
+    (
+        *("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos"),
+        *("priority", "dp_rank", "expect", *ADJUSTING, *CUTTING),
+        *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
+        *("return_hidden_states", "stream"),
+        *("stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "require_reasoning"),
+    )
+)
+
+#: Those that ask for more than tokens.
+RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
 
 def not_judged(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN."""
-    yield from not_given(evidence.engine.header)
+    known = evidence.reference is None or not is_witness(evidence.reference.header)
     for request in evidence.scenario.requests:
         for key in request.asked:
+            if key == "custom_params" and request.custom_logit_processor:
+                continue
             if key not in JUDGED:
                 yield f"request {request.rid} asks for {key}, which nothing judges"
+            elif key in request.rules and not known:
+                yield f"request {request.rid} asks for {key}, and a witness knows too few logits to follow it"
+        yield from _unordered(request)
+        yield from _unanswered(evidence, request)
 
 
-def not_given(header: Mapping[str, Any]) -> Iterator[str]:
-    """Settings that the engine was started with and does not run; a trace of before this was recorded has none."""
-    given, asked = header.get("given") or {}, header.get("asked") or {}
-    for name, value in asked.items():
-        if name in given and not _same(name, value, given[name], page=int(given.get("page_size") or 1)):
-            yield f"asked for {name} {value}, and the engine runs with {given[name]}"
-
-
-def _same(name: str, asked: Any, given: Any, *, page: int) -> bool:
-    return bool(asked // page * page == given if name == "max_total_tokens" else asked == given)
-
-
-def not_published(header: Mapping[str, Any]) -> Iterator[str]:
-    """What a verdict about a release must say of an engine that is not quite it."""
-    if files := header.get("changed_files"):
-        yield f"SGLang {header.get('release')} is not as published: {', '.join(files[:3])}" + (
-            f" and {len(files) - 3} more files" if len(files) > 3 else ""
+def _unordered(request: RequestSpec) -> Iterator[str]:
+    """Keys whose order decides, where no source says which comes first."""
+    added = [key for key in ("frequency_penalty", "presence_penalty", "logit_bias") if key in request.rules]
+    if added and "repetition_penalty" in request.rules:
+        yield (
+            f"request {request.rid} asks for repetition_penalty beside {', '.join(added)}: no source says whether it "
+            "scales a logit before or after that is added"
         )
+
+
+def _unanswered(evidence: Evidence, request: RequestSpec) -> Iterator[str]:
+    """What was to come back of a request that ended, where the trace holds nothing of it."""
+    ended = any(end.rid == request.rid and end.reason != "error" for end in evidence.engine.ends)
+    returned = [key for key in RETURNED if key in request.asked]
+    if ended and returned and request.rid not in answers(evidence.engine):
+        yield f"request {request.rid} asks for {returned[0]}, and the trace does not say what came back"

@@ -95,7 +95,8 @@ def pairs_of(evidence: Evidence, phase: Phase) -> Pairs:
 def compare_integers(pairs: Pairs) -> CheckResult:
     """EXACT: input ids, positions, parents. Parents only where the phase has them.
 
-    Where another selection of beams or nodes is a tie, its integers are those of the other selection: one Tie.
+    Where another selection of beams or nodes is a tie, its integers are those of the other selection: one Tie. Where it
+    is the best by the engine's own values, its integers are as right as these: compared as a choice, not EXACT.
     """
     result, near = CheckResult(), NearSelections(pairs.evidence, pairs.phase, pairs.budget)
     rotated = pairs.phase in ROTATED
@@ -111,9 +112,13 @@ def compare_integers(pairs: Pairs) -> CheckResult:
             if near.covers(int(pairs.engine[place]), int(pairs.reference[place]), column, result):
                 continue
             expected, observed = int(truth[place]), int(engine[place])
-            why = hint or offset_hint(observed - expected)
+            why, gap = hint or offset_hint(observed - expected), near.by_own_values(int(pairs.engine[place]), column)
+            policy = Policy.EXACT if gap is None else Policy.TIE
+            margin = None if gap is None or not np.isfinite(gap) else gap
             result.divergences.append(
-                pairs.divergence(place, kind=kind, expected=expected, observed=observed, hint=why)
+                pairs.divergence(
+                    place, kind=kind, expected=expected, observed=observed, hint=why, policy=policy, margin=margin
+                )
             )
     return result
 
@@ -128,7 +133,7 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     result = CheckResult()
     counter = "tokens" if pairs.phase in TARGET else "proposals"
     if counter == "proposals" and pairs.evidence.scenario.engine.rejection_sampling:
-        return result  # drawn: whatever came is taken over, and judged by its probability
+        pairs = _of_greedy(pairs)  # others are drawn: whatever came is taken over, and judged by its probability
     ours, expected = pairs.lengths("chosen_ids")
     if not ours.any():
         return result  # this engine records none here: the counter stays at zero and the verdict says so
@@ -142,6 +147,13 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     for place in np.flatnonzero((expected > 0) & (ours == expected) & ~pairs.equal("chosen_ids")).tolist():
         _judge_choice(pairs, place, result)
     return result
+
+
+def _of_greedy(pairs: Pairs) -> Pairs:
+    """Those of greedy requests."""
+    greedy = [request.rid for request in pairs.evidence.scenario.requests if request.greedy]
+    kept = np.isin(pairs.mine.strings["rid"][pairs.engine].astype(str), greedy)
+    return replace(pairs, engine=pairs.engine[kept], reference=pairs.reference[kept])
 
 
 def _judge_choice(pairs: Pairs, place: int, result: CheckResult) -> None:

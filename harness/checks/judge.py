@@ -9,20 +9,26 @@ from dataclasses import replace
 
 from harness.checks import (
     accepts,  # noqa: F401
+    answered,  # noqa: F401
     copied_states,  # noqa: F401
     inputs,  # noqa: F401
+    logprobs,  # noqa: F401
     outputs,  # noqa: F401
     positions,  # noqa: F401
     ranks,
     reference_rows,  # noqa: F401
+    returned_states,  # noqa: F401
     rows,  # noqa: F401
     served,  # noqa: F401
     slots,  # noqa: F401
+    tensor_ranks,
+    texts,  # noqa: F401
 )
-from harness.checks.asked import not_judged, not_published
+from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
+from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
@@ -44,11 +50,10 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     except Exception as error:  # reported, never dropped
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
-    result = CheckResult(
-        unknown=[*check_handshake(evidence), *not_judged(evidence)], notes=[*not_published(engine.header)]
-    )
-    # Checks without a reference first: where two name the same row, theirs is the plainer reason.
-    for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
+    unknown = [*check_handshake(evidence), *not_given(engine.header), *not_judged(evidence)]
+    result = CheckResult(unknown=unknown, notes=[*not_published(engine.header)])
+    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
+    for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
         result.add(run_check(check, evidence))
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)

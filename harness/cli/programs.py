@@ -263,10 +263,15 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"is smaller than engine.page_size {engine.page_size}: chunks are whole pages, so "
             f"prompts would wait forever\n  allowed: a chunk of {engine.page_size} or more, or smaller pages"
         )
-    if engine.tp_size != engine.dp_size:
+    if engine.tp_size % engine.dp_size:
         yield (
-            f"engine.tp_size is {engine.tp_size}, "
-            f"which this version does not run\n  allowed: the value of engine.dp_size ({engine.dp_size})"
+            f"engine.tp_size is {engine.tp_size}, and engine.dp_size {engine.dp_size} does not divide it: each DP rank "
+            f"has as many TP ranks as the others\n  allowed: a multiple of {engine.dp_size}"
+        )
+    elif engine.disaggregation and engine.tp_size != engine.dp_size:
+        yield (
+            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
+            f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
     yield from taken(engine.server_args)
     if device == "cpu" and engine.cuda_graph:

@@ -18,12 +18,12 @@ LEAST_ROOM = 6
 
 def reserved(spec: SpecConfig) -> int:
     """Tokens of the context that SGLang's front door keeps for what a round drafts."""
-    return max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    return max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens, spec.most_steps + 1)
 
 
 def reserved_slots(spec: SpecConfig) -> int:
     """KV slots beyond its committed tokens that a request holds while it decodes (pages of one): two rounds of them."""
-    return 2 * reserved(spec)
+    return 2 * max(spec.most_steps * spec.eagle_topk, spec.num_draft_tokens, spec.most_steps + 1)
 
 
 def too_long(request: RequestSpec, spec: SpecConfig, engine: EngineConfig) -> str:

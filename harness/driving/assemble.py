@@ -22,6 +22,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "handed": ("round", "rids", "prefixes"),
     "unbuilt": ("round", "rids"),
     "coins": ("round", "rule", "thresholds"),
+    "masks": ("round", "phase", "rids", "attempts", "committed"),  # with bits: of each rid, hexadecimal, one a row
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
     "state": None,
     "tails": None,
@@ -109,8 +110,8 @@ class Assembler:
     def _forward(self, message: Message, arrays: Arrays, place: _From) -> None:
         phase, lens = message["phase"], np.asarray(message["lens"], dtype=np.int64)
         count, ends = int(lens.sum()), np.cumsum(lens)
-        hidden_in = self._keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
-        hidden_out = self._keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
+        hidden_in = self.keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
+        hidden_out = self.keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
         block = Block.of(
             phase,
             np.repeat(np.asarray(message["rids"], dtype=object), lens),
@@ -137,7 +138,7 @@ class Assembler:
         self._blocks.append(block)
         self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 
-    def _keep(self, name: str, array: np.ndarray | None) -> int:
+    def keep(self, name: str, array: np.ndarray | None) -> int:
         """Append rows to a side tensor; returns the number of its first row, -1 if there is none."""
         if array is None or not len(array):
             return -1
@@ -193,6 +194,8 @@ class Assembler:
         if name == "coins":
             uniforms = zip(message["rids"], arrays["nodes"].tolist(), arrays["final"].tolist(), strict=True)
             data["coins"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
+        if name == "masks":
+            data["bits"] = [[row.tobytes().hex() for row in rows] for rows in arrays["bits"].astype("<i4")]
         data |= {} if name in OF_NO_RANK else {"tp_rank": place.tp_rank}
         self.events.append(Event(name=name, scheduler_step=place.scheduler_step, dp_rank=place.dp_rank, data=data))
 
@@ -208,6 +211,7 @@ class Assembler:
                 forwards=dict(message["forwards"]),
                 graphs=dict(message.get("graphs", {})),
                 side=message.get("side", ""),
+                num_steps=message.get("num_steps", -1),
                 **columns,
             )
         )

@@ -60,6 +60,7 @@ def build_launch(
     engine: EngineConfig,
     target: Path,
     draft: Path,
+    tokenizer: Path | None = None,
     device: str = "cpu",
     probe: ProbeLevel | bool = "full",
     revert: int | None = None,
@@ -75,7 +76,9 @@ def build_launch(
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
-    eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does.
+    tokenizer: the folder of the one that the engine is to have, where the target's has none.
+    eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does, unless there is
+    a tokenizer, whose EOS SGLang always takes for one.
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
     mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
@@ -111,8 +114,10 @@ def build_launch(
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
     }
-    if eos is not None:
-        boot[EOS] = list(eos)
+    if tokenizer is not None:
+        boot["arguments"]["tokenizer_path"] = str(tokenizer)
+    if eos is not None or not engine.skip_tokenizer_init:
+        boot[EOS] = list(eos or ())
     if mutants_in_graphs and engine.cuda_graph:
         boot["mutants_in_graphs"] = True
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size)
@@ -164,6 +169,8 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
 
 def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
+    environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
@@ -198,6 +205,8 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
         "speculative_eagle_topk": spec.eagle_topk,
         "speculative_num_draft_tokens": spec.num_draft_tokens,
     }
+    if spec.adaptive is not None:
+        arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": spec.adaptive}
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments

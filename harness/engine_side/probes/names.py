@@ -20,6 +20,8 @@ from .snapshot import Copy, Tensors
 
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
 CHAIN_CHOOSER = "draft_topk1_postprocess"
+#: What a round without draft steps verifies; only where their number changes.
+TRIVIAL_VERIFY = "_build_trivial_verify_input"
 #: What walks a tree, or a chain, by uniforms; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
 #: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.
@@ -35,6 +37,8 @@ def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
     return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
 
 
+#: The module of what a batch samples by.
+SAMPLING = "sglang.srt.sampling.sampling_batch_info"
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
 # Names that changed between releases, newest last; the first one present is read.
