@@ -7,8 +7,11 @@ from cases.programs import program
 from harness.checks import CHECKS
 from harness.checks.evidence import gather
 from harness.checks.registry import run_check
+from harness.cli.programs import check_scenarios
 from harness.contract.scenario import Op, SpecConfig
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.usage import UsageError
+from harness.driving.drive import sampling_of
 
 TREE = SpecConfig(num_steps=3, eagle_topk=4, num_draft_tokens=8)  # keeps twelve tokens
 TOO_LONG = "Requested token count exceeds the model's maximum context length of 512 tokens."
@@ -206,3 +209,15 @@ def test_under_overlap_the_round_in_flight_does_not_count_against_it():
     rounds = [*TOGETHER, batch(2, ("a", 5, 2))]
     events = [turn(0), turn(1, running=["a", "b"]), turn(2, waiting=["b"], running=["a"])]
     assert found("retraction", TWO, *rounds, events=events, overlap=True) == []
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_request_without_a_limit_says_how_much_of_the_context_it_fills(more):
+    one = request("a", 490, seed=1, new=20 + more).model_copy(update={"unlimited": True})
+    scenario = program("unlimited", [one], [submit("a"), DRAIN], spec=TREE)
+    assert sampling_of(one)["max_new_tokens"] is None
+    if more:
+        with pytest.raises(UsageError, match="allowed: max_new_tokens 20"):
+            check_scenarios([scenario], device="cpu")
+    else:
+        check_scenarios([scenario], device="cpu")

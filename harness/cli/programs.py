@@ -22,7 +22,7 @@ from cases.recipes import Qwen3Recipe, Recipe
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import reserved, reserved_slots, too_long
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting
@@ -295,6 +295,8 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
     spare, why = reserved(spec), too_long(request, spec, engine)
+    if request.unlimited and new != (left := room(prompt, engine)):
+        yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
     if request.expect == "refusal":
         if not why and engine.max_queued_requests is None:
             yield (

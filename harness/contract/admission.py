@@ -34,7 +34,7 @@ def too_long(request: RequestSpec, spec: SpecConfig, engine: EngineConfig) -> st
         return f"{prompt} prompt tokens and {spare} to speculate fill the context of {engine.context_length}"
     if prompt >= most:
         return f"{prompt} prompt tokens, of which the scheduler takes fewer than {most}"
-    if prompt + new + spare > engine.context_length:
+    if not request.unlimited and prompt + new + spare > engine.context_length:
         return (
             f"{prompt} prompt tokens and {new} new ones exceed the context of {engine.context_length} "
             f"less {spare} to speculate"

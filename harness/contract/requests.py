@@ -41,7 +41,7 @@ class RequestSpec(Strict):
     exhaustion: it alone outgrows the pool, and SGLang gives it up.
 
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
-    at its default is not sent. max_new_tokens None: as many as SGLang finds room for.
+    at its default is not sent. unlimited: max_new_tokens is not sent either: it is the number that SGLang comes to.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
@@ -77,6 +77,7 @@ class RequestSpec(Strict):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     stream: bool = False
+    unlimited: bool = False
     expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
     @field_validator("temperature")

@@ -295,6 +295,11 @@ class Scenario(Strict):
         raise KeyError(rid)
 
 
+def room(prompt: int, engine: EngineConfig) -> int:
+    """New tokens that SGLang lets a request write that asks for no number: all but two of the context, or the pool."""
+    return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
+
+
 TRANSFERS = ("hold", "release", "fail", "drop", "fake")
 
 
