@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from harness.contract.words import counted
+
 #: Files that a verdict names.
 NAMED = 3
 
@@ -31,5 +33,5 @@ def _same(name: str, asked: Any, given: Any, *, page: int) -> bool:
 def not_published(header: Mapping[str, Any]) -> Iterator[str]:
     """What a verdict about a release must say of an engine that is not quite it."""
     if files := header.get("changed_files"):
-        more = f" and {len(files) - NAMED} more files" if len(files) > NAMED else ""
+        more = f" and {counted(len(files) - NAMED, 'more file')}" if len(files) > NAMED else ""
         yield f"SGLang {header.get('release')} is not as published: {', '.join(files[:NAMED])}{more}"

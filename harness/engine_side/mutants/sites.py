@@ -117,8 +117,8 @@ class Sites:
         finally:
             scheduler.max_queued_requests = limit
 
-    def _kept_first(self, original: Original, _batch: Any, reqs: list[Any]) -> list[int]:
-        values = {"order": torch.tensor(original(reqs), dtype=torch.int64)}
+    def _kept_first(self, original: Original, _batch: Any, reqs: list[Any], *args: Any) -> list[int]:
+        values = {"order": torch.tensor(original(reqs, *args), dtype=torch.int64)}
         kept: list[int] = (values | self._mutants.apply("retraction", values, shares=one_each(reqs)))["order"].tolist()
         return kept
 
