@@ -176,7 +176,11 @@ def test_an_abort_leaves_what_was_chosen_before_and_one_pass_of_a_decoding_reque
 
 
 def test_a_request_taken_back_in_the_step_of_its_abort_runs_no_further_pass():
-    events = [turn(1, running=["a"]), Event(name="retract", scheduler_step=2), event("abort", 2, "a")]
+    events = [
+        turn(1, running=["a"]),
+        Event(name="retract", scheduler_step=2, data={"reason": "script"}),
+        event("abort", 2, "a"),
+    ]
     assert found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 4)}, events=events) == []
     more = found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 6)}, events=events)
     assert more == ["TOKEN:aborts:ACCEPT:aborted-retracted"]
@@ -198,17 +202,18 @@ TOGETHER = [batch(0, ("a", 0, 4), ("b", 0, 4), mode="PREFILL"), batch(1, ("a", 4
 )
 def test_the_shorter_output_goes_back(back, stays, start, signatures):
     rounds = [*TOGETHER, batch(2, (stays, start, 2))]
-    events = [turn(0), turn(1, running=["a", "b"]), turn(2, waiting=[back], running=[stays])]
-    assert found("retraction", TWO, *rounds, events=events) == signatures
-    asked = [Event(name="retract", scheduler_step=2), *events]
-    assert found("retraction", TWO, *rounds, events=asked) == []
+    assert found("retraction", TWO, *rounds, events=[taken_back(back)]) == signatures
+    assert found("retraction", TWO, *rounds, events=[taken_back(back, reason="asked")]) == [], "a scenario chose"
+
+
+def taken_back(rid, reason="pool"):
+    return Event(name="retract", scheduler_step=2, data={"rids": [rid], "kept": [0], "reason": reason})
 
 
 def test_under_overlap_the_round_in_flight_does_not_count_against_it():
     """In step 2 the outputs of step 1 are not known yet: both are as long."""
     rounds = [*TOGETHER, batch(2, ("a", 5, 2))]
-    events = [turn(0), turn(1, running=["a", "b"]), turn(2, waiting=["b"], running=["a"])]
-    assert found("retraction", TWO, *rounds, events=events, overlap=True) == []
+    assert found("retraction", TWO, *rounds, events=[taken_back("b")], overlap=True) == []
 
 
 @pytest.mark.parametrize("more", [0, 1])

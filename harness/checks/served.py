@@ -16,6 +16,9 @@ from harness.contract.requests import RequestSpec
 from harness.contract.trace import Event, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase
 
+#: Reasons of a retraction in which SGLang alone chooses who goes back: its pool runs out, or its own test.
+BY_ITSELF = ("pool", "test")
+
 
 @register(
     id="admission",
@@ -76,7 +79,7 @@ def queue_refuses(evidence: Evidence) -> dict[str, bool]:
             waiting[rank] |= frozenset() if found[rid] else {rid}
         elif event.name == "abort":
             waiting = {one: rids - {event.data["rid"]} for one, rids in waiting.items()}
-        elif event.name == "retract":
+        elif event.name == "retract" and event.data.get("reason") == "script":
             return {}  # who is put back into the queue in the middle of a step is not recorded
     return found
 
@@ -167,18 +170,10 @@ def check_retraction(evidence: Evidence) -> CheckResult:
     engine = evidence.scenario.engine
     if engine.disaggregation or engine.priority_scheduling:
         return result
-    asked = {event.scheduler_step for event in evidence.engine.events if event.name in ("retract", "pause")}
     for event in evidence.engine.events:
-        if event.name == "turn" and event.scheduler_step not in asked:
-            back = [rid for rid in event.data["waiting"] if _was_running(evidence, rid, event.scheduler_step)]
-            if back:
-                result.divergences += _wrongly_back(evidence, event, back)
+        if event.name == "retract" and event.data.get("reason") in BY_ITSELF:
+            result.divergences += _wrongly_back(evidence, event, list(event.data["rids"]))
     return result
-
-
-def _was_running(evidence: Evidence, rid: str, step: int) -> bool:
-    before = [part for part in _parts(evidence, rid) if part.record.scheduler_step < step]
-    return bool(before) and _commits(before[-1]) and rid not in _waiting(evidence, step - 1)
 
 
 def _wrongly_back(evidence: Evidence, event: Event, back: list[str]) -> Iterator[Divergence]:
