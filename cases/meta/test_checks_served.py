@@ -175,6 +175,13 @@ def test_an_abort_leaves_what_was_chosen_before_and_one_pass_of_a_decoding_reque
     assert more == [f"TOKEN:aborts:ACCEPT:{signature}"]
 
 
+def test_under_overlap_the_pass_that_still_counts_is_the_one_in_flight():
+    events = [turn(1, running=["a"]), event("abort", 2, "a")]
+    assert found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 4)}, events=events, overlap=True) == []
+    more = found("aborts", ABORTED, PROMPT, FIRST, SECOND, ends={"a": ("abort", 5)}, events=events, overlap=True)
+    assert more == ["TOKEN:aborts:ACCEPT:aborted-decoding"]
+
+
 def test_a_request_taken_back_in_the_step_of_its_abort_runs_no_further_pass():
     events = [
         turn(1, running=["a"]),

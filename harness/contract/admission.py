@@ -29,7 +29,8 @@ def reserved_slots(spec: SpecConfig) -> int:
 def too_long(request: RequestSpec, spec: SpecConfig, engine: EngineConfig) -> str:
     """Why SGLang refuses a request for its length, empty if it takes it."""
     prompt, new, spare = len(request.input_ids), request.max_new_tokens, reserved(spec)
-    most = min(engine.context_length, engine.max_total_tokens) - LEAST_ROOM
+    pool = engine.max_total_tokens // engine.page_size * engine.page_size
+    most = min(engine.context_length, pool) - LEAST_ROOM
     if prompt + spare >= engine.context_length:
         return f"{prompt} prompt tokens and {spare} to speculate fill the context of {engine.context_length}"
     if prompt >= most:
