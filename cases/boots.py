@@ -71,6 +71,7 @@ def _paged(page: int) -> EngineConfig:
 
 
 BYTES = 256
+MOST_WAITING = 5
 UNCACHED = EngineConfig(radix_cache=False)
 #: A pool that a few requests outgrow, and more of them admitted than it can hold to their ends.
 OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
@@ -96,9 +97,9 @@ BOOTS = _named(
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
-            why="five steps, two requests at a time",
+            why="five steps, two requests at a time, and five that wait",
             spec=_chain(5),
-            engine=EngineConfig(max_running_requests=2),
+            engine=EngineConfig(max_running_requests=2, max_queued_requests=MOST_WAITING),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
         Boot(

@@ -110,6 +110,34 @@ _STOP = program(
     wants=["stop_inside_accepted_run"],
 )
 
+_ABORT = program(
+    "aborted",
+    [request("a", 7, seed=11, new=30), request("b", 12, seed=21, new=12)],
+    [submit("a", "b"), steps(3), Op(kind="abort", rids=("a",)), DRAIN],
+    wants=["abort_in_decode"],
+)
+
+#: A queue and a pool that a few requests fill.
+_SMALL: dict[str, Any] = {"max_queued_requests": 3, "max_total_tokens": 160}
+_QUEUE = program(
+    "queued",
+    [
+        *(request(f"q{i}", 10, seed=20 + i, new=12) for i in range(4)),
+        request("q4", 10, seed=24, new=12).model_copy(update={"expect": "refusal"}),
+    ],
+    [submit("q0"), steps(2), submit("q1", "q2", "q3", "q4"), DRAIN],
+    wants=["full_queue_refused"],
+    **_SMALL,
+)
+
+_POOL = program(
+    "outgrown-together",
+    [request(rid, 36, seed=50 + i, new=24 + 6 * i) for i, rid in enumerate("abc")],
+    [submit("a"), steps(3), submit("b"), steps(3), submit("c"), DRAIN],
+    wants=["pool_exhausted"],
+    **_SMALL,
+)
+
 _SAMPLED = program(
     "sampled",
     [
@@ -181,6 +209,9 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),
+    "abort": (_ABORT,),
+    "queue": (_QUEUE,),
+    "pool": (_POOL,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),

@@ -82,7 +82,13 @@ RULED = {
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
+    update={
+        "requests": (
+            GIVEN.requests[0],
+            GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}),
+            GIVEN.requests[0].model_copy(update={"rid": "long", "input_ids": (1,) * 508}),
+        )
+    }
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
 CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
@@ -96,6 +102,18 @@ def taken_back(scheduler_step, *rids, reason="asked"):
     """Told by the engine, of part of a batch."""
     return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
 
+
+def failed(rid, error):
+    return Event(name="request_error", scheduler_step=9, data={"rid": rid, "error": error})
+
+
+def happened(name, step, rid=None):
+    return Event(name=name, scheduler_step=step, data={} if rid is None else {"rid": rid})
+
+
+TOO_LONG = "The input (516 tokens) is longer than the model's context length (512 tokens)."
+FULL = "503: The request queue is full."
+OUT = "500: Out of memory even after retracting all other requests in the decode batch. Aborting the last request."
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
@@ -152,6 +170,11 @@ HAVING = {
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
+    "too_long_refused": (trace(events=(failed("long", TOO_LONG),)), 1),
+    "full_queue_refused": (trace(WHOLE, events=(failed("r1", FULL),)), 1),
+    "outgrew_the_pool": (trace(WHOLE, decode(1, ("r0", 4, 1)), events=(failed("r0", OUT),)), 1),
+    "abort_while_paused": (trace(WHOLE, events=(happened("pause", 1), happened("abort", 2, "r0"))), 1),
+    "abort_after_retraction": (trace(WHOLE, events=(happened("retract", 1), happened("abort", 1, "r0"))), 1),
     "pause_in_chunk": (
         trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
         1,
@@ -251,6 +274,15 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "too_long_refused": trace(events=(failed("r1", FULL),)),
+    "full_queue_refused": trace(events=(failed("long", TOO_LONG),)),
+    "outgrew_the_pool": trace(WHOLE, events=(failed("r0", FULL),)),
+    "abort_while_paused": trace(
+        WHOLE, events=(happened("pause", 1), happened("resume", 2), happened("abort", 3, "r0"))
+    ),
+    "abort_after_retraction": trace(
+        WHOLE, events=(happened("retract", 1), turn(1, waiting=[]), happened("abort", 2, "r0"))
+    ),
     "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),

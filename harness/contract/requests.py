@@ -6,7 +6,7 @@ This module must not import torch, sglang or any other room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -37,8 +37,11 @@ class Strict(BaseModel):
 class RequestSpec(Strict):
     """One request; its prompt is token ids, and temperature 0 is greedy.
 
+    expect: what becomes of it; refusal: SGLang does not take it, since it is too long or the queue is full;
+    exhaustion: it alone outgrows the pool, and SGLang gives it up.
+
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
-    at its default is not sent. max_new_tokens None: as many as SGLang finds room for.
+    at its default is not sent. unlimited: max_new_tokens is not sent either: it is the number that SGLang comes to.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
@@ -74,6 +77,8 @@ class RequestSpec(Strict):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     stream: bool = False
+    unlimited: bool = False
+    expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
     @field_validator("temperature")
     @classmethod

@@ -14,10 +14,10 @@ predicates share. Then two tests ask for the rest:
   that brings it about. A point that comes about by itself is named in that test instead.
 """
 
-from harness.coverage import answers, decode, handoff, prefill, ranks, rules
+from harness.coverage import answers, decode, handoff, prefill, ranks, rules, served
 from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
 
 #: Importing a subject's module registers its points.
-SUBJECTS = (prefill, decode, ranks, handoff, rules, answers)
+SUBJECTS = (prefill, decode, served, ranks, handoff, rules, answers)
 
 __all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]

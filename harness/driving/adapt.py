@@ -56,6 +56,7 @@ class Wanted:
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
     trust_remote_code: bool | None = None
+    server_args: dict[str, Any] | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -82,10 +83,16 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     try:
-        engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+        engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine})
+
+
+def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that a scenario has and the command line does not name stay."""
+    server_args = before["server_args"] | changes.get("server_args", {})
+    return {**before, **changes, "server_args": server_args}
 
 
 def refused_setting(error: ValidationError) -> str:

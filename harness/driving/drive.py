@@ -365,7 +365,7 @@ def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]
     """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
     return {
         "temperature": request.temperature,
-        "max_new_tokens": request.max_new_tokens,
+        "max_new_tokens": None if request.unlimited else request.max_new_tokens,
         "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
         **_sent(request, SAMPLING),
     }

@@ -77,6 +77,16 @@ def one_token_more(scene: Scene, values: Values) -> Values:
     return {"limits": limits}
 
 
+@act
+def limit_moved(scene: Scene, values: Values) -> Values:
+    return {"limit": values["limit"] + int(scene.args["by"])}
+
+
+@act
+def reverse(scene: Scene, values: Values) -> Values:
+    return {"order": values["order"].flip(0)}
+
+
 # -- what a rank without requests takes into a forward --
 
 

@@ -25,6 +25,8 @@ Original = Callable[..., Any]
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
+#: Who is kept first where the pool runs out.
+KEPT_FIRST = "_get_decode_retraction_order"
 SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 #: Value of a site -> field of what is sent back, which has an entry a request.
 ANSWERS = {
@@ -89,6 +91,10 @@ class Sites:
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
         ]
+        scheduling = sys.modules["sglang.srt.managers.scheduler"]
+        inside.append((scheduling, "Scheduler._abort_on_queued_limit", self._queue))
+        if hasattr(batch.ScheduleBatch, KEPT_FIRST):  # 0.5.17 and later
+            inside.append((batch, f"ScheduleBatch.{KEPT_FIRST}", self._kept_first))
         parallel = sys.modules["sglang.srt.distributed.parallel_state"]
         inside += [
             (parallel, "GroupCoordinator.all_reduce", self._reduced),
@@ -118,13 +124,32 @@ class Sites:
 
     def _requests(self, reqs: list[Any]) -> None:
         limits = torch.tensor([req.sampling_params.max_new_tokens for req in reqs], dtype=torch.int64)
-        values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool)}
+        aborted = torch.tensor([req.to_finish is not None for req in reqs], dtype=torch.bool)
+        values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool), "aborted": aborted}
         changed = self._mutants.apply("requests", values, shares=one_each(reqs))
         for req, limit, stops in zip(reqs, (values | changed)["limits"], (values | changed)["stops"], strict=True):
             if "limits" in changed:
                 req.sampling_params.max_new_tokens = int(limit)
             if not stops:
                 req.sampling_params.stop_token_ids = set()
+            if "aborted" in changed:
+                req.to_finish = None
+
+    def _queue(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        limit = scheduler.max_queued_requests
+        if limit is None:
+            return original(scheduler, *args, **kwargs)
+        changed = self._mutants.apply("queue", {"limit": torch.tensor([limit])})
+        scheduler.max_queued_requests = int(changed["limit"][0]) if "limit" in changed else limit
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            scheduler.max_queued_requests = limit
+
+    def _kept_first(self, original: Original, _batch: Any, reqs: list[Any], *args: Any) -> list[int]:
+        values = {"order": torch.tensor(original(reqs, *args), dtype=torch.int64)}
+        kept: list[int] = (values | self._mutants.apply("retraction", values, shares=one_each(reqs)))["order"].tolist()
+        return kept
 
     def _filter(
         self, original: Original, batch: Any, exclude: Any = None, keep_indices: Any = None, **kwargs: Any
