@@ -76,8 +76,10 @@ def rounds(
         for each in _generated(boots, release=release, examples=examples, seed=seed):
             generated.append((each[0].boot_key(), Task(mutant=mutant, stage="generated", scenarios=each)))
     for tasks in (followed, more, generated):
+        # where many come first is asked first, so that what is quick kills before others are asked
         counts = Counter(boot for boot, _ in tasks)
-        for boot, _ in counts.most_common():
+        first = Counter(boot for boot, task in tasks if task.stage == "line")
+        for boot in sorted(counts, key=lambda one: (-first[one], -counts[one])):
             yield [task for key, task in tasks if key == boot and task.scenarios]
 
 
