@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cases.meta import handmade
+from harness.contract.requests import CUTTING
 from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
-from harness.coverage import POINTS, ReachTable, Where, count, names
+from harness.coverage import POINTS, ReachTable, Where, count, names, rules
 
 
 def prefill(scheduler_step, *parts, dp_rank=0):
@@ -59,12 +61,41 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+def told(rid, pieces=(), **meta):
+    said = [{"output_ids": list(range(count)), "meta": {}} for count in pieces]
+    return Event(name="answer", scheduler_step=9, data={"rid": rid, "meta": meta, "pieces": said})
+
+
+#: Every key that decides tokens, of the second request.
+RULED = {
+    "temperature": 1.0,
+    "top_k": 5,
+    "top_p": 0.5,
+    "min_p": 0.1,
+    "frequency_penalty": 1.0,
+    "presence_penalty": 1.0,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"3": 1.0},
+    "custom_logit_processor": "forbid",
+    "custom_params": {"token_ids": [3]},
+}
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
+    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
+CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
+BACK = (WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)]))
+OUTPUT, INPUT = {"output_token_logprobs": [[-1.0, 3, None]]}, {"input_token_logprobs": [[None, 3, None]]}
+BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
+PAUSE = Event(name="pause", scheduler_step=2)
+
+
+def taken_back(scheduler_step, *rids, reason="asked"):
+    """Told by the engine, of part of a batch."""
+    return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
+
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
@@ -121,6 +152,19 @@ HAVING = {
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
+    "pause_in_chunk": (
+        trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
+        1,
+    ),
+    "abort_of_some": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)),
+        1,
+    ),
+    "partial_retraction": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)),
+        1,
+    ),
+    "batch_reordered": (trace(BOTH, decode(2, ("r1", 7, 1), ("r0", 5, 1))), 1),
     "retract_border_in_prompt": (
         trace(prefill(0, ("r1", 0, 6, True)), record(3, "PREFILL", [("r1", 1, 4, 3, True)])),
         1,
@@ -133,10 +177,32 @@ HAVING = {
         ),
         1,
     ),
+    "accepted_run_logprobs": (trace(decode(1, ("r0", 4, 2)), events=(told("r0", **OUTPUT),)), 1),
+    "sampled_logprobs": (trace(decode(1, ("r1", 6, 1)), events=(told("r1", **OUTPUT),)), 1),
+    "prompt_logprobs_in_chunks": (trace(*CHUNKS, events=(told("r1", **INPUT),)), 1),
+    "logprobs_over_retraction": (trace(*BACK, events=(told("r0", **OUTPUT),)), 1),
+    "streamed_in_pieces": (trace(WHOLE, events=(told("r0", (1, 3, 5)),)), 1),
+    "accepted_run_states": (
+        replace(trace(decode(1, ("r0", 4, 2))), tensors={"returned.r0": np.zeros((5, 2), dtype=np.float32)}),
+        1,
+    ),
+}
+
+DRAWN = Event(name="coins", scheduler_step=1, data={"round": 1})
+HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), events=(DRAWN,)), 1) for key in rules.KEYS}
+HAVING |= {
+    "first_token_by_rule": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
+    "sampled_beside_greedy": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1))), 1),
+    "ruled_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
 }
 
 #: point -> the nearest trace that has it not.
 LACKING = {
+    **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
+    **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
+    "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
+    "sampled_beside_greedy": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
+    "ruled_after_retraction": trace(decode(1, ("r1", 6, 1)), record(4, "DECODE", [("r0", 1, 4, 1, False)])),
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),
@@ -168,6 +234,12 @@ LACKING = {
         events=(turn(1, running=["r0"]), Event(name="retract", scheduler_step=2), turn(2, waiting=["r0"])),
     ),
     "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", scheduler_step=5),)),
+    "pause_in_chunk": trace(
+        prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)), decode(3, ("r1", 6, 1)), events=(PAUSE,)
+    ),
+    "abort_of_some": trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2),)),
+    "partial_retraction": trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0", "r1"),)),
+    "batch_reordered": trace(BOTH, decode(2, ("r1", 7, 1)), decode(3, ("r1", 8, 1), ("r0", 5, 1))),
     "retract_border_in_prompt": trace(
         prefill(0, ("r0", 0, 4, True)),
         record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
@@ -179,6 +251,12 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
+    "logprobs_over_retraction": trace(WHOLE, events=(told("r0", **OUTPUT),)),
+    "streamed_in_pieces": trace(WHOLE, events=(told("r0", (1, 2, 3)),)),
+    "accepted_run_states": trace(decode(1, ("r0", 4, 2))),
 }
 
 
@@ -289,10 +367,13 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     script = (GIVEN.script[0], Op(kind="retract"), GIVEN.script[-1])
     asked = GIVEN.model_copy(update={"script": script})
     restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
-    pool = Event(name="retract", scheduler_step=1, data={"reason": "pool"})
+    pool = taken_back(1, "r0", reason="pool")
     count = POINTS["pool_exhausted"].count
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
+    assert count(asked, trace(WHOLE, restart, events=(taken_back(1, "r0"),))) == 0
+    ranked = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"priority_scheduling": True})})
+    assert count(ranked, trace(WHOLE, restart)) == 0, "more urgent requests take the place of others"
 
 
 def test_abort_is_dated_by_when_it_was_asked_for():

@@ -24,6 +24,7 @@ def work(tmp_path, monkeypatch):
 FOLDERS = {
     "runs": ("run", "--engine", "0.5.23", "--scenario", "single", "--runs"),
     "runs of mutants": ("mutants", "--engine", "0.5.23", "--runs"),
+    "runs of mutants of the source": ("mutate", "--engine", "0.5.23", "--runs"),
     "runs of a search": ("bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13", "--runs"),
     "nights": ("matrix", "--engines", "0.5.23", "--cases", "pr25015", "--nights"),
     "nights of shards": ("night", "shards", "--nights"),

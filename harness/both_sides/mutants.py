@@ -23,10 +23,12 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
+    "kept": "whose draft state stays when a batch loses requests: rows",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
     "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
@@ -36,6 +38,7 @@ SITES = {
     "arrived": "what a prebuilt batch is made of: hidden",
     "bonus": "the token a prebuilt batch begins with: bonus",
     "pages": "pages of KV that travel, by buffer",
+    "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -47,6 +50,7 @@ NEEDS = {
     "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
+    "partial-retraction": "a retraction of some of the requests that run, the others in another order",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
@@ -54,6 +58,9 @@ NEEDS = {
     "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "rules": "requests with rules of their own for their tokens, several at once",
+    "answers": "requests that ask for log-probabilities, one of them streamed",
+    "states": "requests that ask for hidden states",
 }
 
 #: What a mutant may do to the output.

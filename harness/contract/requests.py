@@ -85,6 +85,9 @@ class RequestSpec(Strict):
             )
         return value
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json(exclude_defaults=True))  # what holds a dict has no hash of its own
+
     @property
     def asked(self) -> tuple[str, ...]:
         """The keys that are not at their defaults."""

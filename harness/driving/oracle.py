@@ -104,7 +104,7 @@ class Oracle:
         )
         session = self._session(scenario.spec, held=held)
         said = tuple(
-            session.logprobs(request, outputs[request.rid])
+            session.logprobs(Rules(request=request), outputs[request.rid])
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs
         )
