@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from harness.checks.accepts import target_scale
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.requests import RequestSpec
@@ -75,9 +74,9 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     assert evidence.reference is not None
     greedy = {str(event.data["rid"]): event.data for event in evidence.reference.events if event.name == "greedy"}
-    temperatures = {request.rid: request.temperature for request in evidence.scenario.requests}
+    plain = {request.rid for request in evidence.scenario.requests if request.greedy}
     for end in evidence.engine.ends:
-        if temperatures.get(end.rid) != 0.0 or end.reason == "error":
+        if end.rid not in plain or end.reason == "error":
             continue
         if end.rid in greedy:
             _judge_output(evidence, end, greedy[end.rid], result)
@@ -94,7 +93,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
     if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        scale, noise = _scale(evidence, end.rid)
+        scale, noise = target_scale(evidence, end.rid)
         found = at_output(evidence, end, place, *both[place], "text-differs")
         limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
@@ -102,19 +101,6 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         result.divergences.append(
             at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
         )
-
-
-def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
-    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
-    logits there (NaN if that is not measured)."""
-    assert evidence.reference is not None
-    rows = evidence.reference.rows
-    wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
-    indices = np.flatnonzero(wanted)
-    logits = (rows.lists["top_logits"][row] for row in indices.tolist())
-    scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
-    noise = evidence.logit_noise.expected[indices]
-    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
 
 
 def at_output(
@@ -156,7 +142,7 @@ def check_seeds(evidence: Evidence) -> CheckResult:
     ends = {end.rid: end for end in evidence.engine.ends if end.reason != "error"}
     first: dict[Draw, RequestEnd] = {}
     for request in evidence.scenario.requests:
-        if request.sampling_seed is None or request.temperature == 0 or request.rid not in ends:
+        if request.sampling_seed is None or request.greedy or request.rid not in ends:
             continue
         draw = (request.input_ids, request.temperature, request.sampling_seed)
         if draw in first:

@@ -6,7 +6,6 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
 from reference.constraints import Constraints
+from reference.logit_rules import Rules
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -54,7 +54,7 @@ class Oracle:
     _lease: leases.Lease | None = None
     _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
-    _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
+    _texts: dict[tuple[str, str, tuple[int, ...]], Generated] = field(default_factory=dict)
 
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
@@ -85,34 +85,43 @@ class Oracle:
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
         held = str(engine.header.get("dtype") or scenario.engine.dtype)
-        reference = self._session(scenario.spec, held=held).replay(scenario, engine)
+        constraints = self._constraints(scenario, engine, held=held)
+        languages = constraints.languages if constraints else {}
+        reference = self._session(scenario.spec, held=held).replay(scenario, engine, languages=languages)
         if held != "float32":
-            own = self._session(scenario.spec, held=held, dtype=held).replay(scenario, engine, expecting=False)
+            session = self._session(scenario.spec, held=held, dtype=held)
+            own = session.replay(scenario, engine, expecting=False, languages=languages)
             reference = with_own(reference, own)
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
             self._greedy(
                 scenario.spec,
-                request,
                 held=held,
                 claim=outputs.get(request.rid, ()),
-                stops=request.stops(engine.header.get(EOS, ())),
+                rules=Rules(
+                    request=request,
+                    ends=request.stops(engine.header.get(EOS, ())),
+                    language=languages.get(request.rid),
+                ),
+                spelling=None if constraints is None else constraints.spelling,
             )
             for request in scenario.requests
+            if not (request.rules and defects.change_texts(self.assumed))
+            and not (constraints and request.rid in constraints.why)
         )
-        texts += tuple(self._constraints(scenario, engine, held=held))
+        texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts, header=header)
 
-    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Iterator[Event]:
-        """What grammars and stop strings say; nothing where the engine has no tokenizer."""
+    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
+        """What grammars and stop strings say; None where the engine has no tokenizer."""
         folder = tokenizer_for(scenario, self.target)
-        if folder is not None:
-            vocab, ends = self._models[held][0].vocab, engine.header.get(EOS, ())
-            own = Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
-            yield from own.events(engine, scenario.spec)
+        if folder is None:
+            return None
+        vocab, ends = self.load(held=held)._models[held][0].vocab, engine.header.get(EOS, ())
+        return Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
@@ -123,16 +132,21 @@ class Oracle:
         return self._sessions[asked]
 
     def _greedy(
-        self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...], stops: tuple[int, ...]
+        self, spec: SpecConfig, *, held: str, claim: tuple[int, ...], rules: Rules, spelling: Spelling | None
     ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.input_ids, request.max_new_tokens, stops)
-        key = (held, *asked)
+        request, stops = rules.request, rules.ends
+        key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
         if key not in self._texts:
-            session = self._session(spec, held=held)
-            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request, stops) else None
-            self._texts[key] = confirmed or session.generate_with_margins(*asked)
+            session, whole = self._session(spec, held=held), _is_whole(claim, request, stops)
+            confirmed = session.confirm(request.input_ids, claim, rules) if whole else None
+            self._texts[key] = confirmed or session.generate_with_margins(
+                request.input_ids, request.max_new_tokens, stops, rules
+            )
         text = self._texts[key]
+        stop = None if spelling is None else spelling.stop(request, text.tokens)
+        if stop is not None:
+            text = Generated(tokens=text.tokens[: stop.length], margins=text.margins[: stop.length])
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", scheduler_step=0, data=data)
 

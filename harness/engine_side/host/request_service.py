@@ -53,13 +53,18 @@ async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
 
 
 async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
+    beside = dict(command["generate"])
+    if name := beside.get("custom_logit_processor"):
+        from .logit_processors import pickled
+
+        beside["custom_logit_processor"] = pickled(name)
     try:
         result = await engine.async_generate(
             input_ids=command["prompt"],
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
-            **command["generate"],
+            **beside,
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
         )
