@@ -29,6 +29,7 @@ from reference.head_drafts import HeadDrafts
 from reference.languages import Language
 from reference.layer_drafts import LayerDrafts
 from reference.logit_rules import Rules
+from reference.logprobs import logprobs
 from reference.model import Head, Target
 from reference.mtp import MtpHead
 from reference.rounds import Drafts, decode_rows, write
@@ -177,6 +178,12 @@ class ReferenceSession:
         ends = (RequestEnd(rid=request.rid, scheduler_step=len(parts) - 1, reason=end[0], output_ids=end[1]),)
         records = tuple(part.record for part, _ in parts)
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
+
+    @torch.inference_mode()
+    def logprobs(self, request: RequestSpec, output: Sequence[int]) -> Event:
+        """What the request's log-probabilities are where it generated `output` (see reference.logprobs)."""
+        states = self._final((*request.input_ids, *output))
+        return Event(name="logprobs", scheduler_step=0, data=logprobs(request, output, states, self.target.logits))
 
     def _final(self, tokens: tuple[int, ...]) -> Tensor:
         """The target's last states [T,h] over T tokens; those of a text just replayed are there already."""

@@ -28,6 +28,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "abort": ("rid",),
+    "answer": ("rid", "meta", "pieces"),
+    "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
 }
 
@@ -37,6 +39,13 @@ class _Coins(BaseModel):
 
     nodes: tuple[float, ...]
     final: float
+
+
+class _Piece(BaseModel):
+    """Of a streamed answer."""
+
+    output_ids: tuple[int, ...]
+    meta: dict[str, Any]
 
 
 class _Rank(BaseModel):
@@ -86,6 +95,14 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    meta: dict[str, Any] = {}
+    pieces: tuple[_Piece, ...] = ()
+    first: int = 0
+    own: tuple[float | str, ...] = ()
+    scales: tuple[float | str, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_values: tuple[tuple[float | str, ...], ...] = ()
+    ids: tuple[tuple[float | str, ...], ...] = ()
 
 
 #: Keys that have one type in every event that says them.

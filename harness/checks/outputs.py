@@ -108,7 +108,7 @@ def at_output(
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""
     index = len(evidence.scenario.request(end.rid).input_ids) + place
-    row = _row_of(evidence, end.rid, index, Phase.ACCEPT)
+    row = row_of(evidence, end.rid, index, Phase.ACCEPT)
     if row is not None:
         return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
     last = evidence.last.get(end.rid)
@@ -118,7 +118,7 @@ def at_output(
     return Divergence(kind=Kind.TOKEN, key=key, round=where, expected=expected, observed=observed, hint=hint)
 
 
-def _row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:
+def row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:
     """The row of a phase behind which the token at `index` of the request's text stands."""
     slots = evidence.table.ints["slot"]
     mine = ((share, rows) for share, rows in evidence.table.each(phase) if share[1] == rid)
@@ -162,7 +162,7 @@ def _compare_draws(
     if place is None:
         return
     phase = Phase.ACCEPT if place else Phase.PREFILL  # the first token came with the prompt
-    row = _row_of(evidence, request.rid, len(request.input_ids) + place, phase)
+    row = row_of(evidence, request.rid, len(request.input_ids) + place, phase)
     if row is None:
         result.unknown.append(f"seed of {request.rid} not judged: no row committed its token {place}")
         return

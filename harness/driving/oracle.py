@@ -83,7 +83,8 @@ class Oracle:
         return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
-        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
+        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
+        one 'logprobs' where it asks for them."""
         held = str(engine.header.get("dtype") or scenario.engine.dtype)
         constraints = self._constraints(scenario, engine, held=held)
         languages = constraints.languages if constraints else {}
@@ -110,10 +111,16 @@ class Oracle:
             and not (constraints and request.rid in constraints.why)
         )
         texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
+        session = self._session(scenario.spec, held=held)
+        said = tuple(
+            session.logprobs(request, outputs[request.rid])
+            for request in scenario.requests
+            if request.return_logprob and request.rid in outputs
+        )
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
-        return dataclasses.replace(reference, events=reference.events + texts, header=header)
+        return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
 
     def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
         """What grammars and stop strings say; None where the engine has no tokenizer."""
