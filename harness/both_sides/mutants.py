@@ -23,6 +23,8 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "masks": "which tokens grammars allow after each node: bits",
+    "ending": "a text that its stop strings end: length, in tokens",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
@@ -51,6 +53,8 @@ NEEDS = {
     "dp": "DP attention with an idle rank",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "grammar": "requests with a grammar",
+    "strings": "stop strings that occur in the text",
 }
 
 #: What a mutant may do to the output.
