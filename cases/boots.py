@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from packaging.version import Version
 
-from cases.fixed import CHECKPOINT, VOCAB
+from cases.fixed import CHECKPOINT, PLAIN, VOCAB
 from harness.contract.known_issues import assumable
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
@@ -218,6 +218,61 @@ DP_BOOTS = _named(
     for name, why, checkpoint in (
         ("dp", "DP attention over two ranks", "qwen3-tiny"),
         ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
+    )
+)
+
+#: Every round decides anew by what the one before accepted; candidates leave out a number, so that it jumps.
+ADAPTIVE = SpecConfig(
+    num_steps=3,
+    num_draft_tokens=4,
+    adaptive={
+        "1": {"candidate_steps": [0, 1, 3]},
+        "3": {"candidate_steps": [2, 5]},
+        "warmup_batches": 0,
+        "update_interval": 1,
+        "ema_alpha": 0.8,
+        "down_hysteresis": 0.0,
+    },
+)
+ADAPTIVE_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.23")
+    for name, why, checkpoint, spec, engine in (
+        (
+            "adaptive",
+            "between none, one and three steps, or two and five from three requests on",
+            CHECKPOINT,
+            ADAPTIVE,
+            PLAIN,
+        ),
+        (
+            "adaptive-eagle3",
+            "the same with an EAGLE-3 head, over pages of four tokens",
+            "eagle3-tiny",
+            ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}),
+            _paged(4),
+        ),
+    )
+)
+
+TP = EngineConfig(tp_size=2, max_running_requests=4)
+TP_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=TP.model_copy(update=engine), since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("tp", "two TP ranks, a chain of three steps", CHECKPOINT, SpecConfig(), {}, V2),
+        ("tp-eagle3", "two TP ranks, 432 of 512 tokens in the draft's head", "eagle3-tiny", HEADS, {}, V2),
+        ("tp-tree", "two TP ranks, two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}, V2),
+        (
+            "tp-pages",
+            "two TP ranks, pages of four tokens, a pool that a few requests fill",
+            CHECKPOINT,
+            SpecConfig(),
+            {"page_size": 4, "max_total_tokens": 160},
+            V2,
+        ),
+        ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
+        ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
+        ("tp-four", "four TP ranks, which share two KV heads", CHECKPOINT, SpecConfig(), {"tp_size": 4}, V2),
+        ("tp-dp", "two DP ranks of two TP ranks each", "qwen3-tiny", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
     )
 )
 

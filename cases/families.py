@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cases.boots import (
+    ADAPTIVE_BOOTS,
     BOOTS,
     DP_BOOTS,
     EAGLE3_BOOTS,
@@ -18,13 +19,14 @@ from cases.boots import (
     PAIR,
     PD_BOOTS,
     RANKED_PAIR,
+    TP_BOOTS,
     TRAINED,
     TREES,
     Boot,
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
-from cases.fixed_ranks import rank_shapes
+from cases.fixed_ranks import rank_shapes, shared_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
@@ -124,6 +126,40 @@ _DP = Family(
     coverage_points=names(Where.RANKS),
 )
 
+_TP = Family(
+    name="tp",
+    why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
+    scenarios=(
+        *shared_shapes(TP_BOOTS["tp"]),
+        *shared_shapes(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
+        *(
+            one
+            for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
+            for one in shared_shapes(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
+        ),
+        *rank_shapes(
+            checkpoint=TP_BOOTS["tp-dp"].checkpoint,
+            engine=TP_BOOTS["tp-dp"].engine,
+            prefix="tp-dp-",
+            only=("other-rank-idle", "held-back", "uneven-batches"),
+        ),
+    ),
+    boots=tuple(TP_BOOTS.values()),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "retract_resume", "idle_rank"),
+)
+
+_ADAPTIVE = Family(
+    name="adaptive",
+    why="a number of draft steps that changes while SGLang serves, none included: EAGLE, and EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in ADAPTIVE_BOOTS.values()
+        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+    ),
+    boots=tuple(ADAPTIVE_BOOTS.values()),
+    coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -200,7 +236,7 @@ _TRAINED = Family(
     coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

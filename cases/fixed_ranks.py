@@ -1,4 +1,4 @@
-"""The fixed scenarios of DP attention: every way for a rank to be idle, with two ranks.
+"""The fixed scenarios of several ranks: DP attention with every way to be idle, and TP ranks that share each request.
 
 Pure data; it must not know which bugs exist, and must not import torch or sglang.
 """
@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
-from cases.boots import HEADS, TWO_RANKS
-from cases.fixed import DRAIN, abort, boot_program, chosen, request, steps, submit
-from harness.contract.scenario import Scenario, SpecConfig
+from cases.boots import HEADS, TWO_RANKS, Boot
+from cases.fixed import DRAIN, abort, boot_program, chosen, request, shapes, steps, submit
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 
 def rank_shapes(
-    *, checkpoint: str, spec: SpecConfig = HEADS, prefix: str = "", only: Sequence[str] = ()
+    *,
+    checkpoint: str,
+    spec: SpecConfig = HEADS,
+    engine: EngineConfig = TWO_RANKS,
+    prefix: str = "",
+    only: Sequence[str] = (),
 ) -> list[Scenario]:
     """Each coverage point of ranks once; `only` some of them by name. Requests of even names are on rank 0."""
 
-    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=TWO_RANKS)
+    program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
     every = [
         program(
             "other-rank-idle",
@@ -90,3 +96,21 @@ def rank_shapes(
         ),
     ]
     return chosen(every, prefix=prefix, only=only)
+
+
+def shared_shapes(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
+    """Every common batch shape on a boot of TP ranks, and a retraction; each named after the boot."""
+    given: dict[str, Any] = {
+        "checkpoint": boot.checkpoint,
+        "spec": boot.spec,
+        "engine": boot.engine,
+        "prefix": f"{boot.name}-",
+    }
+    retracted = boot_program(
+        "retracted",
+        [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+        [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
+        wants=["retract_resume"],
+        **given,
+    )
+    return chosen([*shapes(**given), retracted], prefix=f"{boot.name}-", only=only)

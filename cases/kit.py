@@ -29,7 +29,7 @@ class Kit:
 
     def __init__(self, random: Random, boot: Boot, *, chunk: int | None = None) -> None:
         self.random, self.boot = random, boot
-        self.page, self.k = boot.engine.page_size, boot.spec.num_steps
+        self.page, self.k = boot.engine.page_size, boot.spec.most_steps
         self.chunk = chunk or self._chunk()
         self.running_limit: int | None = None
         self.timeline = Timeline()

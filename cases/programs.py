@@ -157,6 +157,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
+    "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
     "grammar": (_GRAMMAR,),

@@ -43,7 +43,7 @@ class EngineView:
         self._rows, self._spec, self._vocab = trace.rows, spec, vocab
         self._ended = {end.rid for end in trace.ends}
         self._uniforms = {
-            (event.dp_rank, event.data["round"], rid): _uniforms(event.data, own, spec.num_draft_tokens)
+            (event.dp_rank, event.data["round"], rid): (event.data, own)
             for event in trace.events
             if event.name == "coins"
             for rid, own in event.data["coins"].items()
@@ -90,7 +90,7 @@ class EngineView:
 
     def conditions(self, part: Part, before: Part | None) -> Conditions:
         """What the engine did in a decode round; `before` is the part whose last row made the first proposals."""
-        spec = self._spec
+        spec = part.spec(self._spec)
         first = () if before is None else self.proposed(before)
         forced = Forced(first=first)
         for i in range(spec.num_steps - 1):
@@ -107,8 +107,12 @@ class EngineView:
             forced=forced,
             tree=self._tree(part),
             choices=choices if len(choices) == spec.num_draft_tokens else None,
-            uniforms=self._uniforms.get((part.record.dp_rank, part.record.index, part.rid)),
+            uniforms=self._numbers(part, spec.num_draft_tokens),
         )
+
+    def _numbers(self, part: Part, n: int) -> Uniforms | None:
+        said = self._uniforms.get((part.record.dp_rank, part.record.index, part.rid))
+        return None if said is None else _uniforms(*said, n)
 
     def layer_proposals(self, part: Part) -> tuple[int | None, ...]:
         """What each of the k layers proposed in a batch that drafted by layers; None where it is unknown."""
@@ -134,7 +138,7 @@ class EngineView:
         return chosen if len(chosen) == self._spec.eagle_topk else ()
 
     def _tree(self, part: Part) -> Tree | None:
-        tokens = self._input_ids(part, Phase.VERIFY, count=self._spec.num_draft_tokens)
+        tokens = self._input_ids(part, Phase.VERIFY, count=part.spec(self._spec).num_draft_tokens)
         if not tokens:
             return None
         try:

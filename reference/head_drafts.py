@@ -18,7 +18,7 @@ from harness.contract.batches import Part
 from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
-from reference.draft import Chain, Forced, Proposals, Reading, draft, rotate
+from reference.draft import Attends, Chain, Forced, Proposals, Reading, ancestors_only, draft, rotate
 from reference.engine_view import Conditions, EngineView
 from reference.model import Head
 from reference.rows import Writer
@@ -92,8 +92,7 @@ class HeadDrafts:
 
         Distributions [k,V] are empty where drafts are not drawn.
         """
-        spec, forced = self.spec, [(part.start, conditions.forced) for part, conditions in rounds]
-        chains = draft(self.head, self.reading, forced, k=spec.num_steps, t=spec.eagle_topk, attends=self._attends)
+        chains = self._chains([(part, conditions.forced) for part, conditions in rounds], self._attends)
         found = []
         for (part, conditions), chain in zip(rounds, chains, strict=True):
             self._draft_rows(writer, part, chain, conditions.forced.chosen if self.temperature else {})
@@ -105,13 +104,24 @@ class HeadDrafts:
     def own_trees(self, parts: Sequence[Part]) -> list[Tree]:
         """The tree of each of these decode rounds where nobody else proposes anything."""
         left = [part for part in parts if part.start not in self._own]
-        rounds = [(part.start, Forced()) for part in left]
-        chains = draft(self.head, self.reading, rounds, k=self.spec.num_steps, t=self.spec.eagle_topk)
+        chains = self._chains([(part, Forced()) for part in left])
         self._own |= {part.start: self._tree(part, chain) for part, chain in zip(left, chains, strict=True)}
         return [self._own[part.start] for part in parts]
 
+    def _chains(self, rounds: Sequence[tuple[Part, Forced]], attends: Attends = ancestors_only) -> list[Chain]:
+        """What each round drafts, in their order; those of one number of steps together."""
+        steps = [part.spec(self.spec).num_steps for part, _ in rounds]
+        found: dict[int, Chain] = {}
+        for k in sorted(set(steps)):
+            places = [place for place, own in enumerate(steps) if own == k]
+            forced = [(rounds[place][0].start, rounds[place][1]) for place in places]
+            chains = draft(self.head, self.reading, forced, k=k, t=self.spec.eagle_topk, attends=attends)
+            found |= dict(zip(places, chains, strict=True))
+        return [found[place] for place in range(len(rounds))]
+
     def _tree(self, part: Part, chain: Chain) -> Tree:
-        return build_tree(int(self.reading.tokens[part.start]), chain.candidates, self.spec.num_draft_tokens)
+        nodes = part.spec(self.spec).num_draft_tokens
+        return build_tree(int(self.reading.tokens[part.start]), chain.candidates, nodes)
 
     def _attends(self, step: int, parents: Sequence[int]) -> Sequence[int]:
         for departure in self._departures:

@@ -118,7 +118,7 @@ def decode_rows(
             known,
             rules,
             drafts.timeline.tokens[len(rules.request.input_ids) : part.start + 1],
-            most=drafts.spec.num_steps,
+            most=part.spec(drafts.spec).num_steps,
             drafted=drafted,
             counts=partial(_counted, departures, starts[: place + 1], len(rules.request.input_ids)),
         )

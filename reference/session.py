@@ -151,19 +151,21 @@ class ReferenceSession:
         chunk: int | None = None,
         scenario_id: str = "",
         uniform: Callable[[], float] | None = None,
+        rules: Rules | None = None,
     ) -> Trace:
         """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
 
+        rules: those of the request where it has a grammar, or ends at more than its stop ids.
         uniform: where uniform numbers come from, for a request with a temperature; each round's are an event 'coins'.
         ValueError if this kind of draft draws none.
         """
         if uniform is not None and isinstance(self.head, MtpHead):
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         tokens, parts, events = list(request.input_ids), self._chunks(request, chunk), list[Event]()
-        rules = Rules(request=request, ends=request.stop_token_ids)
+        rules = rules or Rules(request=request, ends=request.stop_token_ids)
         parts[-1] = parts[-1][0], self._first_token(rules, uniform)
         tokens += parts[-1][1]
-        while (end := _ended(request, tokens[len(request.input_ids) :])) is None:
+        while (end := _ended(request, rules.ends, tokens[len(request.input_ids) :])) is None:
             part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
             numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.num_draft_tokens)
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
@@ -266,9 +268,9 @@ class ReferenceSession:
         )
 
 
-def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+def _ended(request: RequestSpec, ends: Sequence[int], output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
-    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+    stops = [index for index, token in enumerate(output) if token in ends]
     if stops and stops[0] < request.max_new_tokens:
         return "stop", tuple(output[: stops[0] + 1])
     if len(output) >= request.max_new_tokens:

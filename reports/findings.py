@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from harness.archive.again import run_again
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
+from harness.contract.known_issues import Known
+from harness.contract.providers import WITNESS
 from harness.contract.types import Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
@@ -101,9 +104,24 @@ def render_known(console: Console, one: ScenarioResult, text: str, *, printed: s
         if known.line not in printed:
             printed.add(known.line)
             say(console, f"  {known.line}", style="cyan")
+            if advice := assume_line(one, known):
+                say(console, f"  {advice}", style="cyan")
             found = tuple(other for other in found if other is not known)
     if found:
         say(console, f"  known: {', '.join(known.id for known in found)}, see above", style="cyan")
+
+
+def assume_line(one: ScenarioResult, known: Known) -> str:
+    """The command that takes a known issue for granted and shows what else differs; empty where none does.
+
+    A replacement kernel works past it in an engine; what the reference predicts needs none, but a witness predicts
+    nothing.
+    """
+    if not known.assume or WITNESS in one.providers.values():
+        return ""
+    again = f"eaglecheck recheck {one.folder} --fresh-reference"
+    command = again if known.predicted else run_again(one.folder.parent, replay=False)
+    return f"expect it, and see what else differs:  {command} --assume {known.id}"
 
 
 def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:

@@ -88,7 +88,8 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     path = next((work / run).glob("single-*")) / file
     path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
     refused = call("recheck", str(run))
-    assert refused.exit_code == 2, "what is left would agree with itself"
+    gone = (file, harm) == ("reference.json", "unlink")
+    assert refused.exit_code == (2 if gone else 3), "what is left would agree with itself"
     assert f"recompute the reference:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
@@ -327,7 +328,9 @@ def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name):
     harm, file, said = DAMAGES[name]
     harm(work / run)
     done = call("recheck", str(run))
-    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    unknown = name.startswith(("trace", "rows", "tensors"))
+    assert (done.exit_code, done.stdout) == (3 if unknown else 2, ""), done.output
+    assert ("verdict UNKNOWN: " in done.stderr) is unknown
     assert str(run) in done.stderr
     assert file in done.stderr
     assert re.search(said, done.stderr)
@@ -347,7 +350,8 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     gone = reproducer / piece
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     done = call("replay", str(reproducer))
-    assert (done.exit_code, done.stdout) == (2, ""), done.output
+    of_a_trace = piece in ("engine.json", "engine.parquet", "tensors")
+    assert (done.exit_code, done.stdout) == (3 if of_a_trace else 2, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
 

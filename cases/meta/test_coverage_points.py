@@ -40,6 +40,11 @@ def record(scheduler_step, mode, parts, dp_rank=0):
     )
 
 
+def stepped(*steps, rid="r0"):
+    """Decode rounds of so many draft steps each."""
+    return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
+
+
 def turn(scheduler_step, **state):
     return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
@@ -63,6 +68,9 @@ WHOLE = prefill(0, ("r0", 0, 4, True))
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
+    "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
+    "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
+    "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
     "non_final_chunk": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
     "split_by_shared_budget": (trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))), 1),
     "chunk_longer_by_one": (trace(prefill(0, ("r0", 0, 3, False)), prefill(1, ("r0", 3, 1, True))), 1),
@@ -129,6 +137,9 @@ HAVING = {
 
 #: point -> the nearest trace that has it not.
 LACKING = {
+    "steps_raised": trace(*stepped(3, 1, 1)),
+    "steps_lowered": trace(*stepped(0, 1, 3)),
+    "steps_zero_and_back": trace(*stepped(3, 1, 0)),
     "non_final_chunk": trace(WHOLE),
     "split_by_shared_budget": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))),
     "chunk_longer_by_one": trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))),

@@ -31,6 +31,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
+    "tp_rank": ("tp_rank", "rows"),
+    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first", "own"),
 }
 
 
@@ -103,6 +105,9 @@ class _Said(BaseModel):
     top_ids: tuple[tuple[int, ...], ...] = ()
     top_values: tuple[tuple[float | str, ...], ...] = ()
     ids: tuple[tuple[float | str, ...], ...] = ()
+    kept: tuple[int, ...] = ()
+    tp_rank: int = 0
+    column: str = ""
 
 
 #: Keys that have one type in every event that says them.

@@ -22,7 +22,7 @@ from harness.archive.facts import Header
 from harness.archive.trace_faults import TraceError, check_version, damaged, folder_of, run_again_in
 from harness.contract import plain_files
 from harness.contract.json_files import BadDocument, NotJSON, parsed, validated
-from harness.contract.scenario import POOL, POOL_IS
+from harness.contract.scenario import MOST_STEPS, POOL, POOL_IS
 from harness.contract.trace import (
     TRACE_SCHEMA,
     Event,
@@ -67,6 +67,7 @@ class _Round(_Strict):
     forwards: dict[str, int]
     graphs: dict[str, int] = {}
     side: str = ""
+    num_steps: Annotated[int, Field(ge=-1, le=MOST_STEPS)] = -1
 
     @model_validator(mode="after")
     def _is_of_its_requests(self) -> _Round:

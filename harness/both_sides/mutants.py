@@ -31,6 +31,8 @@ SITES = {
     "batch": "who stays in the running batch",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
+    "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
+    "gathered": "what a TP rank brings to values that lie side by side, and what it gets: part, whole",
     "sent": "what a prefill side hands over beside KV: ids",
     "rows": "which metadata row a decode side reads: row",
     "arrived": "what a prebuilt batch is made of: hidden",
@@ -51,6 +53,7 @@ NEEDS = {
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
     "dp": "DP attention with an idle rank",
+    "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
     "grammar": "requests with a grammar",
@@ -66,8 +69,9 @@ class Mutant:
     """One mutant.
 
     site: one of SITES. phases: where it acts, () if none are meant. act: a function of `engine_side/mutants`; args are
-    for it. kinds: what may show it (words of harness.contract.types.Kind): killed means that one of these is reported.
-    needs: one of NEEDS. text: what usually happens to the output; said, not judged.
+    for it, and `tp_rank` among them lets it act on that TP rank alone. kinds: what may show it (words of
+    harness.contract.types.Kind): killed means that one of these is reported. needs: one of NEEDS. text: what usually
+    happens to the output; said, not judged.
     """
 
     id: str

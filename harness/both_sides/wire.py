@@ -130,6 +130,7 @@ ROUND = (
     "forwards",
     "graphs",
     "events",
+    "num_steps",
 )
 
 

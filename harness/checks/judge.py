@@ -20,6 +20,7 @@ from harness.checks import (
     returned_states,  # noqa: F401
     rows,  # noqa: F401
     slots,  # noqa: F401
+    tensor_ranks,
     texts,  # noqa: F401
 )
 from harness.checks.asked import not_judged
@@ -48,8 +49,8 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
     result = CheckResult(unknown=[*check_handshake(evidence), *not_judged(evidence)])
-    # Checks without a reference first: where two name the same row, theirs is the plainer reason.
-    for check in sorted(CHECKS.values(), key=lambda check: check.needs_reference):
+    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
+    for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
         result.add(run_check(check, evidence))
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)

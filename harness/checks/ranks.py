@@ -36,6 +36,7 @@ def check_resource_accounting(evidence: Evidence) -> CheckResult:
     result.divergences += _stops(evidence)
     if evidence.scenario.engine.dp_size > 1:
         result.divergences += _lockstep(evidence)
+    if max(evidence.scenario.engine.dp_size, evidence.scenario.engine.tp_size) > 1:
         result.divergences += _stuck(evidence)
     result.divergences += _leaks(evidence)
     if not result.divergences:
@@ -56,7 +57,8 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             round=int(data.get("round", -1)),
             expected="the batch completes",
             observed=str(data.get("error") or data.get("what") or event.name)
-            + _replacement(str(data.get("trace", ""))),
+            + _replacement(str(data.get("trace", "")))
+            + (f" (on TP rank {data['tp_rank']})" if data.get("tp_rank") else ""),
             hint=LOST if lost else site_of(str(data.get("site", ""))),
         )
 
@@ -136,12 +138,12 @@ def _stuck(evidence: Evidence) -> Iterator[Divergence]:
                     )
 
 
-def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str], int]:
-    """(dp_rank, what) -> slots free or evictable; the first 'start', the last 'end'.
+def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], int]:
+    """(dp_rank, what, tp_rank beside the first, else 0) -> slots free or evictable; the first 'start', the last 'end'.
 
     what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
     """
-    found: dict[tuple[int, str], int] = {}
+    found: dict[tuple[int, str, int], int] = {}
     for event in events:
         if event.name != "pool" or event.data.get("when") != when:
             continue
@@ -150,8 +152,9 @@ def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str], int]:
         if "metadata" in event.data:
             levels[f"{side}metadata-"] = int(event.data["metadata"])
         for what, level in levels.items():
-            if when == "end" or (event.dp_rank, what) not in found:
-                found[event.dp_rank, what] = level
+            place = event.dp_rank, what, int(event.data.get("tp_rank", 0))
+            if when == "end" or place not in found:
+                found[place] = level
     return found
 
 
@@ -167,7 +170,9 @@ def _leaks(evidence: Evidence) -> Iterator[Divergence]:
                 round=last,
                 expected=start[place],
                 observed=end[place],
-                hint=place[1] + ("lost" if end[place] < start[place] else "freed-twice"),
+                hint=place[1]
+                + ("lost" if end[place] < start[place] else "freed-twice")
+                + (f"-on-tp-rank-{place[2]}" if place[2] else ""),
             )
 
 

@@ -33,7 +33,7 @@ COMPARED = (
 )
 
 #: What they count beside that where several ranks run in step.
-RANKS_COMPARED = ("idle_states", "token_counts")
+RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
 #: What they count beside that where requests have grammars.
 GRAMMARS_COMPARED = ("masks",)

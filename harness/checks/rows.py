@@ -50,7 +50,7 @@ def check_rows_of_batches(evidence: Evidence) -> CheckResult:
 
 def expected_places(evidence: Evidence, part: Part) -> Iterator[tuple[Phase, list[Place]]]:
     """(phase, its (step, slot) places) that one part of a batch must have."""
-    spec = evidence.scenario.spec
+    spec = part.spec(evidence.scenario.spec)
     if part.record.mode == "PREFILL":
         yield Phase.PREFILL, [(0, slot) for slot in range(part.length)]
         yield Phase.DRAFT_PREFILL, [(layer, slot) for layer in range(spec.layers) for slot in range(part.length)]
@@ -116,6 +116,10 @@ def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
     if parts[0].start != 0 and not evidence.scenario.engine.radix_cache and parts[0].record.mode == "PREFILL":
         yield _shape(parts[0], 0, parts[0].start, "start-without-prefix-cache")
     prompts = {request.rid: len(request.input_ids) for request in evidence.scenario.requests}
+    spec = evidence.scenario.spec
+    for part in parts if spec.adaptive is not None else ():
+        if part.record.mode == "DECODE" and part.record.num_steps not in spec.candidate_steps:
+            yield _shape(part, list(spec.candidate_steps), part.record.num_steps, "steps-not-a-candidate")
     for part in parts:
         if part.record.mode != "PREFILL" or part.attempt > 0 or part.rid not in prompts:
             continue

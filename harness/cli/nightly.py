@@ -272,7 +272,7 @@ def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:
     ]
     there = {cell.name for cell in cells if cell.kind == "case"}
     cases = [
-        f"case {name}, which needs {catalogue.load(name).scenario.engine.dp_size} GPUs"
+        f"case {name}, which needs {catalogue.load(name).scenario.engine.tp_size} GPUs"
         for name in asked.chosen_cases
         if name not in there
     ]

@@ -263,10 +263,15 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"is smaller than engine.page_size {engine.page_size}: chunks are whole pages, so "
             f"prompts would wait forever\n  allowed: a chunk of {engine.page_size} or more, or smaller pages"
         )
-    if engine.tp_size != engine.dp_size:
+    if engine.tp_size % engine.dp_size:
         yield (
-            f"engine.tp_size is {engine.tp_size}, "
-            f"which this version does not run\n  allowed: the value of engine.dp_size ({engine.dp_size})"
+            f"engine.tp_size is {engine.tp_size}, and engine.dp_size {engine.dp_size} does not divide it: each DP rank "
+            f"has as many TP ranks as the others\n  allowed: a multiple of {engine.dp_size}"
+        )
+    elif engine.disaggregation and engine.tp_size != engine.dp_size:
+        yield (
+            f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
+            f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
@@ -288,14 +293,16 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     """Positions run up to num_steps past the last token; SGLang reserves twice a round's nodes in KV slots."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare = max(CONTEXT_SPARE, spec.num_steps)
+    spare = max(CONTEXT_SPARE, spec.most_steps)
     if prompt + new > engine.context_length - spare:
         yield (
             f"{asked} exceed the context of {engine.context_length} less {spare} to speculate\n"
             f"  allowed: together at most {engine.context_length - spare}, "
             f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS"
         )
-    pool = engine.max_total_tokens - 2 * max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    pool = engine.max_total_tokens - 2 * max(
+        spec.most_steps * spec.eagle_topk, spec.most_steps + 1, spec.num_draft_tokens
+    )
     if prompt + new > pool:
         yield (
             f"{asked} never fit engine.max_total_tokens {engine.max_total_tokens}\n"

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from harness.contract.scenario import SpecConfig
 from harness.contract.trace import RoundRecord, Trace
 
 #: (dp_rank, rid, attempt, committed): one request's share of one batch.
@@ -24,6 +25,10 @@ class Part:
     start: int
     length: int
     final: bool
+
+    def spec(self, spec: SpecConfig) -> SpecConfig:
+        """That of its round, where the number of steps changes."""
+        return spec.of_round(self.record.num_steps)
 
     @property
     def share(self) -> Share:

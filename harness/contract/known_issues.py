@@ -9,6 +9,7 @@ must not judge.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -71,10 +72,18 @@ class Releases(_Page):
 
 
 class Upstream(_Page):
-    """Where SGLang's own project speaks of it, and how that stands."""
+    """Where SGLang's own project speaks of it, and how that stands. pulls: the pull requests that fixed it."""
 
     state: Literal["open", "closed, not fixed", "fixed", "not found", "not searched"]
     reference: str = ""
+    pulls: tuple[int, ...] = ()
+
+    @property
+    def link(self) -> str:
+        """The first page of SGLang's project that speaks of it; empty where none does."""
+        found = re.search(r"(pull request|issue) (\d+)", self.reference)
+        sort, number = ("pull request", self.pulls[0]) if self.pulls else found.groups() if found else ("", "")
+        return f"https://github.com/sgl-project/sglang/{'issues' if sort == 'issue' else 'pull'}/{number}" * bool(sort)
 
 
 class Nights(_Page):
@@ -177,6 +186,15 @@ class KnownIssue(_Page):
     def window(self) -> str:
         """Its releases in words."""
         return self.releases.text
+
+    @property
+    def fixed(self) -> str:
+        """Its releases, and the first one without it, in words."""
+        return f"{self.window}, fixed in {self.fixed_in}" if self.fixed_in else self.window
+
+    def on(self, release: str, revert: int | None) -> bool:
+        """Whether it can show there. revert: the fix that SGLang was told to take out."""
+        return self.releases.has(release) or (revert is not None and revert in self.upstream.pulls)
 
     @property
     def newest_bad(self) -> str:
@@ -328,17 +346,23 @@ def assumed_by(reasons: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What to say of a known finding beside a verdict. assume: whether `--assume` takes it on that device."""
+    """What to say of a known finding beside a verdict. link: of SGLang's project, or empty.
+
+    assume: whether `--assume` takes it on that device; predicted: whether a recheck alone can.
+    """
 
     id: str
     title: str
     window: str
+    fixed: str
+    link: str
     assume: bool
+    predicted: bool
 
     @property
     def line(self) -> str:
-        said = f"known: {self.id} ({self.title}; {self.window}), see  eaglecheck findings {self.id}"
-        return f"{said}; --assume {self.id} expects it and reports only other differences" if self.assume else said
+        link = f", {self.link}" if self.link else ""
+        return f"known: {self.id} ({self.title}; {self.fixed}{link}), see  eaglecheck findings {self.id}"
 
 
 def known_as(
@@ -347,6 +371,7 @@ def known_as(
     scenario: Scenario,
     release: str,
     device: str,
+    revert: int | None = None,
     reasons: Sequence[str] = (),
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, tuple[Known, ...]]:
@@ -360,7 +385,7 @@ def known_as(
         one
         for one in issues().values()
         if one.id not in assumed
-        and one.releases.has(release)
+        and one.on(release, revert)
         and one.reached_by(
             scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint, draft=draft
         )
@@ -370,4 +395,12 @@ def known_as(
 
 
 def _known(one: KnownIssue, device: str) -> Known:
-    return Known(id=one.id, title=one.title, window=one.window, assume=one.assumable_on(device))
+    return Known(
+        id=one.id,
+        title=one.title,
+        window=one.window,
+        fixed=one.fixed,
+        link=one.upstream.link,
+        assume=one.assumable_on(device),
+        predicted=one.assume == "predicted",
+    )

@@ -28,6 +28,7 @@ POOL = 2**24
 POOL_IS = f"{POOL} tokens are 16 of the longest contexts, and memory is taken for all of them at boot"
 #: Tokens a request may grow to where nothing else is asked for; the tiny checkpoints have as many positions.
 CONTEXT_LENGTH = 512
+MOST_STEPS = 16
 STEPS_ARE = "512 scheduler steps end any request, and each is waited for"
 
 
@@ -39,16 +40,20 @@ class SpecConfig(Strict):
 
     MTP: num_steps layers of a multi-layer MTP draft, each proposing one token; a chain only.
 
+    adaptive: what SGLang reads from the file of `speculative_adaptive_config`: batch sizes, each with candidate_steps
+    between which it changes while it serves, 0 for rounds that do not speculate; num_steps is what it starts with.
+
     plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
     a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
     plugin.
     """
 
     algorithm: Algorithm = "EAGLE"
-    num_steps: Annotated[int, Field(ge=1, le=16)] = 3
+    num_steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] = 3
     eagle_topk: Annotated[int, Field(ge=1, le=16)] = 1
     num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
     plugin: Literal["bare", "none", "own"] | None = None
+    adaptive: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
@@ -65,7 +70,39 @@ class SpecConfig(Strict):
                 f"num_draft_tokens {self.num_draft_tokens} exceeds the {most} nodes that num_steps {self.num_steps} "
                 f"and eagle_topk {self.eagle_topk} can propose"
             )
+        if self.adaptive is not None:
+            self._check_adaptive(self.adaptive)
         return self
+
+    def _check_adaptive(self, adaptive: dict[str, Any]) -> None:
+        if self.algorithm == "MTP" or self.eagle_topk != 1 or self.plugin:
+            raise ValueError("adaptive needs a chain (eagle_topk 1) of EAGLE or EAGLE3, without a plugin")
+        listed = [entry.get("candidate_steps") for size, entry in adaptive.items() if size.isdigit()]
+        if not listed or not all(
+            isinstance(steps, list) and steps and all(type(one) is int and 0 <= one <= MOST_STEPS for one in steps)
+            for steps in listed
+        ):
+            raise ValueError(
+                'adaptive needs a batch size with candidate_steps, for example {"1": {"candidate_steps": [0, 1, 3]}}; '
+                f"each of them 0 to {MOST_STEPS}"
+            )
+
+    @property
+    def candidate_steps(self) -> tuple[int, ...]:
+        """Every number of steps that a round may have."""
+        sizes = (self.adaptive or {}).items()
+        found = {step for size, entry in sizes if size.isdigit() for step in entry["candidate_steps"]}
+        return tuple(sorted(found)) or (self.num_steps,)
+
+    @property
+    def most_steps(self) -> int:
+        return max(self.num_steps, *self.candidate_steps)
+
+    def of_round(self, num_steps: int) -> SpecConfig:
+        """That of a round of so many steps, none included; -1: the same in every round."""
+        if num_steps in (-1, self.num_steps):
+            return self
+        return self.model_copy(update={"num_steps": num_steps, "num_draft_tokens": num_steps + 1})
 
     @property
     def layers(self) -> int:
@@ -75,15 +112,16 @@ class SpecConfig(Strict):
     @property
     def draft_steps(self) -> int:
         """Draft forwards of a round before its verify: layers propose the whole chain while they catch up."""
-        return 0 if self.algorithm == "MTP" else self.num_steps - 1
+        return 0 if self.algorithm == "MTP" else max(0, self.num_steps - 1)
 
 
 class EngineConfig(Strict):
     """Server settings. All are fixed at boot but chunked_prefill_size and running_limit, which a scenario may change.
 
     running_limit lowers max_running_requests for one scenario. priority_scheduling: requests of higher priority go
-    first, and one that is higher by more than ten takes the place of a running one. dp_size above 1 is DP attention
-    over tp_size = dp_size ranks; chunked_prefill_size, max_running_requests and running_limit then hold for each rank.
+    first, and one that is higher by more than ten takes the place of a running one. tp_size: ranks that share each
+    request. dp_size above 1 is DP attention: tp_size / dp_size ranks share a request, and chunked_prefill_size,
+    max_running_requests and running_limit hold for each DP rank.
 
     overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
@@ -128,6 +166,11 @@ class EngineConfig(Strict):
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
 
+    @property
+    def attention_tp_size(self) -> int:
+        """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
+        return self.tp_size // self.dp_size
+
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
         return self.model_dump(exclude={"chunked_prefill_size", "running_limit"})
@@ -139,7 +182,10 @@ class Op(Strict):
     submit   rids arrive at the next scheduler step, in this order
     step     `count` steps of the scheduler loop
     abort    rids are aborted at the next step
-    retract  every running request goes back to the waiting queue at the next step, and generation goes on
+    retract  every running request goes back to the waiting queue at the next step, and generation goes on. With rids:
+             these alone, at the next batch that would decode, as SGLang does when its pool runs out: in its own order
+             and never the last one (a release that only takes from the end of a batch takes those behind them too).
+             With name "test": those that SGLang's own switch for testing takes
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
@@ -158,6 +204,11 @@ class Op(Strict):
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+
+    @property
+    def everybody(self) -> bool:
+        """Of a retraction: whether it is one of every running request."""
+        return not (self.rids or self.name)
 
 
 class Scenario(Strict):
@@ -262,8 +313,14 @@ def _check_sides(scenario: Scenario) -> None:
             raise ValueError(
                 f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.disaggregation, or none"
             )
+        if op.kind == "retract" and (op.name not in (None, "test") or (op.name and op.rids)):
+            raise ValueError(
+                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, name test, or none"
+            )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
+    if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
+        raise ValueError("spec.adaptive is driven on one engine, and SGLang refuses it with DP attention")
     if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
         raise ValueError(
             "spec.plugin needs engine.disaggregation and algorithm EAGLE; set both, or leave spec.plugin out"

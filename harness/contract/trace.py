@@ -7,7 +7,7 @@ part begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -249,7 +249,8 @@ class RoundRecord:
     length before the round and len is the accept length (0 if the request took no part in a verify).
     forwards counts the model forwards entered, by phase. graphs names the phases that a CUDA graph ran, with the batch
     size it was captured for; the others ran eagerly. side: 'prefill' or 'decode' where these are two engines, with a
-    number for each batch of either; PREBUILT: what was handed over, start its committed length, len 0.
+    number for each batch of either; PREBUILT: what was handed over, start its committed length, len 0. num_steps: steps
+    of this round, where they change while SGLang serves (0: it does not speculate); else -1.
     """
 
     index: int
@@ -265,6 +266,7 @@ class RoundRecord:
     forwards: dict[str, int]
     graphs: dict[str, int] = field(default_factory=dict)
     side: str = ""
+    num_steps: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,6 +285,12 @@ class RequestEnd:
 
 #: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
 EOS = "eos_token_ids"
+
+
+def replaced_kernels(header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The operations that a replacement kernel of ours computed, by a header; of those for samplers see `accepts`."""
+    return [entry for entry in header.get("replaced") or () if entry.get("by") == "stand-in"]
+
 
 #: Events behind which an engine is not used any more.
 ENDS = ("crash", "hang", "lost")

@@ -6,10 +6,11 @@ See `harness/coverage`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
-from harness.contract.trace import RequestEnd, Trace
+from harness.contract.trace import RequestEnd, RoundRecord, Trace
 from harness.coverage.points import (
     LONGEST_ACCEPT,
     Place,
@@ -94,13 +95,36 @@ for _length in range(1, LONGEST_ACCEPT + 1):
 @coverage_point("every accept length from 1 to k+1 (counts the rarest)")
 def every_accept_len_seen(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     parts = list(verify_parts(trace))
-    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.num_steps + 2)]
+    by_length = [[part for part in parts if part.length == length] for length in range(1, scenario.spec.most_steps + 2)]
     yield from min(by_length, key=len)
 
 
 @coverage_point("one request rejected everything and another accepted everything in one batch")
 def accept_len_1_and_full_in_one_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    yield from (record for record in verifies(trace) if {1, scenario.spec.num_steps + 1} <= set(record.lens))
+    for record in verifies(trace):
+        steps = scenario.spec.of_round(record.num_steps).num_steps
+        yield from [record] if steps and {1, steps + 1} <= set(record.lens) else []
+
+
+def _changed(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
+    """Decode rounds of another number of steps than the one before, with that one."""
+    rounds = [record for record in verifies(trace) if record.num_steps >= 0]
+    yield from ((one, two) for one, two in pairwise(rounds) if one.num_steps != two.num_steps)
+
+
+@coverage_point("a round of more draft steps than the one before, while requests run")
+def steps_raised(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if two.num_steps > one.num_steps and set(one.rids) & set(two.rids))
+
+
+@coverage_point("a round of fewer draft steps than the one before, while requests run")
+def steps_lowered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if two.num_steps < one.num_steps and set(one.rids) & set(two.rids))
+
+
+@coverage_point("a round without draft steps between rounds that speculate, while requests run")
+def steps_zero_and_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    yield from (two for one, two in _changed(trace) if not one.num_steps and set(one.rids) & set(two.rids))
 
 
 @coverage_point("a verify of a request that may generate only one more token")
@@ -119,9 +143,10 @@ def stop_inside_accepted_run(scenario: Scenario, trace: Trace) -> Iterator[Place
 
 @coverage_point("a round whose draft and verify rows lie on both sides of a page border")
 def page_border_in_draft(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    page, k = scenario.engine.page_size, scenario.spec.num_steps
-    if page > 1:
-        yield from (part for part in verify_parts(trace) if part.start // page != (part.start + k) // page)
+    page = scenario.engine.page_size
+    for part in verify_parts(trace) if page > 1 else ():
+        if part.start // page != (part.start + part.spec(scenario.spec).num_steps) // page:
+            yield part
 
 
 # Leaving: aborts, preemption
@@ -250,7 +275,7 @@ def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
 def context_limit(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     """SGLang holds back max(k·t, n) slots of the window for drafts."""
     spec, context = scenario.spec, int(trace.header.get("context_length", scenario.engine.context_length))
-    room = context - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    room = context - max(spec.most_steps * spec.eagle_topk, spec.num_draft_tokens)
     for end in trace.ends:
         cut = len(end.output_ids) < scenario.request(end.rid).max_new_tokens
         if end.reason == "length" and (cut or last_output(scenario, end) + 1 >= room):

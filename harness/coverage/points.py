@@ -75,7 +75,7 @@ def count(scenario: Scenario, trace: Trace) -> tuple[dict[str, int], dict[str, i
 
     A position is a row that has one, in the batches, or parts of batches, where it happened; each row once.
     """
-    beyond = {f"accept_len_{length}" for length in range(scenario.spec.num_steps + 2, LONGEST_ACCEPT + 1)}
+    beyond = {f"accept_len_{length}" for length in range(scenario.spec.most_steps + 2, LONGEST_ACCEPT + 1)}
     times, inside = {}, {}
     for point in POINTS.values():
         if point.name not in beyond:

@@ -26,6 +26,8 @@ MOST_PAGE = 512
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
 FIRST_WITH_REJECTION = Version("0.5.14")
+#: The first release that is known to change the number of steps while it serves, zero included.
+FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
 LAST_WITHOUT_DECODE_CACHE = Version("0.5.17")
 #: Up to here the kernel that lays out pages (alloc_extend) takes powers of two only, as it still does on a GPU; what
@@ -164,6 +166,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"lays out pages of a power of two on {device}\n"
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
+    if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
+        return (
+            f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
+            f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
+        )
     if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
         return (
             f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
@@ -212,13 +219,13 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
 def unserved(scenario: Scenario, *, version: str) -> str:
     """Why what stands in for the network between two engines does not serve the script; empty if it does."""
-    taken_back = any(op.kind == "retract" for op in scenario.script)
+    taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
-            f"op 'retract' with engine.disaggregation: SGLang {version} "
+            f"op 'retract' of all requests with engine.disaggregation: SGLang {version} "
             f"then has prompts read again on the prefill side, which the "
             "transfers of this version do not serve\n"
-            "  allowed: a smaller engine.max_total_tokens, which makes the decode side take requests back by itself; "
+            "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""

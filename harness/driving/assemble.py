@@ -211,6 +211,7 @@ class Assembler:
                 forwards=dict(message["forwards"]),
                 graphs=dict(message.get("graphs", {})),
                 side=message.get("side", ""),
+                num_steps=message.get("num_steps", -1),
                 **columns,
             )
         )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
 from harness.driving.rounds import Unpacker
+from harness.driving.tensor_ranks import compared
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 
@@ -43,6 +44,8 @@ class _Run:
     scenario: Scenario
     on_step: OnStep
     assembler: Assembler = field(default_factory=Assembler)
+    #: of the TP ranks beside the first of a DP rank: what each reported
+    others: dict[Place, Assembler] = field(default_factory=dict)
     scheduler_step: int = 0
     announced: list[str] = field(default_factory=list)
     submitted: dict[str, None] = field(default_factory=dict)
@@ -104,6 +107,9 @@ class _Run:
             self.note("abort", **data)
 
     def _do_retract(self, op: Op) -> None:
+        if op.rids or op.name:
+            self.engine.retract(op.rids)
+            return
         self.engine.pause(mode="retract")
         self.engine.resume()
         # Both are read in one scheduler step: retracted, then going on.
@@ -133,7 +139,7 @@ class _Run:
 
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
-            self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"])
+            self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"], **self.of(rank))
 
     def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:
@@ -162,9 +168,14 @@ class _Run:
         reports = self.engine.step(expect=expect, meanwhile=self.read)
         for report in reports:
             self.scheduler_steps[(report.side, report.number)] = self.scheduler_step
-            self.bring(report.messages, (report.side, report.dp_rank, report.tp_rank))
+            place = report.side, report.dp_rank, report.tp_rank
+            self.bring(report.messages, place)
             side = {"side": report.side} if report.side else {}
-            self.note("turn", dp_rank=report.dp_rank, **report.state, **side)
+            taken_back = report.state.pop("taken_back", ())
+            if place not in self.others:
+                self.note("turn", dp_rank=report.dp_rank, **report.state, **side)
+                for one in taken_back:
+                    self.note("retract", dp_rank=report.dp_rank, **one, **side)
         self.idle = all(report.state["idle"] for report in reports)
         self.on_step(self.scheduler_step, reports[-1].state)
         self.scheduler_step += 1
@@ -189,20 +200,32 @@ class _Run:
     def _read_one(self, messages: Callable[[], Messages], place: Place, brought: int) -> Iterator[bool]:
         """A round is of the step it ran in, however late it arrives; events keep their order, however late read."""
         side, dp_rank, tp_rank = place
+        assembler = self.others.get(place, self.assembler)
         for packed, held in messages():
             scheduler_step = self.scheduler_steps.get((side, packed.get("scheduler_step", -1)), self.scheduler_step)
             for message, arrays in self.unpackers[place].unpack(packed, held):
-                self.assembler.feed(
+                assembler.feed(
                     message, arrays, scheduler_step=scheduler_step, dp_rank=dp_rank, tp_rank=tp_rank, side=side
                 )
-                self.events += [((brought + 1, 0), event) for event in self.assembler.events]
-                self.assembler.events.clear()
+                if assembler is self.assembler:
+                    self.events += [((brought + 1, 0), event) for event in assembler.events]
+                    assembler.events.clear()
                 yield True
 
     def trace(self, *, header: dict[str, Any]) -> Trace:
         """Everything that was done, seen and read."""
         self.assembler.events = [event for _, event in sorted(self.events, key=lambda one: one[0])]
-        return self.assembler.build(scenario_id=self.scenario.id, header=header)
+        trace = self.assembler.build(scenario_id=self.scenario.id, header=header)
+        others = {
+            place[1:]: assembler.build(scenario_id=self.scenario.id, header=header)
+            for place, assembler in self.others.items()
+        }
+        return replace(trace, events=(*trace.events, *compared(trace, others)))
+
+    def of(self, handshake: dict[str, Any]) -> dict[str, Any]:
+        """What events say of where they come from: the side of a pair, the TP rank beside the first of its DP rank."""
+        place = _place_of(handshake)
+        return _side_of(handshake) | ({"tp_rank": place[2]} if place in self.others else {})
 
 
 def _to(side: str | None, message: str) -> str:
@@ -222,12 +245,20 @@ def drive(
     Raises EngineError if the engine refuses a command, ScriptError for an op it cannot perform.
     """
     header = dict(engine.handshakes[0])
-    run = _Run(engine=engine, scenario=scenario, on_step=on_step, eos=tuple(header.get(EOS, ())))
+    places = [_place_of(rank) for rank in engine.handshakes]
+    run = _Run(
+        engine=engine,
+        scenario=scenario,
+        on_step=on_step,
+        eos=tuple(header.get(EOS, ())),
+        others={place: Assembler() for place in places if any(one[:2] == place[:2] and one < place for one in places)},
+    )
     try:
         settings = scenario.engine
         answers = engine.begin(chunk=settings.chunked_prefill_size, running_limit=settings.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
-            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **_side_of(rank))
+            run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **run.of(rank))
+            _note_source(run, rank, began, when="start")
         for op in scenario.script:
             run.perform(op)
         _finish(run)
@@ -257,9 +288,10 @@ def _side_of(handshake: dict[str, Any]) -> dict[str, str]:
 def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
         run.bring(partial(list, ended["messages"]), _place_of(rank))
-        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **_side_of(rank))
+        run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **run.of(rank))
+        _note_source(run, rank, ended, when="end")
         for name, fired in ended["fired"].items():
-            run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired)
+            run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired, **run.of(rank))
     for end in run.engine.collect(list(run.submitted)):
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
@@ -286,6 +318,12 @@ def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[st
     run.note("answer", rid=rid, meta=meta, pieces=pieces)
 
 
+def _note_source(run: _Run, rank: dict[str, Any], said: dict[str, Any], *, when: str) -> None:
+    """What a boot that mutates SGLang's source, or follows its lines, said of it (see engine_side.host.source_swap)."""
+    if "source" in said:
+        run.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **run.of(rank))
+
+
 def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
     return {
         "site": report.get("site", "unknown"),
@@ -296,6 +334,7 @@ def _crash_data(report: dict[str, Any]) -> dict[str, Any]:
         "round": report.get("at_round", -1),
         "step": report.get("at_step", 0),
         "dp_rank_reported": report.get("dp_rank", 0),
+        "tp_rank": report.get("tp_rank", 0),
         **_side_of(report),
     }
 

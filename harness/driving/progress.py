@@ -249,7 +249,7 @@ def hardly_agrees(results: Sequence[ScenarioResult]) -> list[str]:
         counts.update(one.accepted)
     if counts.total() < LEAST_VERIFIES or counts.total() - counts[1] > MOST_AGREED * counts.total():
         return []
-    longest = max(one.scenario.spec.num_steps for one in results) + 1
+    longest = max(one.scenario.spec.most_steps for one in results) + 1
     return [f"{HARDLY}: accept length {mean_accept_length(results):.2f} of {longest}; a wrong chain cannot show in it"]
 
 
@@ -269,6 +269,7 @@ def _known(
         scenario=scenario,
         release=setup.release,
         device=setup.device,
+        revert=setup.revert,
         reasons=verdict.reasons,
         draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
     )

@@ -242,7 +242,7 @@ def _whole(current: _Round) -> Message:
     lens = given["lens"]
     if given["mode"] == "DECODE":
         lens = current.accept_lens or [0] * len(current.rids)
-    names = ("index", "mode", "rids", "final", "attempts", "forwards", "graphs")
+    names = ("index", "mode", "rids", "final", "attempts", "forwards", "graphs", "num_steps")
     return {"ev": "round", "starts": current.starts, "lens": lens, **{name: given[name] for name in names}}
 
 

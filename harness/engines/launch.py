@@ -201,6 +201,8 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
         "speculative_eagle_topk": spec.eagle_topk,
         "speculative_num_draft_tokens": spec.num_draft_tokens,
     }
+    if spec.adaptive is not None:
+        arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": spec.adaptive}
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments

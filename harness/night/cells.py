@@ -90,7 +90,7 @@ def plan(
             *(
                 _case(case, engine, device=device, wanted=wanted)
                 for case in cases
-                if case.scenario.engine.dp_size <= most
+                if case.scenario.engine.tp_size <= most
             ),
             *(
                 cell
@@ -115,7 +115,7 @@ def _case(case: Case, engine: str, *, device: str, wanted: Wanted) -> Cell:
 
 
 def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted: Wanted, most: int) -> Iterator[Cell]:
-    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.dp_size <= most]
+    boots = [boot for boot in family.boots if boot.works_on(engine) and boot.engine.tp_size <= most]
     since = {boot.boot_key(): boot.since for boot in family.boots}
     oldest = min((boot.since for boot in family.boots), key=Version)
     assumes = tuple(sorted({name for boot in family.boots for name in boot.assumes}))
@@ -123,7 +123,7 @@ def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted:
     fixed = [
         one
         for one in adapted(old_enough, wanted, device=device)
-        if not refusal(one, version=engine, device=device) and one.engine.dp_size <= most
+        if not refusal(one, version=engine, device=device) and one.engine.tp_size <= most
     ]
     if fixed:
         yield Cell(

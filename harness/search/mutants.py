@@ -178,8 +178,8 @@ def judged(mutant: Mutant, outcome: ScenarioResult, *, examples: int) -> Score:
 
 
 def _why(mutant: Mutant, outcome: ScenarioResult) -> str:
-    fired = {event.data["mutant"]: event.data["fired"] for event in outcome.trace.events if event.name == "fault"}
-    if fired.get(mutant.id) == 0:
+    fired = [event.data["fired"] for event in outcome.trace.events if event.data.get("mutant") == mutant.id]
+    if fired and not any(fired):
         return f"it never acted in {outcome.scenario.name}"
     if outcome.verdict.outcome is Outcome.FAIL:
         return f"shown only by {', '.join(outcome.verdict.root_kinds)}; expected {' or '.join(mutant.kinds)}"

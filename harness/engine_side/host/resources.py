@@ -5,11 +5,17 @@ Engine side: a card is taken before anything of SGLang or torch is imported.
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+from pathlib import Path
 from typing import Any
 
 from ...both_sides import gpus, leases, port_leases, wire
+from .processes import ENV_SOCKET
+
+#: An argument that is a file's path to SGLang, and what the file holds to us.
+ADAPTIVE = "speculative_adaptive_config"
 
 
 def take_lease(sock: socket.socket, boot: dict[str, Any]) -> list[Any]:
@@ -44,7 +50,12 @@ def engine_arguments(boot: dict[str, Any], ports: port_leases.Ports) -> dict[str
     for base in ServerArgs.__mro__:
         known |= set(getattr(base, "__annotations__", {}))
     optional = {**ports.arguments, **boot["optional_arguments"]}
-    return {**boot["arguments"], **{name: value for name, value in optional.items() if name in known}}
+    arguments = {**boot["arguments"], **{name: value for name, value in optional.items() if name in known}}
+    if ADAPTIVE in arguments:  # SGLang reads it from a file; the engine's own folder goes with it
+        file = Path(os.environ[ENV_SOCKET]).with_name("adaptive.json")
+        file.write_text(json.dumps(arguments[ADAPTIVE]))
+        arguments[ADAPTIVE] = str(file)
+    return arguments
 
 
 def gpu_used(held: list[Any]) -> int | None:

@@ -98,10 +98,11 @@ def _install_in(
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
-    probe = Probe(recorder, release, graphs)
+    probe = Probe(recorder, release, graphs, adaptive=bool(boot["arguments"].get("speculative_adaptive")))
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
+    gate.retraction.install(probe.hooks, module, sys.modules["sglang.srt.managers.schedule_batch"])
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.hooks.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:
@@ -114,7 +115,7 @@ def _install_in(
             DpProbe(probe).install()
         if side:
             HandoffProbe(probe, scheduler).install()
-        gate.make_mutants = lambda: _make_mutants(probe, scheduler)
+        gate.make_mutants = lambda: _make_mutants(probe, scheduler, tp_rank=ranks[1])
     hello = {
         "op": "hello",
         "role": "scheduler",
@@ -161,7 +162,7 @@ def _versions(boot: dict[str, Any]) -> dict[str, Any]:
     return {"release": sglang.__version__, **tree, "torch": torch.__version__, "device": boot["device"], "card": card}
 
 
-def _make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+def _make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     from ..mutants.sites import make_mutants
 
-    return make_mutants(probe, scheduler)
+    return make_mutants(probe, scheduler, tp_rank=tp_rank)

@@ -233,3 +233,19 @@ def layers_exchanged(scene: Scene, values: Values) -> Values:
     if ids.shape[1] < 2:
         return {}
     return {"ids": ids[:, [1, 0, *range(2, ids.shape[1])]]}
+
+
+# -- what TP ranks exchange --
+
+
+@act
+def left_out(scene: Scene, values: Values) -> Values:
+    """A rank goes on with its own part in the place of the sum."""
+    return {"sum": values["part"]}
+
+
+@act
+def shards_swapped(scene: Scene, values: Values) -> Values:
+    """The shards of the last dimension lie in the opposite order."""
+    whole, width = values["whole"], values["part"].shape[-1]
+    return {"whole": torch.cat(whole.split(width, dim=-1)[::-1], dim=-1)}

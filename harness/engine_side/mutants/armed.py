@@ -38,9 +38,9 @@ class ArmedMutants:
     #: mutants that this engine's graphs hold: those act there, and nowhere else
     captured: GraphMutants | None = None
 
-    def __init__(self, probe: Probe, *, page: int) -> None:
+    def __init__(self, probe: Probe, *, page: int, tp_rank: int = 0) -> None:
         self.probe, self.recorder = probe, probe.recorder
-        self.page = page
+        self.page, self.tp_rank = page, tp_rank
         self.armed: list[Armed] = []
         self.batches = 0
         #: what the newest forward of a phase returned, and the draft state that went into the newest with requests
@@ -116,6 +116,7 @@ class ArmedMutants:
             and self.batches >= armed.first - (self.recorder.round is None)
             and (not armed.mutant.phases or phase in armed.mutant.phases)
             and armed.mutant.args.get("step", step) == step
+            and armed.mutant.args.get("tp_rank", self.tp_rank) == self.tp_rank
         ]
 
     def _logits(self, phase: str) -> torch.Tensor | None:

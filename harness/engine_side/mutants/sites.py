@@ -28,9 +28,9 @@ TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibl
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
 
-def make_mutants(probe: Probe, scheduler: Any) -> ArmedMutants:
+def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     """The mutants of a scheduler process, with every site wrapped."""
-    mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size))
+    mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
@@ -69,6 +69,11 @@ class Sites:
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
+        ]
+        parallel = sys.modules["sglang.srt.distributed.parallel_state"]
+        inside += [
+            (parallel, "GroupCoordinator.all_reduce", self._reduced),
+            (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
@@ -152,6 +157,24 @@ class Sites:
         counts = getattr(forward_batch, COUNTS, None)
         values |= {} if counts is None else {"counts": torch.tensor(counts)}
         return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- what ranks exchange -----------------------------------------------------------------------------------
+
+    def _reduced(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        """The part is written over by the sum."""
+        phase = self._recorder.last.get("phase", "")
+        own = part.clone() if ranks.world_size > 1 and self._mutants.at("reduced", phase) else None
+        whole = original(ranks, part, *args, **kwargs)
+        if own is None:
+            return whole
+        return self._mutants.apply("reduced", {"part": own, "sum": whole}, phase=phase).get("sum", whole)
+
+    def _gathered(self, original: Original, ranks: Any, part: Any, *args: Any, **kwargs: Any) -> Any:
+        phase, whole = self._recorder.last.get("phase", ""), original(ranks, part, *args, **kwargs)
+        if ranks.world_size == 1 or not self._mutants.at("gathered", phase):
+            return whole
+        values = {"part": part, "whole": whole}
+        return self._mutants.apply("gathered", values, phase=phase).get("whole", whole)
 
     # -- drafting ----------------------------------------------------------------------------------------------
 

@@ -20,6 +20,8 @@ from .snapshot import Copy, Tensors
 
 #: What a chain's draft step ends with where `select_top_k_tokens` is not asked.
 CHAIN_CHOOSER = "draft_topk1_postprocess"
+#: What a round without draft steps verifies; only where their number changes.
+TRIVIAL_VERIFY = "_build_trivial_verify_input"
 #: What walks a tree, or a chain, by uniforms; only a batch with a sampled request asks for one.
 SAMPLED_WALKS = ("tree_speculative_sampling_target_only", "chain_speculative_sampling_triton")
 #: Where releases from 0.5.15 to 0.5.22 or so look them up at each call, instead of importing them by name.

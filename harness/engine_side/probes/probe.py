@@ -16,7 +16,7 @@ from ...both_sides.compat import Release
 from ..hooks import HookRegistry
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
-from .names import CHAIN_CHOOSER, read_batch
+from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
 from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
@@ -27,7 +27,9 @@ Original = Callable[..., Any]
 class Probe:
     """Installs every hook of one release in one scheduler process."""
 
-    def __init__(self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None) -> None:
+    def __init__(
+        self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None, *, adaptive: bool = False
+    ) -> None:
         self.recorder = recorder
         self.release = release
         self.graphs = graphs
@@ -47,6 +49,8 @@ class Probe:
         self._mapped = False
         #: whether some rank of the group runs a prefill in the current round; an idle one then enters that too
         self._prefills = False
+        #: whether the number of steps changes while SGLang serves
+        self._adaptive = adaptive
 
     def install(self) -> None:
         """Wrap the worker, the drafting calls and the model runner; call after the worker modules were imported."""
@@ -56,6 +60,8 @@ class Probe:
         wrap = self.hooks.wrap
         self.install_rounds()
         wrap(module, f"{release.draft}.draft", self._draft)
+        if self._adaptive:  # a round without steps verifies the last token alone
+            wrap(module, f"{release.worker}.{TRIVIAL_VERIFY}", self._draft)
         wrap(module, f"{release.draft}.{release.draft_prefill}", self._draft_prefill)
         wrap(module, f"{release.draft}.{release.draft_extend}", self._draft_extend)
         wrap(module, "select_top_k_tokens", self._select)
@@ -93,6 +99,8 @@ class Probe:
                 raise
             finally:
                 recorder.phase = None
+            if self._adaptive and recorder.round is not None and recorder.round.mode == "DECODE":
+                recorder.round.num_steps = int(worker.speculative_num_steps)  # chosen as the round began
             recorder.close_round()
             return result
 

@@ -182,6 +182,7 @@ class Recorder:
             current.forwards,
             current.graphs,
             current.events,
+            current.num_steps,
         )
         shipped = HostRound(current.parts) if self.staging is None else self.staging.close_round()
         self._underway.append((current.scheduler_step, message, shipped))

@@ -81,6 +81,7 @@ class Round:
     final: list[bool]
     attempts: list[int]
     forwards: dict[str, int] = field(default_factory=dict)
+    num_steps: int = -1  # where they change from round to round
     graphs: dict[str, int] = field(default_factory=dict)  # phase -> batch size of the CUDA graph that ran it
     accepted: list[int] | Copy = field(default_factory=list)
     extend_rids: list[int] = field(default_factory=list)  # batch rows that take part in the draft-extend
