@@ -296,8 +296,7 @@ def _finish(run: _Run) -> None:
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
         if end.get("text") is not None:
-            matched = (end["meta"]["finish_reason"] or {}).get("matched")
-            run.note("text", rid=end["rid"], text=end["text"], matched=matched)
+            run.note("text", rid=end["rid"], text=end["text"], matched=end["matched"])
         run.assembler.ends.append(
             RequestEnd(
                 rid=end["rid"],
