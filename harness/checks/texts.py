@@ -144,12 +144,13 @@ def _faults(
     ids = request.stops(evidence.engine.header.get(EOS, ()))
     by_token = length > 0 and end.output_ids[-1] in ids
     if stop is not None and stop < length:
-        yield at_output(evidence, end, stop, length - stop, 0, "ran-past-stop-string")
+        hint = "tokens-behind-stop-string" if end.reason == "stop" and not by_token else "stop-string-missed"
+        yield at_output(evidence, end, stop, length - stop, 0, hint)
     elif end.reason == "stop" and stop != length and not by_token:
         yield at_output(evidence, end, length - 1, "no stop", "a stop string or token", "stopped-without-stop")
     elif end.reason == "length" and stop == length:
         yield at_output(evidence, end, length - 1, "length", "stop", "stop-string-not-said")
     elif stop == length and not by_token and answer["matched"] not in written["matched"]:
         yield at_output(evidence, end, length - 1, answer["matched"], written["matched"], "matched-another")
-    if answer["text"] != written["text"]:
+    elif answer["text"] != written["text"]:
         yield at_output(evidence, end, length - 1, answer["text"], written["text"], "text")

@@ -96,6 +96,11 @@ class RequestSpec(Strict):
         return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
 
     @property
+    def ends_by_text(self) -> bool:
+        """Whether strings or patterns may end it: where, check `texts` says."""
+        return bool(self.stop or self.stop_regex)
+
+    @property
     def greedy(self) -> bool:
         """Whether it takes the best token of each row: at temperature 0, or where only one token is left."""
         return self.temperature == 0.0 or self.top_k == 1
