@@ -133,6 +133,23 @@ _STRINGS = program(
     **TEXTS,
 )
 
+_RULES = program(
+    "ruled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=rules)
+        for i, (rid, rules) in enumerate(
+            {
+                "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+                "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+                "top-k": {"temperature": 1.0, "top_k": 3},
+                "other-k": {"temperature": 0.6, "top_k": 12},
+                "top-p": {"temperature": 1.0, "top_p": 0.2},
+            }.items()
+        )
+    ],
+    [submit("bias", "other-bias", "top-k", "other-k", "top-p"), DRAIN],
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
@@ -162,5 +179,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "sampled": (_SAMPLED,),
     "grammar": (_GRAMMAR,),
     "strings": (_STRINGS,),
+    "rules": (_RULES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -31,8 +31,8 @@ import torch
 from torch import Tensor
 
 from harness.both_sides.logit_processors import PARAMETER
-from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
-from reference.languages import KEYS, Language
+from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS, RequestSpec
+from reference.languages import Language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +52,7 @@ class Rules:
     @property
     def keys(self) -> tuple[str, ...]:
         """Those that it follows, beside the temperature."""
-        unknown = KEYS if self.language is None else ()
+        unknown = GRAMMARS if self.language is None else ()
         return tuple(key for key in self.request.rules if key not in self.without and key not in unknown)
 
     @property
@@ -90,7 +90,7 @@ class Rules:
             barred = torch.zeros_like(values, dtype=torch.bool)
             barred[named] = True
             values[barred if asked.custom_logit_processor == "forbid" else ~barred] = -torch.inf
-        if self.language is not None and kept & {*KEYS}:
+        if self.language is not None and kept & {*GRAMMARS}:
             allowed = self.language.allowed(generated)
             if allowed is not None:
                 values[torch.from_numpy(~allowed).to(values.device)] = -torch.inf
@@ -102,9 +102,7 @@ class Rules:
         slack: how much of a probability would have to change before another set of tokens is left; infinite where none
         are cut off.
         """
-        temperature = self.request.temperature
-        left: np.ndarray = (self.adjusted(logits, generated).double() / temperature).softmax(-1).cpu().numpy()
-        slack = float("inf")
+        left, slack = distribution(self.adjusted(logits, generated), self.request.temperature), float("inf")
         cuts = {"top_k": self._best_k, "top_p": self._nucleus, "min_p": self._likely}
         for key in CUTTING:
             if key in self.keys:
@@ -132,3 +130,9 @@ class Rules:
         """Those at least min_p times as likely as the likeliest."""
         least = self.request.min_p * left.max()
         return left >= least, float(np.abs(left[left > 0] - least).min(initial=np.inf))
+
+
+def distribution(logits: Tensor, temperature: float) -> np.ndarray:
+    """logits [...,V] -> float64 [...,V]."""
+    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).cpu().numpy()
+    return probabilities

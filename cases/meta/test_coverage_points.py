@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
+from harness.contract.requests import CUTTING
 from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
-from harness.coverage import POINTS, ReachTable, Where, count, names
+from harness.coverage import POINTS, ReachTable, Where, count, names, rules
 
 
 def prefill(scheduler_step, *parts, dp_rank=0):
@@ -59,10 +60,23 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+#: Every key that decides tokens, of the second request.
+RULED = {
+    "temperature": 1.0,
+    "top_k": 5,
+    "top_p": 0.5,
+    "min_p": 0.1,
+    "frequency_penalty": 1.0,
+    "presence_penalty": 1.0,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"3": 1.0},
+    "custom_logit_processor": "forbid",
+    "custom_params": {"token_ids": [3]},
+}
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
+    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
 
@@ -135,8 +149,21 @@ HAVING = {
     ),
 }
 
+DRAWN = Event(name="coins", scheduler_step=1, data={"round": 1})
+HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), events=(DRAWN,)), 1) for key in rules.KEYS}
+HAVING |= {
+    "first_token_by_rule": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
+    "sampled_beside_greedy": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1))), 1),
+    "ruled_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
+}
+
 #: point -> the nearest trace that has it not.
 LACKING = {
+    **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
+    **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
+    "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
+    "sampled_beside_greedy": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
+    "ruled_after_retraction": trace(decode(1, ("r1", 6, 1)), record(4, "DECODE", [("r0", 1, 4, 1, False)])),
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),

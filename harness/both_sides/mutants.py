@@ -25,6 +25,7 @@ SITES = {
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
     "masks": "which tokens grammars allow after each node: bits",
     "ending": "a text that its stop strings end: length, in tokens",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
@@ -58,6 +59,7 @@ NEEDS = {
     "sampled": "requests with a temperature, several at once",
     "grammar": "requests with a grammar",
     "strings": "stop strings that occur in the text",
+    "rules": "requests with rules of their own for their tokens, several at once",
 }
 
 #: What a mutant may do to the output.

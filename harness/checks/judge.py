@@ -136,6 +136,7 @@ def _assumed(evidence: Evidence) -> list[str]:
         scenario.engine,
         release=str(evidence.engine.header.get("release") or known_issues.NEWEST),
         device=str(evidence.engine.header.get("device") or "cpu"),
+        asked={key for request in scenario.requests for key in request.asked},
     )
 
 

@@ -20,10 +20,12 @@ TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+#: Keys that hold a text to a grammar.
+GRAMMARS = ("json_schema", "regex", "ebnf")
 #: Keys that change which token is the best of a row, and those that cut a distribution off.
 ADJUSTING = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "custom_logit_processor"),
-    *("min_new_tokens", "json_schema", "regex", "ebnf"),
+    *("min_new_tokens", *GRAMMARS),
 )
 CUTTING = ("top_k", "top_p", "min_p")
 
@@ -84,6 +86,9 @@ class RequestSpec(Strict):
                 f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
             )
         return value
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json(exclude_defaults=True))  # what holds a dict has no hash of its own
 
     @property
     def asked(self) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ Original = Callable[..., Any]
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
+SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
 
@@ -78,6 +79,9 @@ class Sites:
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
+        if release.sample is not None:  # the v1 worker's verify is one with its walk
+            inside.append((pages, release.sample[1], self._verify_settings))
+            inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
@@ -272,6 +276,28 @@ class Sites:
             changed = self._mutants.apply("masks", {"bits": each}, phase="VERIFY")
             bits.copy_(changed.get("bits", each).reshape(bits.shape))
         return original(verify_input, *args, **kwargs)
+
+    def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._asked(batch.sampling_info, "VERIFY"):
+            return original(given, batch, *args, **kwargs)
+
+    def _first_settings(self, original: Original, runner: Any, output: Any, info: Any, *args: Any, **kw: Any) -> Any:
+        with self._asked(info, "PREFILL"):
+            return original(runner, output, info, *args, **kw)
+
+    @contextmanager
+    def _asked(self, info: Any, phase: str) -> Iterator[None]:
+        """What a batch asks of its tokens, for as long as they are chosen."""
+        own = {} if info is None else {name: getattr(info, name, None) for name in SETTINGS}
+        values = {name: value for name, value in own.items() if value is not None}
+        changed = self._mutants.apply("settings", values, phase=phase) if values else {}
+        for name, value in changed.items():
+            setattr(info, name, value)
+        try:
+            yield
+        finally:
+            for name in changed:
+                setattr(info, name, own[name])
 
     def _uniforms(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         values = {name: kwargs[own] for name, own in UNIFORMS.items()}
