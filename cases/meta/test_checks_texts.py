@@ -135,6 +135,14 @@ def test_masks_that_nobody_saw_are_no_pass(pair, constrained):
     assert "masks of a in VERIFY not judged: the probe saw none" in result.unknown
 
 
+def test_texts_that_the_reference_cannot_spell_are_no_pass(pair, stopped):
+    scenario, trace = stopped
+    evidence = gather(scenario, trace, Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace))
+    bare = replace(evidence.reference, events=[one for one in evidence.reference.events if one.name != "written"])
+    result = run_check(CHECKS["texts"], replace(evidence, reference=bare))
+    assert result.unknown == ["the text of a is not judged: the reference has no tokenizer"]
+
+
 def test_a_grammar_without_a_second_opinion_is_no_pass(pair):
     scenario = program(SPECS["chain"], regex="[a-z].*")
     result, hints = judged(pair, scenario, driven(pair, program(SPECS["chain"])))

@@ -16,7 +16,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.outputs import at_output
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.trace import EOS, Event, RequestEnd
 from harness.contract.types import Divergence, Kind, Phase
 
@@ -129,6 +129,11 @@ def check_texts(evidence: Evidence) -> CheckResult:
     assert evidence.reference is not None
     written = {event.data["rid"]: event.data for event in evidence.reference.events if event.name == "written"}
     answers = {event.data["rid"]: event.data for event in evidence.engine.events if event.name == "text"}
+    result.unknown = [
+        f"the text of {request.rid} is not judged: the reference has no tokenizer"
+        for request in evidence.scenario.requests
+        if request.rid not in written and (request.ends_by_text or set(request.rules) & {*GRAMMARS})
+    ]
     for end in evidence.engine.ends:
         if end.rid in written and end.reason in ("stop", "length") and end.rid in answers:
             result.count("tokens", len(end.output_ids))
