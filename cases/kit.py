@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
+from cases.checkpoints import RECIPES
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
@@ -104,6 +105,10 @@ class Kit:
         self.timeline.arrive(step, fresh)
         return fresh.rid
 
+    def never(self) -> tuple[int, ...]:
+        """A stop id that is never proposed: without one SGLang keeps room for all that a request may generate."""
+        return (RECIPES[self.boot.checkpoint].vocab - 1,)
+
     def stop_ids(self) -> tuple[int, ...]:
         """A twelfth of the vocabulary, so that a request soon generates one."""
         vocab = self.boot.vocab
@@ -126,12 +131,13 @@ class Opening:
     """What a template leaves to the rest of the program.
 
     calm: the step from which anything else may happen; protected: requests that nobody aborts; events: whether aborts,
-    pauses, … may follow at all.
+    pauses, … may follow at all; cached: whether it comes about by what the prefix cache hands out.
     """
 
     calm: int = 0
     protected: tuple[str, ...] = ()
     events: bool = True
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

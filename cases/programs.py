@@ -90,9 +90,17 @@ _CHUNK = program(
 
 _RETRACTION = program(
     "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
     [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
+)
+
+#: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
+_PART = program(
+    "taken-back-in-part",
+    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
+    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+    wants=["partial_retraction"],
 )
 
 _STOP = program(
@@ -133,21 +141,44 @@ _STRINGS = program(
     **TEXTS,
 )
 
+#: By their names.
+_ASKING: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+    "top-k": {"temperature": 1.0, "top_k": 3},
+    "other-k": {"temperature": 0.6, "top_k": 12},
+    "top-p": {"temperature": 1.0, "top_p": 0.2},
+}
+
 _RULES = program(
     "ruled",
     [
-        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=rules)
-        for i, (rid, rules) in enumerate(
-            {
-                "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
-                "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
-                "top-k": {"temperature": 1.0, "top_k": 3},
-                "other-k": {"temperature": 0.6, "top_k": 12},
-                "top-p": {"temperature": 1.0, "top_p": 0.2},
-            }.items()
-        )
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=asked)
+        for i, (rid, asked) in enumerate(_ASKING.items())
     ],
-    [submit("bias", "other-bias", "top-k", "other-k", "top-p"), DRAIN],
+    [submit(*_ASKING), DRAIN],
+)
+
+_RETURNED = (
+    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    {"return_logprob": True, "temperature": 0.8},
+    {"return_logprob": True, "stream": True},
+)
+
+_ANSWERS = program(
+    "answers",
+    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+_STATES = program(
+    "states",
+    [
+        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
+        for i, rid in enumerate("ab")
+    ],
+    [submit("a", "b"), DRAIN],
+    enable_return_hidden_states=True,
 )
 
 #: Rank 1 has a request, then none while rank 0 goes on.
@@ -170,6 +201,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "retraction": (_RETRACTION,),
+    "partial-retraction": (_PART,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
@@ -180,5 +212,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "grammar": (_GRAMMAR,),
     "strings": (_STRINGS,),
     "rules": (_RULES,),
+    "answers": (_ANSWERS,),
+    "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -36,7 +36,7 @@ def value_of(key: str, random: Random, vocab: int) -> Any:
 def asking(request: RequestSpec, keys: tuple[str, ...], random: Random, vocab: int) -> RequestSpec:
     """The request with these keys; one that cuts a distribution needs a temperature."""
     more: dict[str, Any] = {key: value_of(key, random, vocab) for key in keys}
-    if set(keys) & set(CUTTING) or random.choice((False, True)):
+    if set(keys) & set(CUTTING) or random.random() < 0.5:
         more["temperature"] = random.choice((0.4, 0.7, 1.0, 1.5))
     if "custom_logit_processor" in more:
         named = more["custom_logit_processor"]

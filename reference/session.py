@@ -182,10 +182,10 @@ class ReferenceSession:
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
 
     @torch.inference_mode()
-    def logprobs(self, request: RequestSpec, output: Sequence[int]) -> Event:
-        """What the request's log-probabilities are where it generated `output` (see reference.logprobs)."""
-        states = self._final((*request.input_ids, *output))
-        return Event(name="logprobs", scheduler_step=0, data=logprobs(request, output, states, self.target.logits))
+    def logprobs(self, rules: Rules, output: Sequence[int]) -> Event:
+        """What the log-probabilities of a request are where it generated `output` (see reference.logprobs)."""
+        states = self._final((*rules.request.input_ids, *output))
+        return Event(name="logprobs", scheduler_step=0, data=logprobs(rules, output, states, self.target.logits))
 
     def _final(self, tokens: tuple[int, ...]) -> Tensor:
         """The target's last states [T,h] over T tokens; those of a text just replayed are there already."""

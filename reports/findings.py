@@ -36,23 +36,31 @@ def render_findings(
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
+    A signature is printed once, with the scenarios that show it too; a scenario that shows nothing else is only named.
     look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
-    left, printed = most, set() if printed is None else printed
+    left, printed, shown = most, set() if printed is None else printed, set[str]()
     for one in results:
-        roots = roots_of(one)
-        if not roots:
+        fresh = [finding for finding in roots_of(one) if finding.signature not in shown]
+        if not fresh:
             continue
-        for finding in roots[: max(left, 0)]:
+        shown |= {finding.signature for finding in fresh}
+        for finding in fresh[: max(left, 0)]:
             say(console)
             render_finding(console, one, finding)
             render_known(console, one, finding.signature, printed=printed)
+            if also := [other.scenario.name for other in results if other is not one and _shows(other, finding)]:
+                say(console, f"  also in {counted(len(also), 'other scenario')}: {', '.join(also)}")
         if left > 0:
             render_next(console, one, look=look)
-        left -= len(roots)
+        left -= len(fresh)
     if left < 0:
         more = counted(-left, "more finding")
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
+
+
+def _shows(one: ScenarioResult, finding: Finding) -> bool:
+    return any(other.signature == finding.signature for other in roots_of(one))
 
 
 def render_first(console: Console, one: ScenarioResult, *, where: str, printed: set[str] | None = None) -> None:

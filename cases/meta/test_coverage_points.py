@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from cases.meta import handmade
@@ -60,6 +61,11 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+def told(rid, pieces=(), **meta):
+    said = [{"output_ids": list(range(count)), "meta": {}} for count in pieces]
+    return Event(name="answer", scheduler_step=9, data={"rid": rid, "meta": meta, "pieces": said})
+
+
 #: Every key that decides tokens, of the second request.
 RULED = {
     "temperature": 1.0,
@@ -81,6 +87,17 @@ GIVEN = GIVEN.model_copy(
     update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
+CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
+BACK = (WHOLE, record(3, "PREFILL", [("r0", 1, 0, 5, True)]))
+OUTPUT, INPUT = {"output_token_logprobs": [[-1.0, 3, None]]}, {"input_token_logprobs": [[None, 3, None]]}
+BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
+PAUSE = Event(name="pause", scheduler_step=2)
+
+
+def taken_back(scheduler_step, *rids, reason="asked"):
+    """Told by the engine, of part of a batch."""
+    return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
+
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
@@ -137,6 +154,19 @@ HAVING = {
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
+    "pause_in_chunk": (
+        trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
+        1,
+    ),
+    "abort_of_some": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)),
+        1,
+    ),
+    "partial_retraction": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)),
+        1,
+    ),
+    "batch_reordered": (trace(BOTH, decode(2, ("r1", 7, 1), ("r0", 5, 1))), 1),
     "retract_border_in_prompt": (
         trace(prefill(0, ("r1", 0, 6, True)), record(3, "PREFILL", [("r1", 1, 4, 3, True)])),
         1,
@@ -147,6 +177,15 @@ HAVING = {
             record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
             record(4, "PREFILL", [("r0", 1, 5, 1, True)]),
         ),
+        1,
+    ),
+    "accepted_run_logprobs": (trace(decode(1, ("r0", 4, 2)), events=(told("r0", **OUTPUT),)), 1),
+    "sampled_logprobs": (trace(decode(1, ("r1", 6, 1)), events=(told("r1", **OUTPUT),)), 1),
+    "prompt_logprobs_in_chunks": (trace(*CHUNKS, events=(told("r1", **INPUT),)), 1),
+    "logprobs_over_retraction": (trace(*BACK, events=(told("r0", **OUTPUT),)), 1),
+    "streamed_in_pieces": (trace(WHOLE, events=(told("r0", (1, 3, 5)),)), 1),
+    "accepted_run_states": (
+        replace(trace(decode(1, ("r0", 4, 2))), tensors={"returned.r0": np.zeros((5, 2), dtype=np.float32)}),
         1,
     ),
 }
@@ -241,6 +280,12 @@ LACKING = {
         events=(turn(1, running=["r0"]), Event(name="retract", scheduler_step=2), turn(2, waiting=["r0"])),
     ),
     "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", scheduler_step=5),)),
+    "pause_in_chunk": trace(
+        prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)), decode(3, ("r1", 6, 1)), events=(PAUSE,)
+    ),
+    "abort_of_some": trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2),)),
+    "partial_retraction": trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0", "r1"),)),
+    "batch_reordered": trace(BOTH, decode(2, ("r1", 7, 1)), decode(3, ("r1", 8, 1), ("r0", 5, 1))),
     "retract_border_in_prompt": trace(
         prefill(0, ("r0", 0, 4, True)),
         record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
@@ -252,6 +297,12 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
+    "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
+    "logprobs_over_retraction": trace(WHOLE, events=(told("r0", **OUTPUT),)),
+    "streamed_in_pieces": trace(WHOLE, events=(told("r0", (1, 2, 3)),)),
+    "accepted_run_states": trace(decode(1, ("r0", 4, 2))),
 }
 
 
@@ -362,10 +413,13 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     script = (GIVEN.script[0], Op(kind="retract"), GIVEN.script[-1])
     asked = GIVEN.model_copy(update={"script": script})
     restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
-    pool = Event(name="retract", scheduler_step=1, data={"reason": "pool"})
+    pool = taken_back(1, "r0", reason="pool")
     count = POINTS["pool_exhausted"].count
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
+    assert count(asked, trace(WHOLE, restart, events=(taken_back(1, "r0"),))) == 0
+    ranked = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"priority_scheduling": True})})
+    assert count(ranked, trace(WHOLE, restart)) == 0, "more urgent requests take the place of others"
 
 
 def test_abort_is_dated_by_when_it_was_asked_for():

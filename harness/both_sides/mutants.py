@@ -30,6 +30,7 @@ SITES = {
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
+    "kept": "whose draft state stays when a batch loses requests: rows",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
     "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
@@ -39,6 +40,7 @@ SITES = {
     "arrived": "what a prebuilt batch is made of: hidden",
     "bonus": "the token a prebuilt batch begins with: bonus",
     "pages": "pages of KV that travel, by buffer",
+    "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -50,6 +52,7 @@ NEEDS = {
     "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
+    "partial-retraction": "a retraction of some of the requests that run, the others in another order",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
@@ -60,6 +63,8 @@ NEEDS = {
     "grammar": "requests with a grammar",
     "strings": "stop strings that occur in the text",
     "rules": "requests with rules of their own for their tokens, several at once",
+    "answers": "requests that ask for log-probabilities, one of them streamed",
+    "states": "requests that ask for hidden states",
 }
 
 #: What a mutant may do to the output.

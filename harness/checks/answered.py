@@ -153,7 +153,7 @@ def _known(parts: list[Part]) -> int:
     protects="the pieces of a stream grow into the answer: each token and what stands beside it once and in order",
 )
 def check_streamed(evidence: Evidence) -> CheckResult:
-    """SHAPE where a piece takes something back, or has too much or too little beside its tokens; TOKEN: it differs."""
+    """SHAPE where a piece takes something back, or has more or less beside its tokens; TOKEN where it differs."""
     result = CheckResult()
     for request, end, answer in answered(evidence):
         if not request.stream:

@@ -126,6 +126,7 @@ class EngineConfig(Strict):
     overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
     graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
+    schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
@@ -150,6 +151,7 @@ class EngineConfig(Strict):
     max_running_requests: Annotated[int, Field(ge=1, le=4096, description=RUNNING_IS)] = 8
     priority_scheduling: bool = False
     max_total_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
+    schedule_conservativeness: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
     trust_remote_code: bool = False
     mem_fraction_static: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)

@@ -113,7 +113,7 @@ class Oracle:
         texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
         session = self._session(scenario.spec, held=held)
         said = tuple(
-            session.logprobs(request, outputs[request.rid])
+            session.logprobs(Rules(request=request), outputs[request.rid])
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs
         )

@@ -228,6 +228,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
         "disable_hybrid_swa_memory": True,
         "max_total_tokens": engine.max_total_tokens,
+        "schedule_conservativeness": engine.schedule_conservativeness,
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,

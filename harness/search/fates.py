@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from harness.contract.usage import UsageError
 
-PLAN, SOUND, FATES = "plan.json", "sound.json", "fates.jsonl"
+PLAN, SOUND, FATES = "plan.json", "sound.jsonl", "fates.jsonl"
 #: Survivors that somebody looked at and explained.
 EXPLAINED = Path(__file__).with_name("survivors.toml")
 

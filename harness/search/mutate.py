@@ -17,16 +17,21 @@ from cases.generation import generate
 from harness.checks.ranks import lost_by
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Outcome
+from harness.driving.adapt import refusal
 from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
 from harness.engines.errors import DEFECT, EngineError
+from harness.engines.process import Launch
 from harness.search.executed import Sound, accepted, digest, usable, with_boot
 from harness.search.fates import Asked, End, Fate
 
-#: Scenarios that are asked first; a share of the usual deadlines: 24 s for a step, 60 s for a boot.
-FIRST, PATIENCE = 2, 0.2
-#: Scenarios of one boot configuration, and in all, before generated ones are asked.
-OF_A_BOOT, IN_ALL = 6, 18
+#: Scenarios that are asked first; a share of the usual deadlines: 36 s for a step, 90 s for a boot.
+FIRST, PATIENCE = 2, 0.3
+#: SGLang's own canary: every violation of what its KV cache holds is logged, real data included.
+CANARY = {"kv_canary": "log", "kv_canary_real_data": "all"}
+ALARM = "kv_canary violation:"
+#: Followed scenarios of one boot configuration, and in all, and fixed ones of the first boots that were not followed.
+OF_A_BOOT, IN_ALL, MORE = 2, 6, 5
 
 
 @dataclass(slots=True, kw_only=True)
@@ -66,18 +71,27 @@ class Hunt:
         for number, one in enumerate(_few_a_boot(all_of_them)):
             yield "line" if number < FIRST else "family", one.scenario, one
         families = dict.fromkeys(one.family for one in all_of_them)
+        boot_keys = {one.scenario.boot_key() for one in all_of_them[:FIRST]}
+        followed = {one.scenario.id for one in self.sounds}
+        fixed = [one for name in families for one in FAMILIES[name].scenarios if one.boot_key() in boot_keys]
+        others = [one for one in fixed if one.id not in followed and not self._refused(one)]
+        for scenario in others[:MORE]:
+            yield "family", scenario, None
         boots = {boot.boot_key(): boot for name in families for boot in FAMILIES[name].boots}
         known = [boots[key] for key in dict.fromkeys(one.scenario.boot_key() for one in all_of_them) if key in boots]
-        others = [boot for boot in boots.values() if boot not in known and boot.works_on(self.release)]
-        chosen = [boot for boot in (*known[:1], *others[:2], *known[1:]) if not boot.assumes][:3]
+        beside = [boot for boot in boots.values() if boot not in known and boot.works_on(self.release)]
+        chosen = [boot for boot in (*known[:1], *beside[:2], *known[1:]) if not boot.assumes][:3]
         for place, boot in enumerate(chosen):
             each = self.examples // len(chosen) + (place < self.examples % len(chosen))
             for scenario in generate(boot, count=each, seed=self.seed):
                 yield "generated", scenario, None
 
+    def _refused(self, scenario: Scenario) -> bool:
+        return bool(refusal(scenario, version=self.release, device="cpu"))
+
     def _run(self, found: _Found, scenario: Scenario, sound: Sound | None, file: Path) -> None:
         mutated = {"module": found.mutant.module, "file": str(file)}
-        launch = with_boot(self.engines.launch(scenario), patience=PATIENCE, mutated=mutated)
+        launch = with_boot(self._launch(scenario), patience=PATIENCE, mutated=mutated)
         boots = self.engines.boots
         try:
             trace = self.engines.drive(launch, scenario)
@@ -86,6 +100,7 @@ class Hunt:
             return
         finally:
             found.boots += self.engines.boots - boots
+            found.canary = self._alarm() if self.watched else None
         try:
             outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
         except Exception as error:  # rows that nothing of ours expected: a defect of ours, and no kill
@@ -98,8 +113,26 @@ class Hunt:
     def _passes(self, scenario: Scenario) -> bool:
         """Whether a generated scenario passes without a mutant."""
         if scenario.id not in self._clean:
-            self._clean[scenario.id] = self.engines(scenario).passed
+            trace = self.engines.drive(self._launch(scenario), scenario)
+            outcome = self.engines.judge(scenario, trace, release=self.release, revert=None)
+            self._clean[scenario.id] = outcome.passed
         return self._clean[scenario.id]
+
+    @property
+    def watched(self) -> bool:
+        """Whether the release has SGLang's own canary of its KV cache, which then runs beside our probe."""
+        return (self.package / "srt" / "kv_canary").is_dir()
+
+    def _launch(self, scenario: Scenario) -> Launch:
+        launch = self.engines.launch(scenario)
+        if not self.watched:
+            return launch
+        return with_boot(launch, optional_arguments=launch.boot["optional_arguments"] | CANARY)
+
+    def _alarm(self) -> bool:
+        """Whether the canary logged a violation since the engine was booted."""
+        log = self.engines.logs / self.engines.log_name.format(boot=self.engines.boots)
+        return any(ALARM in one.read_text(errors="replace") for one in log.parent.glob(f"{log.stem}*"))
 
 
 def _few_a_boot(sounds: Sequence[Sound]) -> list[Sound]:
@@ -127,6 +160,7 @@ class _Found:
     text: bool = False
     tokens: tuple[int, int] = (0, 0)
     sound: tuple[int, int] = (0, 0)
+    canary: bool | None = None
     started: float = field(default_factory=time.monotonic)
 
     def add(self, outcome: ScenarioResult, sound: Sound | None) -> None:
@@ -177,6 +211,7 @@ class _Found:
             text=self.text,
             accepted=self.tokens,
             sound=self.sound,
+            canary=self.canary,
             **self.said,
         )
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import TypeVar
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
-from harness.search.executed import Sound, follow
+from harness.search.executed import One, Sound, follow
 from harness.search.fates import Asked, Fate
 from harness.search.mutate import Hunt
-from harness.search.operators import Ran
 
 Given = TypeVar("Given")
 Came = TypeVar("Came")
@@ -27,19 +25,18 @@ Came = TypeVar("Came")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What every worker has. folder: of the campaign; sounds: scenarios without a mutant."""
+    """What every worker has. package: the release's own sglang, read and never written; folder: of the campaign.
+
+    sounds: scenarios without a mutant.
+    """
 
     env: EngineEnv
+    package: Path
     device: str
     folder: Path
     seed: int
     examples: int
     sounds: tuple[Sound, ...] = ()
-
-    @property
-    def package(self) -> Path:
-        """The release's own sglang, which is read and never written."""
-        return next(path / "sglang" for path in self.env.pythonpath if (path / "sglang").is_dir())
 
 
 _hunt: Hunt
@@ -66,7 +63,7 @@ def _start(setup: Setup) -> None:
     )
 
 
-def _follow(one: tuple[str, Scenario]) -> tuple[Sound, Ran]:
+def _follow(one: tuple[str, Scenario]) -> One:
     return follow(_hunt.engines, one[1], one[0])
 
 
@@ -74,7 +71,7 @@ def _ask(mutant: Asked) -> Fate:
     return _hunt.ask(mutant)
 
 
-def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[tuple[Sound, Ran]]:
+def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[One]:
     """(family, scenario)s without a mutant, in whatever order they are done."""
     return _spread(setup, _follow, scenarios, workers=workers)
 
@@ -85,9 +82,6 @@ def ask_all(setup: Setup, mutants: Sequence[Asked], *, workers: int) -> Iterator
 
 
 def _spread(setup: Setup, work: Callable[[Given], Came], given: Sequence[Given], *, workers: int) -> Iterator[Came]:
-    pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=_start, initargs=(setup,))
-    try:
-        for future in as_completed([pool.submit(work, one) for one in given]):
-            yield future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    """Whoever stops asking ends the workers, and with them their engines."""
+    with get_context("spawn").Pool(workers, initializer=_start, initargs=(setup,)) as pool:
+        yield from pool.imap_unordered(work, given)

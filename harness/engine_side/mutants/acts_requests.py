@@ -62,6 +62,16 @@ def drop_live(scene: Scene, values: Values) -> Values:
 
 
 @act
+def ascending(scene: Scene, values: Values) -> Values:
+    return {"rows": values["rows"].sort().values}
+
+
+@act
+def from_the_front(scene: Scene, values: Values) -> Values:
+    return {"rows": torch.arange(len(values["rows"])).to(values["rows"])}
+
+
+@act
 def one_token_more(scene: Scene, values: Values) -> Values:
     """Once a request."""
     limits = values["limits"].clone()
@@ -114,3 +124,17 @@ def page_left_behind(scene: Scene, values: Values) -> Values:
         changed[name] = pages.clone()
         changed[name][len(pages) // 2] = 0
     return changed
+
+
+# -- what is sent back of one request --
+
+
+@act
+def entry_left_out(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name][:-1]}
+
+
+@act
+def entry_again(scene: Scene, values: Values) -> Values:
+    entries = values[scene.name]
+    return {scene.name: torch.cat((entries, entries[-1:]))}

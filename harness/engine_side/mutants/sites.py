@@ -15,6 +15,7 @@ import torch
 
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
+from ..probes.recorder import plain_rid
 from ..probes.verify_probe import mask_of
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
@@ -26,7 +27,27 @@ Original = Callable[..., Any]
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
 SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
+#: Value of a site -> field of what is sent back, which has an entry a request.
+ANSWERS = {
+    "logprobs": "output_token_logprobs_val",
+    "states": "output_hidden_states",
+    "verifies": "spec_verify_ct",
+    "cached": "cached_tokens",
+    "completion": "completion_tokens",
+}
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
+
+
+#: Where what is sent back leaves the scheduler.
+SENDER = "sglang.srt.managers.scheduler_components.output_sender"
+
+
+def flat(value: Any) -> torch.Tensor:
+    """A number [1], numbers [m], or rows [m,h] of which some come in lists of several."""
+    if not isinstance(value, list):
+        return torch.tensor([value])
+    parts = [part if isinstance(part, list) and isinstance(part[0], list) else [part] for part in value]
+    return torch.tensor([row for part in parts for row in part])
 
 
 def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
@@ -67,6 +88,7 @@ class Sites:
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
             (batch, "Req._check_str_based_finish", self._ending),
+            (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
@@ -82,6 +104,9 @@ class Sites:
         if release.sample is not None:  # the v1 worker's verify is one with its walk
             inside.append((pages, release.sample[1], self._verify_settings))
             inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
+        sender = sys.modules.get(SENDER)
+        if sender is not None:  # 0.5.13 and later
+            inside.append((sender, "SenderWrapper.send_output", self._sent_back))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
@@ -128,6 +153,26 @@ class Sites:
                 req.finished_reason, req.finished_len = None, None
                 return False
         return ended
+
+    def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
+        return original(draft_input, rows, *args, **kwargs)
+
+    def _sent_back(self, original: Original, sender: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._mutants.at("answers") and hasattr(output, ANSWERS["logprobs"]):
+            for number, rid in enumerate(output.rids):
+                self._answer(output, number, plain_rid(rid))
+        return original(sender, output, *args, **kwargs)
+
+    def _answer(self, output: Any, number: int, rid: str) -> None:
+        for name, attribute in ANSWERS.items():
+            column = getattr(output, attribute) or []
+            if len(column) > number and column[number]:
+                value = flat(column[number])
+                changed = self._mutants.apply("answers", {name: value}, shares=[Share(rid, 0, len(value))])
+                if name in changed:
+                    made = changed[name].tolist()
+                    column[number] = made if isinstance(column[number], list) else made[0]
 
     # -- forwards ----------------------------------------------------------------------------------------------
 
