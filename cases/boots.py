@@ -36,6 +36,11 @@ class Boot:
         return BYTES if self.text else VOCAB
 
     @property
+    def spelled(self) -> bool:
+        """Whether its engine has a tokenizer, so that requests can have grammars and stop strings."""
+        return not self.engine.skip_tokenizer_init
+
+    @property
     def assumes(self) -> tuple[str, ...]:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
@@ -278,6 +283,22 @@ TRAINED = _named(
             V2,
         ),
         ("trained-eagle1", "trained weights, an EAGLE-1 chain of three steps", "eagle1", SpecConfig(), "0"),
+    )
+)
+
+SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
+SPELLED_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, SpecConfig(), SPELLED),
+        ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, _tree(2, 2, 6), SPELLED),
+        (
+            "texts-thoughts",
+            "grammars behind thoughts, a chain of three steps",
+            CHECKPOINT,
+            SpecConfig(),
+            SPELLED.model_copy(update={"reasoning_parser": "qwen3"}),
+        ),
     )
 )
 

@@ -147,6 +147,28 @@ _SAMPLED = program(
     [submit("a", "b", "c"), DRAIN],
 )
 
+#: Engines whose requests are texts.
+TEXTS: dict[str, Any] = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
+
+
+def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
+    return RequestSpec.model_validate(request(rid, length, seed=seed, new=24).model_dump() | keys)
+
+
+_GRAMMAR = program(
+    "constrained",
+    [_held("a", 7, 11, regex="([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
+    [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
+)
+
+_STRINGS = program(
+    "strings",
+    [_held("a", 7, 11, stop=("i",)), _held("b", 12, 21, stop=("tt",)), _held("c", 5, 22, stop_regex=("[0-9]{3}",))],
+    [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
+)
+
 #: By their names.
 _ASKING: dict[str, dict[str, Any]] = {
     "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
@@ -218,6 +240,8 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
+    "grammar": (_GRAMMAR,),
+    "strings": (_STRINGS,),
     "rules": (_RULES,),
     "answers": (_ANSWERS,),
     "states": (_STATES,),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cases.meta import handmade
-from harness.contract.requests import CUTTING
+from harness.contract.requests import CUTTING, GRAMMARS
 from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
@@ -78,6 +78,8 @@ RULED = {
     "logit_bias": {"3": 1.0},
     "custom_logit_processor": "forbid",
     "custom_params": {"token_ids": [3]},
+    **dict.fromkeys(GRAMMARS, "x"),
+    "require_reasoning": True,
 }
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
@@ -219,6 +221,41 @@ HAVING |= {
     "ruled_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
 }
 
+BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
+
+
+def masked(*nodes, bits, at=6):
+    """A verify of r1 with these (parent, token), and what is allowed after each, one bit a token."""
+    rows = RowBuilder()
+    for slot, (parent, token) in enumerate(nodes):
+        rows.add(rid="r1", phase="VERIFY", slot=slot, committed=at, round=1, parent=parent, input_id=token)
+    given = {"rids": ["r1"], "attempts": [0], "committed": [at], "phase": "VERIFY"}
+    event = Event(name="masks", scheduler_step=1, data=given | {"bits": [[f"{one:02x}" for one in bits]]})
+    return replace(trace(decode(1, ("r1", at, 1)), events=(event,)), rows=rows.build())
+
+
+def ended_by(matched, length, count=3):
+    """r0 ends with so many tokens, after a verify that committed two behind its first."""
+    said = Event(name="text", scheduler_step=1, data={"rid": "r0", "matched": matched})
+    given = trace(WHOLE, decode(1, ("r0", 4, length)), ends=(end("r0", 1, count, "stop"),), events=(said,))
+    return replace(given, header={"eos_token_ids": [2]})
+
+
+HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r1", 6, 1))), 1) for key in GRAMMARS}
+HAVING |= {
+    "first_token_by_grammar": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
+    "draft_off_grammar": (masked((-1, 3), (0, 2), bits=(0b1011, 0b1111)), 1),
+    "draft_kept_by_grammar": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 2))), 1),
+    "constrained_beside_free": (trace(BOTH), 1),
+    "constrained_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
+    "grammar_ends_text": (
+        replace(trace(decode(1, ("r1", 6, 2)), ends=(end("r1", 1, 3, "stop"),)), header={"eos_token_ids": [2]}),
+        1,
+    ),
+    "grammar_after_thoughts": (masked((-1, 3), bits=(0b1011,)), 1),
+    "stop_string_inside_run": (ended_by("x", 4), 1),
+}
+
 #: point -> the nearest trace that has it not.
 LACKING = {
     **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
@@ -229,6 +266,15 @@ LACKING = {
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),
+    **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in GRAMMARS},
+    "first_token_by_grammar": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
+    "draft_off_grammar": masked((-1, 3), (0, 2), (1, 0), bits=(0b1111, 0b0001, 0)),
+    "draft_kept_by_grammar": trace(decode(1, ("r0", 4, 2), ("r1", 6, 1))),
+    "constrained_beside_free": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
+    "constrained_after_retraction": trace(BOTH, record(4, "DECODE", [("r0", 1, 4, 1, False)])),
+    "grammar_ends_text": trace(decode(1, ("r1", 6, 2)), ends=(end("r1", 1, 3, "length"),)),
+    "grammar_after_thoughts": masked((-1, 3), bits=(0xFF,)),
+    "stop_string_inside_run": ended_by("x", 2),
     "non_final_chunk": trace(WHOLE),
     "split_by_shared_budget": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))),
     "chunk_longer_by_one": trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))),

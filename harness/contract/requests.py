@@ -20,10 +20,12 @@ TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+#: Keys that hold a text to a grammar.
+GRAMMARS = ("json_schema", "regex", "ebnf")
 #: Keys that change which token is the best of a row, and those that cut a distribution off.
 ADJUSTING = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "custom_logit_processor"),
-    "min_new_tokens",
+    *("min_new_tokens", *GRAMMARS),
 )
 CUTTING = ("top_k", "top_p", "min_p")
 
@@ -102,6 +104,11 @@ class RequestSpec(Strict):
     def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
         """The tokens that end it where the checkpoint's are `eos`."""
         return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
+
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether strings or patterns may end it: where, check `texts` says."""
+        return bool(self.stop or self.stop_regex)
 
     @property
     def greedy(self) -> bool:

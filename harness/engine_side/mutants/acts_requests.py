@@ -48,6 +48,11 @@ def keep_finished(scene: Scene, values: Values) -> Values:
 
 
 @act
+def ends_elsewhere(scene: Scene, values: Values) -> Values:
+    return {"length": values["length"] + int(scene.args["by"])}
+
+
+@act
 def drop_live(scene: Scene, values: Values) -> Values:
     """Once, the last of several live requests."""
     if len(values["keep"]) < 2 or scene.memory.setdefault("dropped", False):

@@ -16,6 +16,7 @@ import torch
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
 from ..probes.recorder import plain_rid
+from ..probes.verify_probe import mask_of
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_handoff import HandoffSites
@@ -78,6 +79,8 @@ class Sites:
         known = len(hooks.missing)
         hooks.wrap(runner, "ModelRunner.forward", around(self._forward))
         hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
+        if release.sample is not None:
+            hooks.wrap(sys.modules[release.sample[0]], release.sample[1], around(self._masks))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
             (worker, f"{release.worker}.forward_batch_generation", self._batch_starts),
             (worker, f"{release.draft}.{release.draft_prefill}", self._prompt_proposals),
@@ -86,6 +89,7 @@ class Sites:
             (worker, f"{release.draft}.draft", self._tree),
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
+            (batch, "Req._check_str_based_finish", self._ending),
             (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
@@ -163,6 +167,17 @@ class Sites:
             changed = self._mutants.apply("batch", values, shares=one_each(batch.reqs))
             keep_indices = changed["keep"].tolist() if "keep" in changed else None
         return original(batch, exclude, keep_indices, **kwargs)
+
+    def _ending(self, original: Original, req: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = original(req, *args, **kwargs)
+        length = len(req.output_ids) if req.finished_len is None else req.finished_len
+        changed = self._mutants.apply("ending", {"length": torch.tensor(length)}) if ended else {}
+        if "length" in changed:
+            req.finished_len = int(changed["length"])
+            if req.finished_len > len(req.output_ids):  # there is no such token yet, and nobody looks again
+                req.finished_reason, req.finished_len = None, None
+                return False
+        return ended
 
     def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
         rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
@@ -322,6 +337,15 @@ class Sites:
         links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
         made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
         return made["predict"], made["accept_index"], made["drafts"]
+
+    def _masks(self, original: Original, verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+        mask = mask_of(args, kwargs)
+        if mask is not None and self._mutants.at("masks"):
+            bits = getattr(mask, "vocab_mask", mask)
+            each = bits.view(-1, int(verify_input.draft_token_num), bits.shape[-1])
+            changed = self._mutants.apply("masks", {"bits": each}, phase="VERIFY")
+            bits.copy_(changed.get("bits", each).reshape(bits.shape))
+        return original(verify_input, *args, **kwargs)
 
     def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         with self._asked(batch.sampling_info, "VERIFY"):
