@@ -11,7 +11,8 @@ from functools import partial
 
 from cases.boots import OUTGROWN, Boot
 from cases.fixed import DRAIN, abort, boot_program, chosen, request, steps, submit
-from harness.contract.scenario import Op, RequestSpec, Scenario
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import Op, Scenario
 
 #: No tiny vocabulary has it as a proposal: its logit is 0. Without a prefix cache SGLang reserves the whole limit of a
 #: request that nothing can end early, and its pool never runs out.
