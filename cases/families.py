@@ -18,6 +18,7 @@ from cases.boots import (
     PAGES,
     PAIR,
     PD_BOOTS,
+    RANKED_FIVE,
     RANKED_PAIR,
     SPELLED_BOOTS,
     TP_BOOTS,
@@ -251,9 +252,19 @@ _DISAGG = Family(
 _DISAGG_DP = Family(
     name="disagg-dp",
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
-    scenarios=tuple(ranked_handoffs()),
-    boots=(RANKED_PAIR,),
-    coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    scenarios=(
+        *ranked_handoffs(),
+        *ranked_handoffs(boot=RANKED_FIVE, prefix="five-"),
+        *parts(RANKED_FIVE, prefix="five-"),
+    ),
+    boots=(RANKED_PAIR, RANKED_FIVE),
+    coverage_points=(
+        *names(Where.HANDOFF_RANKS),
+        *OF_PARTS,
+        "prebuilt_all_finished",
+        "failed_transfer",
+        "abort_in_transfer",
+    ),
 )
 
 _TRAINED = Family(
@@ -266,11 +277,12 @@ _TRAINED = Family(
             (TRAINED["trained-long"], "long-", TEXT_FEW),
             (TRAINED["trained-tree"], "tree-", TEXT_FEW),
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
+            (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, prefix=prefix, only=only)
+        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
 _ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)

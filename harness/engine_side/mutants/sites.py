@@ -67,6 +67,7 @@ class Sites:
     def __init__(self, mutants: ArmedMutants) -> None:
         self._mutants = mutants
         self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
+        self._target_head: Any = None
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every site; returns those this release does not have."""
@@ -212,13 +213,32 @@ class Sites:
         if "skip" in acts and phase in mutants.outputs:  # else there is nothing to give in its place yet
             acts["skip"].fired += 1
             return mutants.outputs[phase]
-        with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)):
+        with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)), self._head(runner, phase):
             output = original(runner, forward_batch, *args, **kwargs)
             if "twice" in acts:
                 acts["twice"].fired += 1
                 output = original(runner, forward_batch, *args, **kwargs)
         mutants.outputs[phase] = output
         return output
+
+    @contextmanager
+    def _head(self, runner: Any, phase: str) -> Iterator[None]:
+        """The weights behind a draft's logits, for one forward; the target's are those of its newest forward."""
+        head = getattr(getattr(runner.model, "lm_head", None), "weight", None)
+        target = self._target_head
+        if not runner.is_draft_worker:
+            self._target_head = head
+        changed: Values = {}
+        if runner.is_draft_worker and head is not None and target is not None and head.shape == target.shape:
+            changed = self._mutants.apply("head", {"own": head.data, "target": target.data}, phase=phase)
+        own = None if head is None else head.data
+        if "own" in changed:
+            head.data = changed["own"]
+        try:
+            yield
+        finally:
+            if "own" in changed:
+                head.data = own
 
     def _inputs(self, forward_batch: Any, phase: str, step: int, *, busy: bool) -> Values:
         """What goes in instead."""
