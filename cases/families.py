@@ -21,6 +21,7 @@ from cases.boots import (
     RANKED_FIVE,
     RANKED_PAIR,
     SPELLED_BOOTS,
+    STATES,
     TP_BOOTS,
     TRAINED,
     TREES,
@@ -79,7 +80,7 @@ _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
     scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
-    boots=tuple(BOOTS.values()),
+    boots=(*BOOTS.values(), STATES),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 

@@ -94,10 +94,27 @@ class _Run:
                 **({"fake": True} if rid in self.faked else {}),
             )
             self.submitted[rid] = None
-            if accepted:
+            if accepted and request.n > 1:
+                self._samples(request)
+            elif accepted:
                 self.announced.append(_to(op.name, rid))
             data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
             self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, **data)
+
+    def _samples(self, request: RequestSpec) -> None:
+        """SGLang lets the first of them read the prompt, and sends the others when its answer has come."""
+        first, *others = (one.rid for one in request.runs)
+        if self.announced or not (self.idle or not self.steps):
+            raise ScriptError(
+                f"scenario {self.scenario.name!r}: request {request.rid!r} has n {request.n}, and is submitted beside "
+                "others\n  allowed: where nothing else is alive; put enough steps before it"
+            )
+        self.announced.append(first)
+        for _ in range(SPARE_STEPS + len(request.input_ids)):
+            self._step()
+            if self.idle:
+                break
+        self.announced += others
 
     def _do_abort(self, op: Op) -> None:
         for rid in op.rids:

@@ -85,7 +85,7 @@ class Oracle:
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
         one 'logprobs' where it asks for them."""
-        held = str(engine.header.get("dtype") or scenario.engine.dtype)
+        held, scenario = str(engine.header.get("dtype") or scenario.engine.dtype), scenario.sampled
         constraints = self._constraints(scenario, engine, held=held)
         languages = constraints.languages if constraints else {}
         reference = self._session(scenario.spec, held=held).replay(scenario, engine, languages=languages)
