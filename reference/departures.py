@@ -15,6 +15,7 @@ from torch import Tensor
 from harness.contract.batches import Part
 from harness.contract.scenario import Scenario, SpecConfig
 from reference.engine_view import EngineView
+from reference.logit_rules import Rules
 from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.timeline import RequestTimeline
@@ -62,6 +63,18 @@ class Departure:
     def reads(self, reads: Reads, request: Followed) -> Reads:
         """What the layers of one request read, given what they read by the departures before this one."""
         return reads
+
+    def verifies(self, rules: Rules) -> Rules:
+        """The rules of a request that its verifies follow; those of its first token are its own."""
+        return rules
+
+    def counts(self, generated: Sequence[int], *, rounds: Sequence[int]) -> Sequence[int]:
+        """Which tokens penalties and min_new_tokens count at a row, of those generated before it.
+
+        rounds: how many were generated before each verify of this attempt, this one's the last, each less its root;
+        none for the token after a prompt.
+        """
+        return generated
 
     def says(self, part: Part, layer: int, g: Tensor) -> Tensor | None:
         """What the last row of a layer says in one batch, given g [h]; None where nobody can know."""

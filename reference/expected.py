@@ -12,14 +12,15 @@ from collections.abc import Iterator
 
 from harness.contract.trace import Event
 from reference.draft import best
+from reference.logit_rules import Rules
 from reference.rounds import Drafts
 from reference.tree import Tree
 
 
-def expected_accepts(drafts: Drafts) -> list[Event]:
+def expected_accepts(drafts: Drafts, rules: Rules) -> list[Event]:
     """Event('expected_accept') for each decode round of a greedy request: the tokens it would have committed."""
     parts = [part for part, _ in drafts.timeline.parts if part.record.mode == "DECODE" and drafts.knows(part)]
-    text = _Text(drafts)
+    text = _Text(drafts, rules)
     return [
         Event(
             name="expected_accept",
@@ -51,7 +52,8 @@ def committed_by(tree: Tree, text: Iterator[int]) -> int:
 class _Text:
     """A request's tokens, and behind them what greedy decoding goes on with."""
 
-    def __init__(self, drafts: Drafts) -> None:
+    def __init__(self, drafts: Drafts, rules: Rules) -> None:
+        self._rules, self._prompt = rules, len(rules.request.input_ids)
         self._target, self._tokens = drafts.head.target, list(drafts.timeline.tokens)
         self._trunk, self._last = drafts.trunk, drafts.final[-1]
 
@@ -68,4 +70,5 @@ class _Text:
             last = self._target.layers
             self._trunk = self._target.read(self._tokens[-1:], keep=(last,), after=self._trunk)
             self._last = self._trunk.states[last][-1]
-        self._tokens.append(best(self._target.logits(self._last), 1)[0])
+        logits = self._rules.adjusted(self._target.logits(self._last), self._tokens[self._prompt :])
+        self._tokens.append(best(logits, 1)[0])

@@ -8,77 +8,101 @@ Symbols: n tree nodes, k steps, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-import numpy as np
 from torch import Tensor
 
 from harness.contract.batches import Part
 from harness.contract.trace import Event
 from harness.contract.types import Phase
-from reference.draft import best
+from reference.choices import Decided, decide, first
+from reference.departures import Departure
 from reference.engine_view import Conditions
-from reference.head_drafts import HeadDrafts, distribution
+from reference.head_drafts import HeadDrafts
 from reference.layer_drafts import LayerDrafts
+from reference.logit_rules import Rules
 from reference.rows import Writer
-from reference.tree import Tree
-from reference.verify import Walk, greedy_walk, rejection_walk, sampled_walk, verify
+from reference.verify import verify
 
 Drafts = HeadDrafts | LayerDrafts
 
 
-def write(writer: Writer, drafts: Drafts, *, temperature: float) -> list[Event]:
-    """Writes the rows of one timeline; the events are one 'sampled' a round that uniform numbers decided."""
-    view, rounds, before = drafts.view, list[tuple[Part, Conditions]](), None
+def write(writer: Writer, drafts: Drafts, rules: Rules, *, departures: Sequence[Departure] = ()) -> list[Event]:
+    """Writes the rows of one timeline; the events say what decided its tokens, where it is not the target's best."""
+    view, rounds, before, events = drafts.view, list[tuple[Part, Conditions]](), None, list[Event]()
     for part, committed in drafts.timeline.parts:
         phase, length = Phase.EXTEND, len(committed)
         if part.record.mode == "PREBUILT":
             drafts.handed_rows(writer, part)
         elif part.record.mode == "PREFILL":
-            chosen = (committed or view.target_choice(part)) if temperature > 0 else ()
-            _prompt_rows(writer, part, drafts, chosen)
+            chosen = (committed or view.target_choice(part)) if rules.keys or not rules.greedy else ()
+            logits = _prompt_rows(writer, part, drafts, chosen)
+            if part.final and rules.keys:
+                events.append(_first(part, drafts, logits, rules, chosen, departures))
             phase, length = Phase.DRAFT_PREFILL, part.length
         elif drafts.knows(part):
             known = view.conditions(part, before)
-            rounds.append((part, replace(known, committed=committed) if temperature > 0 else known))
+            rounds.append((part, replace(known, committed=committed) if rules.keys or not rules.greedy else known))
         needed = not view.is_last(part) or view.has(part, phase)  # nobody needs proposals after a request's end
         if part.record.mode != "PREBUILT" and needed:
             drafts.proposal_rows(writer, part, phase, length)
         before = part
-    walks = decode_rows(writer, drafts, rounds, temperature=temperature)
-    return _sampled(rounds, walks) if temperature > 0 else []
+    decided = decode_rows(writer, drafts, rounds, rules, departures=departures)
+    return [*events, *_verified(rounds, decided, rules)]
 
 
-def _prompt_rows(writer: Writer, part: Part, drafts: Drafts, chosen: Sequence[int]) -> None:
-    """Target rows of one prompt chunk: the last one also says what comes next.
+def _prompt_rows(writer: Writer, part: Part, drafts: Drafts, chosen: Sequence[int]) -> Tensor:
+    """Target rows of one prompt chunk: the last one also says what comes next; returns its logits [V].
 
-    chosen: what was drawn there, for a request that samples: no uniform number is known for it.
+    chosen: what was taken there, where it is no question of the best logit.
     """
     rows = range(part.start, part.start + part.length)
+    logits = drafts.head.target.logits(drafts.final[rows.stop - 1 : rows.stop])
     writer.add(
         part,
         Phase.PREFILL,
         input_id=drafts.timeline.tokens[rows.start : rows.stop],
         position=rows,
         hidden_out=drafts.hidden[rows.start : rows.stop],
-        logits=drafts.head.target.logits(drafts.final[rows.stop - 1 : rows.stop]),
+        logits=logits,
         drawn=[chosen] if chosen else (),
     )
+    return logits[0]
+
+
+def _first(
+    part: Part, drafts: Drafts, logits: Tensor, rules: Rules, chosen: Sequence[int], departures: Sequence[Departure]
+) -> Event:
+    """Event('ruled') for the token after a prompt."""
+    generated: Sequence[int] = drafts.timeline.tokens[len(rules.request.input_ids) : part.start + part.length]
+    for departure in departures:
+        generated = departure.counts(generated, rounds=())
+    return _event("ruled", part, Phase.PREFILL, first(logits, rules, generated, chosen[0] if chosen else None), rules)
 
 
 def decode_rows(
-    writer: Writer, drafts: Drafts, rounds: Sequence[tuple[Part, Conditions]], *, temperature: float
-) -> list[Walk]:
-    """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and their walks.
+    writer: Writer,
+    drafts: Drafts,
+    rounds: Sequence[tuple[Part, Conditions]],
+    rules: Rules,
+    *,
+    departures: Sequence[Departure] = (),
+) -> list[Decided]:
+    """DRAFT, VERIFY and ACCEPT rows of decode rounds of one request, and what decided each.
 
     VERIFY rows are fed the tree expected; their outputs, and the walk, answer the tree that was really verified.
     """
+    for departure in departures:
+        rules = departure.verifies(rules)
     expected = drafts.trees(writer, rounds)
     trees = [known.tree or tree for (_, known), (tree, _) in zip(rounds, expected, strict=True)]
-    starts, walks = [part.start for part, _ in rounds], list[Walk]()
+    starts, found = [part.start for part, _ in rounds], list[Decided]()
     answers = verify(drafts.head, drafts.trunk, list(zip(starts, trees, strict=True)))
-    for (part, known), (own, drafted), tree, (hidden, logits) in zip(rounds, expected, trees, answers, strict=True):
+    for place, ((part, known), (own, drafted), tree, (hidden, logits)) in enumerate(
+        zip(rounds, expected, trees, answers, strict=True)
+    ):
         writer.add(
             part,
             Phase.VERIFY,
@@ -88,37 +112,44 @@ def decode_rows(
             hidden_out=hidden,
             logits=logits,
         )
-        walk = _walk(
-            tree, logits, known, most=part.spec(drafts.spec).num_steps, temperature=temperature, drafted=drafted
+        decided = decide(
+            tree,
+            logits,
+            known,
+            rules,
+            drafts.timeline.tokens[len(rules.request.input_ids) : part.start + 1],
+            most=part.spec(drafts.spec).num_steps,
+            drafted=drafted,
+            counts=partial(_counted, departures, starts[: place + 1], len(rules.request.input_ids)),
         )
-        writer.add(part, Phase.ACCEPT, input_id=walk.tokens, parent=walk.nodes)
-        walks.append(walk)
-    return walks
+        writer.add(part, Phase.ACCEPT, input_id=decided.walk.tokens, parent=decided.walk.nodes)
+        found.append(decided)
+    return found
 
 
-def _walk(tree: Tree, logits: Tensor, known: Conditions, *, most: int, temperature: float, drafted: np.ndarray) -> Walk:
-    """The walk through what was verified, by logits [n,V]: by the other side's uniform numbers where it sampled, else
-    by its choices where they are known. most: k. drafted [k,V]: where drafts were drawn from, if they were."""
-    if temperature > 0 and known.uniforms is not None:
-        target = distribution(logits, temperature)
-        if known.uniforms.rejection:
-            return rejection_walk(tree.tokens, target, drafted, known.uniforms)
-        return sampled_walk(tree.tokens, tree.parents, target, known.uniforms, most=most)
-    if temperature > 0 and known.committed:
-        return Walk(nodes=(-1,) * len(known.committed), tokens=known.committed)
-    choices = known.choices or [best(row, 1)[0] for row in logits]
-    return greedy_walk(tree.tokens, tree.parents, choices)
+def _counted(
+    departures: Sequence[Departure], starts: Sequence[int], prompt: int, generated: Sequence[int]
+) -> Sequence[int]:
+    """What penalties count: all that was generated, but for departures."""
+    for departure in departures:
+        generated = departure.counts(generated, rounds=[start - prompt for start in starts])
+    return generated
 
 
-def _sampled(rounds: Sequence[tuple[Part, Conditions]], walks: Sequence[Walk]) -> list[Event]:
-    """Event('sampled') for each round that uniform numbers decided: which one it was, and the walk's margin."""
-    return [
-        Event(
-            name="sampled",
-            scheduler_step=part.record.scheduler_step,
-            dp_rank=part.record.dp_rank,
-            data={"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": walk.margin},
-        )
-        for (part, known), walk in zip(rounds, walks, strict=True)
-        if known.uniforms is not None
-    ]
+def _verified(rounds: Sequence[tuple[Part, Conditions]], decided: Sequence[Decided], rules: Rules) -> Iterator[Event]:
+    """Event('sampled') for each round that uniform numbers decided, ('ruled') for greedy ones by rules."""
+    for (part, known), one in zip(rounds, decided, strict=True):
+        if not rules.greedy and known.uniforms is not None:
+            yield _event("sampled", part, Phase.ACCEPT, one, rules)
+        elif rules.greedy and rules.adjusts:
+            yield _event("ruled", part, Phase.ACCEPT, one, rules)
+
+
+def _event(name: str, part: Part, phase: Phase, decided: Decided, rules: Rules) -> Event:
+    """Which choice it was, how near it came to another one, and by which keys it was made."""
+    data = {"rid": part.rid, "attempt": part.attempt, "committed": part.start, "margin": decided.walk.margin}
+    if rules.keys:
+        data |= {"phase": str(phase), "keys": list(rules.keys), "explains": list(decided.explains)}
+    if phase is Phase.PREFILL:
+        data |= {"token": decided.walk.tokens[0]}
+    return Event(name=name, scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)

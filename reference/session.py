@@ -18,14 +18,16 @@ from torch import Tensor
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
-from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import best
 from reference.engine_view import Conditions, EngineView
 from reference.expected import expected_accepts
-from reference.head_drafts import HeadDrafts, distribution
+from reference.head_drafts import HeadDrafts
 from reference.layer_drafts import LayerDrafts
+from reference.logit_rules import Rules
+from reference.logprobs import logprobs
 from reference.model import Head, Target
 from reference.mtp import MtpHead
 from reference.rounds import Drafts, decode_rows, write
@@ -69,13 +71,15 @@ class ReferenceSession:
 
     @torch.inference_mode()
     def generate_with_margins(
-        self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = ()
+        self, prompt: Sequence[int], max_new_tokens: int, stop_ids: Sequence[int] = (), rules: Rules | None = None
     ) -> Generated:
-        """As `generate`, with the margin of each choice, by which ties are recognised."""
+        """As `generate`, by rules, with the margin of each choice, by which ties are recognised."""
         tokens, margins, new, trunk = list[int](), list[float](), list(prompt), None
         while len(margins) < max_new_tokens:
             trunk = self.target.read(new, keep=(self.target.layers,), after=trunk)
             logits = self.target.logits(trunk.states[self.target.layers][-1])
+            if rules is not None:
+                logits = rules.adjusted(logits, tokens)
             first, second = torch.topk(logits, 2).values.tolist()
             new = [best(logits, 1)[0]]
             tokens += new
@@ -85,13 +89,15 @@ class ReferenceSession:
         return Generated(tokens=tuple(tokens), margins=tuple(margins))
 
     @torch.inference_mode()
-    def confirm(self, prompt: Sequence[int], claim: Sequence[int]) -> Generated | None:
+    def confirm(self, prompt: Sequence[int], claim: Sequence[int], rules: Rules | None = None) -> Generated | None:
         """`claim` as greedy text if one forward over all of it chooses each of its tokens, else None.
 
         Causality makes the rows of one forward those that token-by-token decoding would see, as long as every
         earlier token was chosen too.
         """
         logits = self.target.logits(self._final((*prompt, *claim[:-1]))[len(prompt) - 1 :])
+        if rules is not None and rules.adjusts:
+            logits = torch.stack([rules.adjusted(row, claim[:place]) for place, row in enumerate(logits)])
         if logits.argmax(-1).tolist() != list(claim):
             return None
         top = torch.topk(logits, 2, dim=-1).values
@@ -105,10 +111,11 @@ class ReferenceSession:
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
+        eos = engine.header.get(EOS, ())
         followed = list[tuple[RequestSpec, Drafts]]()
         for request in scenario.requests:
-            # a greedy request's drafts are drawn too, at temperature 1
-            temperature = (request.temperature or 1.0) if scenario.engine.rejection_sampling else None
+            drawn = scenario.engine.rejection_sampling and not request.greedy
+            temperature = request.temperature if drawn else None
             for timeline in timelines(request, view):
                 followed.append((request, self._drafts(timeline, view, departures, temperature)))
                 if timeline.why:
@@ -118,9 +125,10 @@ class ReferenceSession:
         self._replayed = {tuple(drafts.timeline.tokens): drafts.final for _, drafts in followed}
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
-            events += write(writer, drafts, temperature=request.temperature)
-            if expecting and request.temperature == 0 and not scenario.engine.rejection_sampling:
-                events += expected_accepts(drafts)
+            rules = Rules(request=request, ends=request.stops(eos))
+            events += write(writer, drafts, rules, departures=departures)
+            if expecting and request.greedy:
+                events += expected_accepts(drafts, rules)
             if drafts.timeline.why:
                 events.append(_stopped(*drafts.timeline.why))
         return self._trace("replay", engine.scenario_id, writer, rounds=engine.rounds, events=events)
@@ -142,7 +150,8 @@ class ReferenceSession:
         if uniform is not None and isinstance(self.head, MtpHead):
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         tokens, parts, events = list(request.input_ids), self._chunks(request, chunk), list[Event]()
-        parts[-1] = parts[-1][0], self._first_token(request, uniform)
+        rules = Rules(request=request, ends=request.stop_token_ids)
+        parts[-1] = parts[-1][0], self._first_token(rules, uniform)
         tokens += parts[-1][1]
         while (end := _ended(request, tokens[len(request.input_ids) :])) is None:
             part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
@@ -150,14 +159,21 @@ class ReferenceSession:
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
             drafts = self._alone(tokens, parts, events)
             rounds = [(part, Conditions(uniforms=numbers))]
-            (walk,) = decode_rows(Writer(), drafts, rounds, temperature=request.temperature)
-            parts.append((self._part(request, len(parts), "DECODE", part.start, len(walk.tokens)), walk.tokens))
-            tokens += walk.tokens
+            (decided,) = decode_rows(Writer(), drafts, rounds, rules)
+            new = decided.walk.tokens
+            parts.append((self._part(request, len(parts), "DECODE", part.start, len(new)), new))
+            tokens += new
         writer = Writer()
-        write(writer, self._alone(tokens, parts, events), temperature=request.temperature)
+        write(writer, self._alone(tokens, parts, events), rules)
         ends = (RequestEnd(rid=request.rid, scheduler_step=len(parts) - 1, reason=end[0], output_ids=end[1]),)
         records = tuple(part.record for part, _ in parts)
         return self._trace("speculate", scenario_id, writer, rounds=records, events=events, ends=ends)
+
+    @torch.inference_mode()
+    def logprobs(self, request: RequestSpec, output: Sequence[int]) -> Event:
+        """What the request's log-probabilities are where it generated `output` (see reference.logprobs)."""
+        states = self._final((*request.input_ids, *output))
+        return Event(name="logprobs", scheduler_step=0, data=logprobs(request, output, states, self.target.logits))
 
     def _final(self, tokens: tuple[int, ...]) -> Tensor:
         """The target's last states [T,h] over T tokens; those of a text just replayed are there already."""
@@ -182,11 +198,11 @@ class ReferenceSession:
         view = EngineView(nothing, self.spec, self.target.vocab)
         return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
 
-    def _first_token(self, request: RequestSpec, uniform: Callable[[], float] | None) -> tuple[int, ...]:
-        logits = self.target.logits(self._final(request.input_ids)[-1])
+    def _first_token(self, rules: Rules, uniform: Callable[[], float] | None) -> tuple[int, ...]:
+        logits = self.target.logits(self._final(rules.request.input_ids)[-1])
         if uniform is None:
-            return (int(logits.argmax()),)
-        return (draw(distribution(logits, request.temperature), uniform())[0],)
+            return (best(rules.adjusted(logits, ()), 1)[0],)
+        return (draw(rules.distribution(logits, ())[0], uniform())[0],)
 
     def _chunks(self, request: RequestSpec, chunk: int | None) -> list[tuple[Part, tuple[int, ...]]]:
         """Its prompt, a batch for every `chunk` tokens; None takes it whole."""

@@ -28,9 +28,11 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
     "abort": ("rid",),
+    "answer": ("rid", "meta", "pieces"),
+    "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "tp_rank": ("tp_rank", "rows"),
-    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first", "own"),
+    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }
 
 
@@ -39,6 +41,13 @@ class _Coins(BaseModel):
 
     nodes: tuple[float, ...]
     final: float
+
+
+class _Piece(BaseModel):
+    """Of a streamed answer."""
+
+    output_ids: tuple[int, ...]
+    meta: dict[str, Any]
 
 
 class _Rank(BaseModel):
@@ -90,6 +99,14 @@ class _Said(BaseModel):
     wrong: tuple[int, ...] = ()
     tp_rank: int = 0
     column: str = ""
+    meta: dict[str, Any] = {}
+    pieces: tuple[_Piece, ...] = ()
+    first: int = 0
+    own: tuple[float | str, ...] = ()
+    scales: tuple[float | str, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    top_values: tuple[tuple[float | str, ...], ...] = ()
+    ids: tuple[tuple[float | str, ...], ...] = ()
 
 
 #: Keys that have one type in every event that says them.

@@ -1,21 +1,25 @@
 """Checks what a verify commits: the walk that the target's choices, or the recorded uniforms, allow.
 
 A greedy walk needs no reference: it starts at the engine's own root and follows the engine's own target choices, which
-a separate comparison holds against the reference (a tie there is followed, not repaired). A sampled one is compared
-with what the reference commits under the same recorded uniforms; whether those are uniform is a question for many runs
-(see `cases.sampling`).
+a separate comparison holds against the reference (a tie there is followed, not repaired). Where a request's rules
+choose otherwise than by the best logit, or uniforms do, it is compared with what the reference commits by the same
+rules and recorded uniforms; whether those are uniform is a question for many runs (see `cases.sampling`).
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
 
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share
 from harness.contract.providers import is_witness
+from harness.contract.tolerance import budget_for, tie_limit
 from harness.contract.trace import Trace
-from harness.contract.types import Kind, Phase, Policy
+from harness.contract.types import Divergence, Kind, Phase, Policy
 
 #: Subject of replaced operations that only a batch with a temperature asks for.
 SAMPLED = "sampled"
@@ -34,9 +38,9 @@ Walk = list[tuple[int, int]]
     protects="what is committed is exactly the longest line of the tree that the target itself would have chosen",
 )
 def check_greedy_walk(evidence: Evidence) -> CheckResult:
-    """ACCEPT and PARENT at ACCEPT rows of greedy requests."""
+    """ACCEPT and PARENT at ACCEPT rows of greedy requests that ask for no other rule."""
     result = CheckResult()
-    greedy = {request.rid for request in evidence.scenario.requests if request.temperature == 0.0}
+    greedy = {request.rid for request in evidence.scenario.requests if request.greedy and not request.rules}
     for share, nodes in evidence.table.each(Phase.VERIFY):
         if share[1] in greedy and evidence.table.of(share, Phase.ACCEPT):
             _judge_walk(evidence, share, walk(evidence, nodes), result)
@@ -109,37 +113,101 @@ def _walked(table: Table, rows: list[int]) -> Walk:
 )
 def check_sampled_walk(evidence: Evidence) -> CheckResult:
     """ACCEPT and PARENT at ACCEPT rows of requests with a temperature."""
+    drawing = {request.rid for request in evidence.scenario.requests if not request.greedy}
+    return _walks(evidence, drawing, "sampled", nothing="the probe saw no uniforms of it")
+
+
+@register(
+    id="rules",
+    kinds=(Kind.ACCEPT, Kind.PARENT, Kind.TOKEN),
+    reads=("scenario", "engine", "reference"),
+    protects="penalties, bias, processors and cuts decide each token, as they would without speculation",
+)
+def check_rules(evidence: Evidence) -> CheckResult:
+    """ACCEPT and PARENT at ACCEPT rows of greedy requests with rules; TOKEN at the last prompt row of all with them."""
+    ruled = {request.rid for request in evidence.scenario.requests if request.rules}
+    greedy = {request.rid for request in evidence.scenario.requests if request.rules and request.greedy}
+    result = _walks(evidence, greedy, "ruled", nothing="the reference does not know its logits")
+    decided = {} if evidence.reference is None else _decided(evidence.reference, Phase.PREFILL)
+    for parts in evidence.parts.values():
+        for part in parts:
+            rows = evidence.table.of(part.share, Phase.PREFILL) if part.final and part.rid in ruled else []
+            if rows and part.share in decided and evidence.table.chosen(rows[-1]):
+                _judge_first(evidence, rows[-1], decided[part.share], result)
+    return result
+
+
+def _judge_first(evidence: Evidence, row: int, decided: dict[str, Any], result: CheckResult) -> None:
+    """The token after a prompt: the best by the rules, or one that they leave to be drawn."""
+    (seen,), wanted = evidence.table.chosen(row), int(decided["token"])
+    result.count("tokens", 1)
+    result.choices += 1
+    if seen != wanted:
+        found = evidence.divergence(row, kind=Kind.TOKEN, expected=wanted, observed=seen, hint=_by_rule(decided))
+        _decide(evidence, found, decided, result)
+
+
+def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> CheckResult:
+    """Committed tokens of some requests against what the reference committed, where an event says how near it was."""
     result = CheckResult()
-    drawing = {request.rid for request in evidence.scenario.requests if request.temperature > 0}
-    if not drawing:
-        return result
     assert evidence.reference is not None
-    if is_witness(evidence.reference.header):
+    if not rids or is_witness(evidence.reference.header):
         return result  # it knows no probabilities: the verdict says so
-    margins, truth = _margins(evidence.reference), tabulate(evidence.reference.rows)
+    decided, truth = _decided(evidence.reference, Phase.ACCEPT, event), tabulate(evidence.reference.rows)
     for share, rows in evidence.table.each(Phase.ACCEPT):
-        if share[1] in drawing and share in margins:
-            _judge_sampled(evidence, rows, _walked(truth, truth.of(share, Phase.ACCEPT)), margins[share], result)
-        elif share[1] in drawing:
-            result.unknown.append(f"sampled acceptance of {share[1]} not judged: the probe saw no uniforms of it")
+        if share[1] in rids and share in decided:
+            _judge_sampled(evidence, share, rows, _walked(truth, truth.of(share, Phase.ACCEPT)), decided[share], result)
+        elif share[1] in rids:
+            result.unknown.append(f"{event} acceptance of {share[1]} not judged: {nothing}")
     result.unknown = list(dict.fromkeys(result.unknown))
     return result
 
 
-def near_ties(evidence: Evidence) -> frozenset[Share]:
-    """Shares in which a uniform lay so near to the end of an interval that the two sides may decide otherwise."""
-    margins = {} if evidence.reference is None else _margins(evidence.reference)
-    return frozenset(share for share, margin in margins.items() if margin < _nearest(evidence))
+def judged_walks(evidence: Evidence) -> frozenset[Share]:
+    """Shares whose walk another length of is a finding, or a near tie, of checks `sampled` and `rules`."""
+    if evidence.reference is None:
+        return frozenset()
+    decided = _decided(evidence.reference, Phase.ACCEPT)
+    return frozenset(
+        share for share, data in decided.items() if data.get("keys") or data["margin"] < _limit(evidence, data)
+    )
 
 
-def _nearest(evidence: Evidence) -> float:
-    return NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
+def _limit(evidence: Evidence, decided: dict[str, Any]) -> float:
+    """Margins nearer than this are ties: of probability where something was drawn, of logits else."""
+    if not evidence.scenario.request(decided["rid"]).greedy:
+        return NEAREST.get(evidence.dtype, NEAREST["bfloat16"])
+    scale, noise = target_scale(evidence, decided["rid"])
+    return tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
 
 
-def _margins(reference: Trace) -> dict[Share, float]:
-    """How near the uniforms of a share came to deciding otherwise."""
-    events = ((event.dp_rank, event.data) for event in reference.events if event.name == "sampled")
-    return {(rank, data["rid"], data["attempt"], data["committed"]): float(data["margin"]) for rank, data in events}
+def target_scale(evidence: Evidence, rid: str) -> tuple[float, float]:
+    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
+    logits there (NaN if that is not measured)."""
+    assert evidence.reference is not None
+    rows = evidence.reference.rows
+    wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
+    indices = np.flatnonzero(wanted)
+    logits = (rows.lists["top_logits"][row] for row in indices.tolist())
+    scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
+    noise = evidence.logit_noise.expected[indices]
+    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
+
+
+def _decided(reference: Trace, phase: Phase, *names: str) -> dict[Share, dict[str, Any]]:
+    """What the reference says of each choice that is no question of the best logit, by share."""
+    return {
+        (event.dp_rank, event.data["rid"], event.data["attempt"], event.data["committed"]): event.data
+        for event in reference.events
+        if event.name in (names or ("sampled", "ruled")) and event.data.get("phase", Phase.ACCEPT) == phase
+    }
+
+
+def _by_rule(decided: dict[str, Any]) -> str:
+    """Which keys explain what the engine did by not being followed, or else which it was asked to follow."""
+    return (
+        f"{'-or-'.join(decided['explains'])}-ignored" if decided["explains"] else f"not-by-{'-'.join(decided['keys'])}"
+    )
 
 
 def sampler_replaced(evidence: Evidence) -> str:
@@ -151,17 +219,24 @@ def sampler_replaced(evidence: Evidence) -> str:
     return next((name for name in names if "sampling" in name.rpartition(".")[2]), "")
 
 
-def _judge_sampled(evidence: Evidence, rows: list[int], expected: Walk, margin: float, result: CheckResult) -> None:
+def _judge_sampled(
+    evidence: Evidence, share: Share, rows: list[int], expected: Walk, decided: dict[str, Any], result: CheckResult
+) -> None:
     found = _walked(evidence.table, rows)
-    if not sampler_replaced(evidence):  # else it says nothing of the release's own kernel
-        result.count("accepts", len(found))
+    if evidence.scenario.request(share[1]).greedy or not sampler_replaced(evidence):
+        result.count("accepts", len(found))  # else it says nothing of the release's own kernel
     result.choices += len(found)
     fault = _difference(found, expected)
-    if fault is None:
+    if fault is None or (len(found) < len(expected) and found == expected[: len(found)] and truncated(evidence, share)):
         return
     place, kind, hint, wanted, seen = fault
+    hint = _by_rule(decided) if decided.get("keys") else hint
     differs = evidence.divergence(rows[min(place, len(rows) - 1)], kind=kind, expected=wanted, observed=seen, hint=hint)
-    result.decide(replace(differs, policy=Policy.TIE, margin=margin), limit=_nearest(evidence))
+    _decide(evidence, differs, decided, result)
+
+
+def _decide(evidence: Evidence, found: Divergence, decided: dict[str, Any], result: CheckResult) -> None:
+    result.decide(replace(found, policy=Policy.TIE, margin=decided["margin"]), limit=_limit(evidence, decided))
 
 
 def _difference(found: Walk, expected: Walk) -> tuple[int, Kind, str, int, int] | None:

@@ -8,16 +8,52 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.checks.evidence import Evidence
+from harness.contract.answers import answers
+from harness.contract.providers import is_witness
+from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
 
 #: Keys of requests whose effect a check holds against a rule.
 JUDGED = frozenset(
-    ("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "priority")
-) | {"dp_rank"}
+    (
+        *("rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos"),
+        *("priority", "dp_rank", *ADJUSTING, *CUTTING),
+        *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
+        *("return_hidden_states", "stream"),
+    )
+)
+
+#: Those that ask for more than tokens.
+RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
 
 def not_judged(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN."""
+    known = evidence.reference is None or not is_witness(evidence.reference.header)
     for request in evidence.scenario.requests:
         for key in request.asked:
+            if key == "custom_params" and request.custom_logit_processor:
+                continue
             if key not in JUDGED:
                 yield f"request {request.rid} asks for {key}, which nothing judges"
+            elif key in request.rules and not known:
+                yield f"request {request.rid} asks for {key}, and a witness knows too few logits to follow it"
+        yield from _unordered(request)
+        yield from _unanswered(evidence, request)
+
+
+def _unordered(request: RequestSpec) -> Iterator[str]:
+    """Keys whose order decides, where no source says which comes first."""
+    added = [key for key in ("frequency_penalty", "presence_penalty", "logit_bias") if key in request.rules]
+    if added and "repetition_penalty" in request.rules:
+        yield (
+            f"request {request.rid} asks for repetition_penalty beside {', '.join(added)}: no source says whether it "
+            "scales a logit before or after that is added"
+        )
+
+
+def _unanswered(evidence: Evidence, request: RequestSpec) -> Iterator[str]:
+    """What was to come back of a request that ended, where the trace holds nothing of it."""
+    ended = any(end.rid == request.rid and end.reason != "error" for end in evidence.engine.ends)
+    returned = [key for key in RETURNED if key in request.asked]
+    if ended and returned and request.rid not in answers(evidence.engine):
+        yield f"request {request.rid} asks for {returned[0]}, and the trace does not say what came back"

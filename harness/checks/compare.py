@@ -128,7 +128,7 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     result = CheckResult()
     counter = "tokens" if pairs.phase in TARGET else "proposals"
     if counter == "proposals" and pairs.evidence.scenario.engine.rejection_sampling:
-        return result  # drawn: whatever came is taken over, and judged by its probability
+        pairs = _of_greedy(pairs)  # others are drawn: whatever came is taken over, and judged by its probability
     ours, expected = pairs.lengths("chosen_ids")
     if not ours.any():
         return result  # this engine records none here: the counter stays at zero and the verdict says so
@@ -142,6 +142,13 @@ def compare_choices(pairs: Pairs) -> CheckResult:
     for place in np.flatnonzero((expected > 0) & (ours == expected) & ~pairs.equal("chosen_ids")).tolist():
         _judge_choice(pairs, place, result)
     return result
+
+
+def _of_greedy(pairs: Pairs) -> Pairs:
+    """Those of greedy requests."""
+    greedy = [request.rid for request in pairs.evidence.scenario.requests if request.greedy]
+    kept = np.isin(pairs.mine.strings["rid"][pairs.engine].astype(str), greedy)
+    return replace(pairs, engine=pairs.engine[kept], reference=pairs.reference[kept])
 
 
 def _judge_choice(pairs: Pairs, place: int, result: CheckResult) -> None:

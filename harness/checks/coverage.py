@@ -56,15 +56,16 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             exempt.update(SUBJECTS[subject])
             by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
-    temperatures = [request.temperature for request in evidence.scenario.requests]
-    if any(temperatures) and (kernel := sampler_replaced(evidence)):
+    drawing = [not request.greedy for request in evidence.scenario.requests]
+    if any(drawing) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
-        exempt.update(("accepts",) if all(temperatures) else ())
-    if all(temperatures) and evidence.reference is not None and is_witness(evidence.reference.header):
+        exempt.update(("accepts",) if all(drawing) else ())
+    if all(drawing) and evidence.reference is not None and is_witness(evidence.reference.header):
         exempt.add("accepts")
-    if evidence.scenario.engine.rejection_sampling:
-        notes.append("not exercised: which tokens are drafted (they are drawn; their probabilities are judged)")
-        exempt.add("proposals")
+    if evidence.scenario.engine.rejection_sampling and any(drawing):
+        who = "" if all(drawing) else " for requests that sample"
+        notes.append(f"not exercised: which tokens are drafted{who} (they are drawn; their probabilities are judged)")
+        exempt.update(("proposals",) if all(drawing) else ())
     return frozenset(exempt), notes
 
 

@@ -9,12 +9,15 @@ from dataclasses import replace
 
 from harness.checks import (
     accepts,  # noqa: F401
+    answered,  # noqa: F401
     copied_states,  # noqa: F401
     inputs,  # noqa: F401
+    logprobs,  # noqa: F401
     outputs,  # noqa: F401
     positions,  # noqa: F401
     ranks,
     reference_rows,  # noqa: F401
+    returned_states,  # noqa: F401
     rows,  # noqa: F401
     slots,  # noqa: F401
     tensor_ranks,

@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
+from harness.checks.accepts import target_scale
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.requests import RequestSpec
@@ -75,9 +74,9 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
     result = CheckResult()
     assert evidence.reference is not None
     greedy = {str(event.data["rid"]): event.data for event in evidence.reference.events if event.name == "greedy"}
-    temperatures = {request.rid: request.temperature for request in evidence.scenario.requests}
+    plain = {request.rid for request in evidence.scenario.requests if request.greedy}
     for end in evidence.engine.ends:
-        if temperatures.get(end.rid) != 0.0 or end.reason == "error":
+        if end.rid not in plain or end.reason == "error":
             continue
         if end.rid in greedy:
             _judge_output(evidence, end, greedy[end.rid], result)
@@ -94,7 +93,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
     if place is not None:
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
-        scale, noise = _scale(evidence, end.rid)
+        scale, noise = target_scale(evidence, end.rid)
         found = _at_output(evidence, end, place, *both[place], "text-differs")
         limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
@@ -104,25 +103,12 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         )
 
 
-def _scale(evidence: Evidence, rid: str) -> tuple[float, float]:
-    """Greatest |logit| the reference has for the request's target rows, and the most that rounding does to
-    logits there (NaN if that is not measured)."""
-    assert evidence.reference is not None
-    rows = evidence.reference.rows
-    wanted = (rows.strings["rid"] == rid) & np.isin(rows.strings["phase"].astype(str), (Phase.PREFILL, Phase.VERIFY))
-    indices = np.flatnonzero(wanted)
-    logits = (rows.lists["top_logits"][row] for row in indices.tolist())
-    scale = max((float(np.abs(row).max(initial=0.0)) for row in logits), default=0.0)
-    noise = evidence.logit_noise.expected[indices]
-    return scale, float(np.nanmax(noise)) if np.isfinite(noise).any() else float("nan")
-
-
 def _at_output(
     evidence: Evidence, end: RequestEnd, place: int, observed: object, expected: object, hint: str
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""
     index = len(evidence.scenario.request(end.rid).input_ids) + place
-    row = _row_of(evidence, end.rid, index, Phase.ACCEPT)
+    row = row_of(evidence, end.rid, index, Phase.ACCEPT)
     if row is not None:
         return evidence.divergence(row, kind=Kind.TOKEN, expected=expected, observed=observed, hint=hint)
     last = evidence.last.get(end.rid)
@@ -132,7 +118,7 @@ def _at_output(
     return Divergence(kind=Kind.TOKEN, key=key, round=where, expected=expected, observed=observed, hint=hint)
 
 
-def _row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:
+def row_of(evidence: Evidence, rid: str, index: int, phase: Phase) -> int | None:
     """The row of a phase behind which the token at `index` of the request's text stands."""
     slots = evidence.table.ints["slot"]
     mine = ((share, rows) for share, rows in evidence.table.each(phase) if share[1] == rid)
@@ -156,7 +142,7 @@ def check_seeds(evidence: Evidence) -> CheckResult:
     ends = {end.rid: end for end in evidence.engine.ends if end.reason != "error"}
     first: dict[Draw, RequestEnd] = {}
     for request in evidence.scenario.requests:
-        if request.sampling_seed is None or request.temperature == 0 or request.rid not in ends:
+        if request.sampling_seed is None or request.greedy or request.rid not in ends:
             continue
         draw = (request.input_ids, request.temperature, request.sampling_seed)
         if draw in first:
@@ -176,7 +162,7 @@ def _compare_draws(
     if place is None:
         return
     phase = Phase.ACCEPT if place else Phase.PREFILL  # the first token came with the prompt
-    row = _row_of(evidence, request.rid, len(request.input_ids) + place, phase)
+    row = row_of(evidence, request.rid, len(request.input_ids) + place, phase)
     if row is None:
         result.unknown.append(f"seed of {request.rid} not judged: no row committed its token {place}")
         return

@@ -27,6 +27,9 @@ COMPARED = (
     "parents",
     "hidden_rows",
     "logits",
+    "counts",
+    "logprobs",
+    "returned_states",
 )
 
 #: What they count beside that where several ranks run in step.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from harness.checks.accepts import near_ties, truncated
+from harness.checks.accepts import judged_walks, truncated
 from harness.checks.evidence import Evidence
 from harness.checks.registry import CheckResult, register
 from harness.contract.align import unpaired
@@ -146,14 +146,14 @@ def check_rows_of_both_sides(evidence: Evidence) -> CheckResult:
     stopped = {
         str(event.data["rid"]): event for event in evidence.reference.events if event.name == "reference_stopped"
     }
-    near = near_ties(evidence)
+    judged = judged_walks(evidence)
     pruned = {part.share for parts in evidence.parts.values() for part in parts if ends_here(evidence, part)}
     found = [
         divergence
         for divergence in unpaired(evidence.aligned, evidence.engine.rows, evidence.reference.rows)
         if not _unneeded(evidence, divergence, pruned)
         and not _unanswered(divergence, stopped)
-        and not (divergence.key.phase == Phase.ACCEPT and _share(divergence) in near)  # a tie of check `sampled`
+        and not (divergence.key.phase == Phase.ACCEPT and _share(divergence) in judged)
     ]
     reasons = [
         f"no reference for {rid} from round {event.data.get('round')} on: {event.data.get('why')}"

@@ -20,6 +20,6 @@ def witnessed(evidence: Evidence) -> tuple[list[str], list[str]]:
         f"{NOT_COMPARED}: {name} rows without a witness" for name, (known, of) in seen.rows.items() if 0 < known < of
     ]
     notes += [f"{NOT_COMPARED}: {fault}" for fault in seen.faults]
-    if any(request.temperature for request in evidence.scenario.requests):
+    if any(not request.greedy for request in evidence.scenario.requests):
         notes.append(f"{NOT_COMPARED}: what is accepted at a temperature, since a witness knows no probabilities")
     return unknown, notes

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from harness.both_sides.logit_processors import PARAMETER, Processor
+
 #: Why a number is not allowed to be larger: what a message about it says behind what is allowed.
 SEED_IS = "SGLang keeps seeds in 64 bits"
 LEAST_TEMPERATURE = 1e-6
@@ -17,6 +19,13 @@ TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far
 
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
+
+#: Keys that change which token is the best of a row, and those that cut a distribution off.
+ADJUSTING = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "custom_logit_processor"),
+    "min_new_tokens",
+)
+CUTTING = ("top_k", "top_p", "min_p")
 
 
 class Strict(BaseModel):
@@ -49,7 +58,7 @@ class RequestSpec(Strict):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=2.0)] = 1.0
     min_new_tokens: Annotated[int, Field(ge=0)] = 0
     logit_bias: dict[str, float] | None = None
-    custom_logit_processor: str | None = None
+    custom_logit_processor: Processor | None = None
     custom_params: dict[str, Any] | None = None
     stop: tuple[str, ...] = ()
     stop_regex: tuple[str, ...] = ()
@@ -84,6 +93,29 @@ class RequestSpec(Strict):
     def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
         """The tokens that end it where the checkpoint's are `eos`."""
         return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
+
+    @property
+    def greedy(self) -> bool:
+        """Whether it takes the best token of each row: at temperature 0, or where only one token is left."""
+        return self.temperature == 0.0 or self.top_k == 1
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """The keys that decide, beside the temperature, which token a row's logits mean; of a greedy one the cuts do
+        not."""
+        return tuple(key for key in self.asked if key in ADJUSTING or (key in CUTTING and not self.greedy))
+
+    @model_validator(mode="after")
+    def _processor_knows(self) -> RequestSpec:
+        given = (self.custom_params or {}).get(PARAMETER)
+        if self.custom_logit_processor and not (
+            isinstance(given, list) and given and all(type(one) is int and one >= 0 for one in given)
+        ):
+            raise ValueError(
+                f"custom_logit_processor {self.custom_logit_processor!r} needs custom_params.{PARAMETER}\n"
+                "  allowed: a list of one token id or more"
+            )
+        return self
 
     @model_validator(mode="after")
     def _stops_count(self) -> RequestSpec:

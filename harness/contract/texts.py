@@ -13,7 +13,7 @@ def text_identical(engine: Trace, reference: Trace, scenario: Scenario) -> bool 
     Of a request that an engine took with it when it died, what had been committed may differ already; that it does
     not yet says nothing.
     """
-    greedy = {request.rid for request in scenario.requests if request.temperature == 0.0}
+    greedy = {request.rid for request in scenario.requests if request.greedy}
     reported = [event.data for event in reference.events if event.name == "greedy"]
     plain = {str(data["rid"]): tuple(data["output_ids"]) for data in reported if data["rid"] in greedy}
     ended = [(end, plain[end.rid]) for end in engine.ends if end.rid in plain and end.output_ids]

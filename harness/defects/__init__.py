@@ -34,3 +34,10 @@ def departures(assumed: Iterable[str]) -> list[type[Departure]]:
     """Those that a run assumes; ids that nobody predicts are somebody else's."""
     wanted = set(assumed)
     return [departure for name, departure in PREDICTED.items() if name in wanted]
+
+
+def change_texts(assumed: Iterable[str]) -> bool:
+    """Whether one of them follows other rules, so that a request's plain text is no longer what to expect."""
+    return any(
+        one.verifies is not Departure.verifies or one.counts is not Departure.counts for one in departures(assumed)
+    )

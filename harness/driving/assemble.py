@@ -109,8 +109,8 @@ class Assembler:
     def _forward(self, message: Message, arrays: Arrays, place: _From) -> None:
         phase, lens = message["phase"], np.asarray(message["lens"], dtype=np.int64)
         count, ends = int(lens.sum()), np.cumsum(lens)
-        hidden_in = self._keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
-        hidden_out = self._keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
+        hidden_in = self.keep(f"hidden_in.{phase}", arrays.get("hidden_in"))
+        hidden_out = self.keep(f"hidden_out.{phase}", arrays.get("hidden_out"))
         block = Block.of(
             phase,
             np.repeat(np.asarray(message["rids"], dtype=object), lens),
@@ -137,7 +137,7 @@ class Assembler:
         self._blocks.append(block)
         self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 
-    def _keep(self, name: str, array: np.ndarray | None) -> int:
+    def keep(self, name: str, array: np.ndarray | None) -> int:
         """Append rows to a side tensor; returns the number of its first row, -1 if there is none."""
         if array is None or not len(array):
             return -1

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from harness.both_sides.mutants import MUTANTS
+from harness.contract.answers import RETURNED, flat_states
 from harness.contract.requests import GENERATE, SAMPLING, RequestSpec
 from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
@@ -295,6 +296,15 @@ def _finish(run: _Run) -> None:
                 cached_tokens=end["cached_tokens"],
             )
         )
+        if "meta" in end:
+            _note_answer(run, end["rid"], end["meta"], end["pieces"])
+
+
+def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[str, Any]]) -> None:
+    """Hidden states are kept as a tensor, once: a piece says again what those before it said."""
+    states = [said.pop("hidden_states", None) for said in [*(piece["meta"] for piece in pieces), meta]][-1]
+    run.assembler.keep(f"{RETURNED}{rid}", flat_states(states or ()))
+    run.note("answer", rid=rid, meta=meta, pieces=pieces)
 
 
 def _crash_data(report: dict[str, Any]) -> dict[str, Any]:

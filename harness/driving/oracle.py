@@ -20,6 +20,7 @@ from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
+from reference.logit_rules import Rules
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
@@ -50,7 +51,7 @@ class Oracle:
     _lease: leases.Lease | None = None
     _models: dict[str, tuple[Target, AnyHead]] = field(default_factory=dict)
     _sessions: dict[Asked, ReferenceSession] = field(default_factory=dict)
-    _texts: dict[tuple[str, tuple[int, ...], int, tuple[int, ...]], Generated] = field(default_factory=dict)
+    _texts: dict[tuple[str, str, tuple[int, ...]], Generated] = field(default_factory=dict)
 
     def load(self, *, held: str = "float32") -> Oracle:
         """Read the weights (idempotent); worth doing while an engine boots."""
@@ -79,7 +80,8 @@ class Oracle:
         return sum(file.stat().st_size for folder in (self.target, self.draft) for file in folder.glob("*.safetensors"))
 
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
-        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness)."""
+        """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
+        one 'logprobs' where it asks for them."""
         held = str(engine.header.get("dtype") or scenario.engine.dtype)
         reference = self._session(scenario.spec, held=held).replay(scenario, engine)
         if held != "float32":
@@ -89,17 +91,23 @@ class Oracle:
         texts = tuple(
             self._greedy(
                 scenario.spec,
-                request,
                 held=held,
                 claim=outputs.get(request.rid, ()),
-                stops=request.stops(engine.header.get(EOS, ())),
+                rules=Rules(request=request, ends=request.stops(engine.header.get(EOS, ()))),
             )
             for request in scenario.requests
+            if not (request.rules and defects.change_texts(self.assumed))
+        )
+        session = self._session(scenario.spec, held=held)
+        said = tuple(
+            session.logprobs(request, outputs[request.rid])
+            for request in scenario.requests
+            if request.return_logprob and request.rid in outputs
         )
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
-        return dataclasses.replace(reference, events=reference.events + texts, header=header)
+        return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
@@ -109,16 +117,16 @@ class Oracle:
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(
-        self, spec: SpecConfig, request: RequestSpec, *, held: str, claim: tuple[int, ...], stops: tuple[int, ...]
-    ) -> Event:
+    def _greedy(self, spec: SpecConfig, *, held: str, claim: tuple[int, ...], rules: Rules) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
-        asked = (request.input_ids, request.max_new_tokens, stops)
-        key = (held, *asked)
+        request, stops = rules.request, rules.ends
+        key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
         if key not in self._texts:
-            session = self._session(spec, held=held)
-            confirmed = session.confirm(request.input_ids, claim) if _is_whole(claim, request, stops) else None
-            self._texts[key] = confirmed or session.generate_with_margins(*asked)
+            session, whole = self._session(spec, held=held), _is_whole(claim, request, stops)
+            confirmed = session.confirm(request.input_ids, claim, rules) if whole else None
+            self._texts[key] = confirmed or session.generate_with_margins(
+                request.input_ids, request.max_new_tokens, stops, rules
+            )
         text = self._texts[key]
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", scheduler_step=0, data=data)

@@ -110,7 +110,8 @@ class _Request:
         self.scenario, self.spec, self.texts = found.scenario, found.scenario.spec, found.texts
         self.view, self.scores = view, scores
         self.timeline, self.along = followed.timeline, followed.along
-        self.tokens, self.sampled = followed.timeline.tokens, followed.request.temperature > 0
+        self.tokens = followed.timeline.tokens
+        self.sampled = not followed.request.greedy or bool(followed.request.rules)  # no question of the best logit
         self.dtype = str(found.engine.header.get("dtype") or found.scenario.engine.dtype)
 
     def rows(self) -> Iterator[Expected]:

@@ -125,7 +125,7 @@ def _events(witness: Witness) -> Iterator[Event]:
     ends = {end.rid: end.output_ids for end in witness.expected.engine.ends}
     greedy = dict[str, Event]()
     for followed in witness.expected.requests:
-        if followed.request.temperature == 0:
+        if followed.request.greedy and not followed.request.rules:
             yield from _accepts(followed, witness)
             text = _greedy(followed, witness, ends.get(followed.request.rid, ()))
             greedy |= {} if text is None else {followed.request.rid: text}

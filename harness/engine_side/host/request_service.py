@@ -53,26 +53,45 @@ async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
 
 
 async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
+    """Its end, and what SGLang said about it; pieces: a streamed answer while it grew, the last is the whole."""
+    beside = dict(command["generate"])
+    if name := beside.get("custom_logit_processor"):
+        from .logit_processors import pickled
+
+        beside["custom_logit_processor"] = pickled(name)
+    pieces = list[dict[str, Any]]()
     try:
         result = await engine.async_generate(
             input_ids=command["prompt"],
             sampling_params=command["sampling"],
             rid=command["rid"],
             priority=command["priority"],
-            **command["generate"],
+            **beside,
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
         )
+        if beside.get("stream"):
+            # At once: SGLang goes on writing into the lists of a piece.
+            pieces = [_answer(piece) async for piece in result]
+        answer = pieces[-1] if pieces else _answer(result)
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
-    meta = result["meta_info"]
-    reason = meta.get("finish_reason") or {}
+    meta = answer["meta"]
     return {
         "rid": command["rid"],
-        "reason": reason.get("type", "unknown"),
-        "output_ids": list(result["output_ids"]),
+        "reason": (meta.get("finish_reason") or {}).get("type", "unknown"),
+        "output_ids": answer["output_ids"],
         "cached_tokens": int(meta.get("cached_tokens", 0)),
+        "meta": meta,
+        "pieces": pieces,
     }
+
+
+def _answer(result: dict[str, Any]) -> dict[str, Any]:
+    """A copy of an answer, or of a piece of one: its tokens, and what SGLang says beside them that JSON can hold."""
+    said = {"output_ids": result["output_ids"], "meta": result["meta_info"]}
+    copied: dict[str, Any] = json.loads(json.dumps(said, default=str))
+    return copied
 
 
 def _meeting_point(command: dict[str, Any]) -> dict[str, Any]:

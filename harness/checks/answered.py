@@ -1,0 +1,202 @@
+"""Checks of what comes back beside tokens: usage and speculation counts, finish reasons, and pieces of a stream.
+
+Counts follow from the batches that the trace says ran. Log-probabilities and hidden states have modules of their own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from harness.checks.evidence import Evidence
+from harness.checks.outputs import row_of
+from harness.checks.registry import CheckResult, register
+from harness.contract.answers import Answer, Piece, answers
+from harness.contract.batches import Part
+from harness.contract.requests import RequestSpec
+from harness.contract.trace import RequestEnd
+from harness.contract.types import Divergence, Key, Kind, Phase
+
+#: Lists of meta_info that have an entry an output token.
+GROWING = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
+#: What a request that was answered is told in any case.
+ALWAYS = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens")
+#: Other names that some releases say the same count by.
+ALSO = {
+    "spec_num_correct_drafts": ("spec_accepted_drafts",),
+    "spec_num_proposed_drafts": ("spec_proposed_drafts",),
+    "spec_correct_drafts_histogram": ("spec_accept_histogram",),
+}
+
+
+def answered(evidence: Evidence) -> Iterator[tuple[RequestSpec, RequestEnd, Answer]]:
+    """Each request that was answered, and how."""
+    found, requests = answers(evidence.engine), {request.rid: request for request in evidence.scenario.requests}
+    for end in evidence.engine.ends:
+        if end.rid in found and end.rid in requests:
+            yield requests[end.rid], end, found[end.rid]
+
+
+def at_token(
+    evidence: Evidence, rid: str, index: int, *, kind: Kind, observed: object, expected: object, hint: str
+) -> Divergence:
+    """A divergence at the token at `index` of a request's text: keyed by the row behind which it stands."""
+    prompt = len(evidence.scenario.request(rid).input_ids)
+    phase = Phase.PREFILL if index <= prompt else Phase.ACCEPT
+    row = row_of(evidence, rid, index, phase)
+    if row is not None:
+        return evidence.divergence(row, kind=kind, expected=expected, observed=observed, hint=hint)
+    last = evidence.last.get(rid)
+    dp_rank, attempt, where = (last.record.dp_rank, last.attempt, last.record.index) if last else (0, 0, -1)
+    key = Key(dp_rank=dp_rank, rid=rid, attempt=attempt, committed=index - 1, phase=phase, step=0, slot=0)
+    return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
+
+
+@register(
+    id="counts",
+    kinds=(Kind.SHAPE, Kind.ACCEPT, Kind.TOKEN),
+    reads=("scenario", "engine"),
+    protects="usage, accept counts and finish reasons that SGLang returns are those of the batches that ran",
+)
+def check_counts(evidence: Evidence) -> CheckResult:
+    """ACCEPT for what is said of verifies, TOKEN for finish reasons, SHAPE for the other counts."""
+    result = CheckResult()
+    for request, end, answer in answered(evidence):
+        expected = {**_usage(evidence, request, end), **_finish(end, answer), **_verified(evidence, request, end)}
+        for name, value in expected.items():
+            for said in (name, *ALSO.get(name, ())):
+                if said in answer.meta:
+                    result.count("counts", 1)
+                if not _same(answer.meta.get(said), value) and (said in answer.meta or said in ALWAYS):
+                    kind = Kind.ACCEPT if said.startswith("spec_") else Kind.SHAPE
+                    kind = Kind.TOKEN if said == "finish_reason" else kind
+                    where = len(request.input_ids) + max(0, len(end.output_ids) - 1)
+                    result.divergences.append(
+                        at_token(
+                            evidence,
+                            request.rid,
+                            where,
+                            kind=kind,
+                            observed=answer.meta.get(said, "nothing"),
+                            expected=value,
+                            hint=said.replace("_", "-"),
+                        )
+                    )
+    return result
+
+
+def _same(said: Any, value: Any) -> bool:
+    if isinstance(value, float) and isinstance(said, (int, float)):
+        return math.isclose(said, value, rel_tol=1e-9)
+    return bool(said == value)
+
+
+def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[str, Any]:
+    """Tokens read, generated and not computed, and how often it began anew."""
+    attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
+    found: dict[str, Any] = {"prompt_tokens": len(request.input_ids), "completion_tokens": len(end.output_ids)}
+    if not attempts:
+        return found  # aborted before it ran
+    if attempts[0][0].record.mode == "PREFILL":
+        found["cached_tokens"] = attempts[0][0].start
+    if end.reason != "abort" and not evidence.scenario.engine.disaggregation:
+        found["num_retractions"] = len(attempts) - 1
+    return found
+
+
+def _finish(end: RequestEnd, answer: Answer) -> dict[str, Any]:
+    """Where it was a token that ended it, or the length; words of the other reasons are SGLang's own."""
+    said = answer.meta.get("finish_reason") or {}
+    if end.reason == "length":
+        return {"finish_reason": {**said, "type": "length", "length": len(end.output_ids)}}
+    if end.reason == "stop" and not isinstance(said.get("matched"), str):
+        return {"finish_reason": {**said, "type": "stop", "matched": end.output_ids[-1] if end.output_ids else None}}
+    return {}
+
+
+def _verified(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[str, Any]:
+    """What follows from the verifies whose tokens the request has: how many, and how many drafts each accepted."""
+    accepted = [part.length - 1 for part in _kept(evidence, request, end)]
+    if not accepted or not end.output_ids:
+        return {}
+    verifies, correct = len(accepted), sum(accepted)
+    proposed = verifies * (evidence.scenario.spec.num_draft_tokens - 1)
+    return {
+        "spec_verify_ct": verifies,
+        "spec_num_correct_drafts": correct,
+        "spec_num_proposed_drafts": proposed,
+        "spec_accept_rate": correct / proposed,
+        "spec_accept_length": len(end.output_ids) / verifies,
+        "spec_correct_drafts_histogram": [accepted.count(count) for count in range(max(accepted) + 1)],
+    }
+
+
+def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Part]:
+    """Its verifies, without those of which it has no token: in flight when it ended, or when it was retracted."""
+    attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
+    known = [_known(parts) for parts in attempts[1:]] + [len(request.input_ids) + len(end.output_ids)]
+    for parts, most in zip(attempts, known, strict=True):
+        yield from (part for part in parts if part.record.mode == "DECODE" and part.length and part.start + 1 < most)
+
+
+def _known(parts: list[Part]) -> int:
+    """How many tokens a request had when it began anew; without end where it never did to the end."""
+    return next((part.start + part.length for part in parts if part.record.mode == "PREFILL" and part.final), 2**62)
+
+
+@register(
+    id="streamed",
+    kinds=(Kind.TOKEN, Kind.SHAPE),
+    reads=("scenario", "engine"),
+    protects="the pieces of a stream grow into the answer: each token and what stands beside it once and in order",
+)
+def check_streamed(evidence: Evidence) -> CheckResult:
+    """SHAPE where a piece takes something back, or has too much or too little beside its tokens; TOKEN: it differs."""
+    result = CheckResult()
+    for request, end, answer in answered(evidence):
+        if not request.stream:
+            continue
+        if not answer.pieces:
+            result.unknown.append(f"stream of {request.rid} not judged: it came in no pieces")
+            continue
+        result.count("counts", len(answer.pieces))
+        whole = Piece(output_ids=end.output_ids, meta=answer.meta)
+        faults = (fault for piece, after in pairwise((*answer.pieces, whole)) for fault in _broken(piece, after))
+        for place, (hint, observed, expected) in faults:
+            index = len(request.input_ids) + place
+            kind = Kind.TOKEN if hint == "piece-other-token" else Kind.SHAPE
+            found = at_token(evidence, request.rid, index, kind=kind, observed=observed, expected=expected, hint=hint)
+            result.divergences.append(found)
+    return result
+
+
+def _broken(piece: Piece, after: Piece) -> Iterator[tuple[int, tuple[str, object, object]]]:
+    """(output number, (hint, observed, expected)) of what of a piece is not in the next one, or beside no token."""
+    count = len(piece.output_ids)
+    both = zip(piece.output_ids, after.output_ids, strict=False)
+    other = next((place for place, (mine, theirs) in enumerate(both) if mine != theirs), None)
+    if other is not None:
+        yield other, ("piece-other-token", piece.output_ids[other], after.output_ids[other])
+    elif count > len(after.output_ids):
+        yield len(after.output_ids), ("piece-taken-back", count, len(after.output_ids))
+    if piece.meta.get("completion_tokens", count) != count:
+        yield max(0, count - 1), ("piece-count", piece.meta["completion_tokens"], count)
+    for name in GROWING:
+        mine, theirs = piece.meta.get(name), after.meta.get(name)
+        if mine is None or theirs is None:
+            continue
+        if len(mine) != count:
+            yield min(count, len(mine)), (f"piece-{name.replace('_', '-')}", len(mine), count)
+        elif mine != theirs[:count]:
+            at = next(place for place in range(count) if mine[place : place + 1] != theirs[place : place + 1])
+            yield at, ("piece-changed", mine[at], theirs[at] if at < len(theirs) else "nothing")
+    if (
+        piece.meta.get("input_token_logprobs")
+        and piece.meta["input_token_logprobs"] != after.meta["input_token_logprobs"]
+    ):
+        yield (
+            0,
+            ("piece-input-changed", len(piece.meta["input_token_logprobs"]), len(after.meta["input_token_logprobs"])),
+        )

@@ -1,0 +1,126 @@
+"""What a request's settings make of the logits of a row: which token is the best, and the distribution that is drawn.
+
+A token that a verify decides must be the one that decoding without speculation would choose after everything before it,
+so a node's rule counts the path that leads to it. Sources, where two say different things the first one:
+
+- frequency and presence penalty: OpenAI's API reference, "Frequency and presence penalties": a token that was generated
+  n > 0 times loses n · frequency + presence. Only what was generated counts (also SGLang's documentation).
+- repetition penalty: CTRL (arXiv 1909.05858, section 4.1), of the tokens "previously generated" (SGLang's
+  documentation); as Hugging Face's RepetitionPenaltyLogitsProcessor, a negative logit is multiplied, not divided.
+- logit_bias: OpenAI's API reference: added to the logits before sampling.
+- min_new_tokens: Hugging Face's MinNewTokensLengthLogitsProcessor: nothing that ends the request until then.
+- temperature, then top-k (arXiv 1805.04833), then top-p (arXiv 1904.09751), then min-p (arXiv 2407.01082), each of what
+  the one before has left, divided by its sum: the order of Hugging Face's LogitsProcessorList.
+- custom processors: ours, masks (harness.both_sides.logit_processors).
+
+Penalties come first, then bias, then masks. No source says whether a repetition penalty comes before or after what is
+added, so together they are not judged (harness.checks.asked). This module must not know what an engine chose.
+
+Shapes: V vocabulary; texts are whole: the prompt, then what was generated.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harness.both_sides.logit_processors import PARAMETER
+from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """A request's. ends: the tokens that end it."""
+
+    request: RequestSpec
+    ends: tuple[int, ...] = ()
+    #: keys that are not followed
+    without: frozenset[str] = field(default_factory=frozenset)
+
+    @property
+    def greedy(self) -> bool:
+        return self.request.greedy
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Those that it follows, beside the temperature."""
+        return tuple(key for key in self.request.rules if key not in self.without)
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether another token than a row's best may be the best by them."""
+        return any(key in ADJUSTING for key in self.keys)
+
+    def leaving(self, key: str) -> Rules:
+        """All but one of its keys."""
+        return replace(self, without=self.without | {key})
+
+    def adjusted(self, logits: Tensor, generated: Sequence[int]) -> Tensor:
+        """logits [V] after what was generated -> [V]; the same tensor where nothing is adjusted, else float64."""
+        if not self.adjusts:
+            return logits
+        asked, kept, values = self.request, set(self.keys), logits.double().clone()
+        if generated and {"frequency_penalty", "presence_penalty", "repetition_penalty"} & kept:
+            counts = Counter(generated)
+            ids = torch.tensor(list(counts), device=values.device)
+            own, times = values[ids], torch.tensor(list(counts.values()), device=values.device)
+            if "frequency_penalty" in kept:
+                own = own - asked.frequency_penalty * times
+            if "presence_penalty" in kept:
+                own = own - asked.presence_penalty
+            if "repetition_penalty" in kept:
+                own = torch.where(own < 0, own * asked.repetition_penalty, own / asked.repetition_penalty)
+            values[ids] = own
+        if "logit_bias" in kept:
+            for token, bias in (asked.logit_bias or {}).items():
+                values[int(token)] += bias
+        if "min_new_tokens" in kept and len(generated) < asked.min_new_tokens:
+            values[list(self.ends)] = -torch.inf
+        if "custom_logit_processor" in kept:
+            named = (asked.custom_params or {})[PARAMETER]
+            barred = torch.zeros_like(values, dtype=torch.bool)
+            barred[named] = True
+            values[barred if asked.custom_logit_processor == "forbid" else ~barred] = -torch.inf
+        return values
+
+    def distribution(self, logits: Tensor, generated: Sequence[int]) -> tuple[np.ndarray, float]:
+        """(float64 [V], slack) of a request that samples.
+
+        slack: how much of a probability would have to change before another set of tokens is left; infinite where none
+        are cut off.
+        """
+        temperature = self.request.temperature
+        left: np.ndarray = (self.adjusted(logits, generated).double() / temperature).softmax(-1).cpu().numpy()
+        slack = float("inf")
+        cuts = {"top_k": self._best_k, "top_p": self._nucleus, "min_p": self._likely}
+        for key in CUTTING:
+            if key in self.keys:
+                kept, gap = cuts[key](left)
+                left, slack = np.where(kept, left, 0.0), min(slack, gap)
+                left = left / left.sum()
+        return left, slack
+
+    def _best_k(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+        """The k likeliest; those as likely as the last of them stay too."""
+        k = min(self.request.top_k, len(left))
+        ordered = np.sort(left)[::-1]
+        kept = left >= ordered[k - 1]
+        return kept, float(ordered[k - 1] - left[~kept].max(initial=-np.inf))
+
+    def _nucleus(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+        """The fewest likeliest that have at least p together."""
+        order = np.argsort(-left, kind="stable")
+        before = np.concatenate([[0.0], np.cumsum(left[order])[:-1]])
+        kept = np.zeros(len(left), dtype=bool)
+        kept[order] = before < self.request.top_p
+        return kept, float(np.abs(before[1:] - self.request.top_p).min(initial=np.inf))
+
+    def _likely(self, left: np.ndarray) -> tuple[np.ndarray, float]:
+        """Those at least min_p times as likely as the likeliest."""
+        least = self.request.min_p * left.max()
+        return left >= least, float(np.abs(left[left > 0] - least).min(initial=np.inf))
