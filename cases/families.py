@@ -15,6 +15,7 @@ from cases.boots import (
     EAGLE3_BOOTS,
     LATENT,
     LAYERED,
+    MIXED_BOOTS,
     PAGES,
     PAIR,
     PD_BOOTS,
@@ -26,7 +27,7 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
-from cases.fixed_ranks import rank_shapes, shared_shapes
+from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
@@ -130,12 +131,12 @@ _TP = Family(
     name="tp",
     why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
     scenarios=(
-        *shared_shapes(TP_BOOTS["tp"]),
-        *shared_shapes(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
+        *on_boot(TP_BOOTS["tp"]),
+        *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
         *(
             one
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
-            for one in shared_shapes(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
+            for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
         *rank_shapes(
             checkpoint=TP_BOOTS["tp-dp"].checkpoint,
@@ -154,10 +155,22 @@ _ADAPTIVE = Family(
     scenarios=tuple(
         one
         for boot in ADAPTIVE_BOOTS.values()
-        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+        for one in on_boot(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
     ),
     boots=tuple(ADAPTIVE_BOOTS.values()),
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
+_MIXED = Family(
+    name="mixed",
+    why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in MIXED_BOOTS.values()
+        for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+    ),
+    boots=tuple(MIXED_BOOTS.values()),
+    coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _LAYERS = LAYERED["layers"]
@@ -236,7 +249,7 @@ _TRAINED = Family(
     coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

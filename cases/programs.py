@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MTP
+from cases.boots import HEADS, MIXED_BOOTS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
+from cases.fixed_ranks import joining
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -130,6 +131,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
+    "mixed": (joining(MIXED_BOOTS["mixed"]),),
     "retraction": (_RETRACTION,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),

@@ -76,7 +76,7 @@ HAVING = {
     "chunk_longer_by_one": (trace(prefill(0, ("r0", 0, 3, False)), prefill(1, ("r0", 3, 1, True))), 1),
     "chunk_exact_multiple": (trace(WHOLE), 1),
     "prefix_hit": (trace(prefill(0, ("r0", 2, 2, True))), 1),
-    "mixed_batch": (trace(record(0, "MIXED", [("r0", 0, 0, 4, True)])), 1),
+    "mixed_batch": (trace(WHOLE, decode(1, ("r0", 4, 2)), prefill(2, ("r1", 0, 4, False), ("r0", 6, 1, True))), 1),
     "all_finished_in_one_verify": (trace(WHOLE, decode(1, ("r0", 4, 4)), ends=(end("r0", 1, 5),)), 1),
     "some_finished": (trace(decode(1, ("r0", 4, 4), ("r1", 6, 1)), ends=(end("r0", 1, 5), end("r1", 9, 5))), 1),
     "all_finished_with_arrival": (
@@ -137,6 +137,7 @@ HAVING = {
 
 #: point -> the nearest trace that has it not.
 LACKING = {
+    "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),
@@ -191,7 +192,7 @@ def test_point_is_counted_where_it_happens_and_not_where_it_does_not(name):
 
 def test_every_point_has_a_trace_that_shows_it():
     lengths = {f"accept_len_{n}" for n in range(1, 18)}
-    here = {*names(Where.ANYWHERE, Where.ELSEWHERE)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.MIXED, Where.ADAPTIVE)}
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 

@@ -46,6 +46,7 @@ NEEDS = {
     "layers": "an MTP draft with three layers",
     "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
+    "mixed": "requests that decode in a batch of prompt chunks",
     "retraction": "a retraction while requests run",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",

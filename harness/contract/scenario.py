@@ -128,6 +128,8 @@ class EngineConfig(Strict):
     graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
+    enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
+
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
     keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
@@ -155,6 +157,7 @@ class EngineConfig(Strict):
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)
     running_limit: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
+    enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
     deterministic_inference: bool = False

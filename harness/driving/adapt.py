@@ -26,6 +26,8 @@ MOST_PAGE = 512
 FIRST_V2_ONLY = Version("0.5.13")
 #: The first release with `speculative_use_rejection_sampling`, by reading.
 FIRST_WITH_REJECTION = Version("0.5.14")
+#: The first release that mixes prompt chunks and requests that speculate, by reading.
+FIRST_MIXED = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -165,6 +167,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"engine.page_size is {engine.page_size}, and SGLang {version} "
             f"lays out pages of a power of two on {device}\n"
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
+        )
+    if engine.enable_mixed_chunk and (Version(version) < FIRST_MIXED or spec.algorithm == "MTP"):
+        return (
+            f"engine.enable_mixed_chunk is on, which SGLang {version} switches off where it speculates by "
+            f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
+            f"{FIRST_MIXED} on"
         )
     if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
         return (
