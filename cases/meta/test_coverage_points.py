@@ -45,6 +45,10 @@ def stepped(*steps, rid="r0"):
     return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
 
 
+def updated(scheduler_step, *, success):
+    return Event(name="update", scheduler_step=scheduler_step, data={"success": success})
+
+
 def turn(scheduler_step, **state):
     return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
@@ -68,6 +72,7 @@ WHOLE = prefill(0, ("r0", 0, 4, True))
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
+    "weights_updated": (trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=True),)), 1),
     "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
     "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
     "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
@@ -137,6 +142,7 @@ HAVING = {
 
 #: point -> the nearest trace that has it not.
 LACKING = {
+    "weights_updated": trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=False),)),
     "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
@@ -192,7 +198,7 @@ def test_point_is_counted_where_it_happens_and_not_where_it_does_not(name):
 
 def test_every_point_has_a_trace_that_shows_it():
     lengths = {f"accept_len_{n}" for n in range(1, 18)}
-    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.MIXED, Where.ADAPTIVE)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.UPDATED, Where.MIXED, Where.ADAPTIVE)}
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 

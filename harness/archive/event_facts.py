@@ -31,6 +31,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
+    "update": ("what", "success", "message"),
     "tp_rank": ("tp_rank", "rows"),
     "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }

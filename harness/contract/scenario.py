@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -189,6 +190,7 @@ class Op(Strict):
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
+    update   SGLang's update_weights_from_disk, at the next step, with the target of the pair `name`; behind a drain
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
              side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
@@ -200,7 +202,9 @@ class Op(Strict):
     submit; each side must be given every request once.
     """
 
-    kind: Literal["submit", "step", "abort", "retract", "pause", "resume", "flush", "transfer", "mutant", "drain"]
+    kind: Literal[
+        "submit", "step", "abort", "retract", "pause", "resume", "flush", "update", "transfer", "mutant", "drain"
+    ]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
@@ -240,6 +244,7 @@ class Scenario(Strict):
                 raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
         _check_sides(self)
         _check_served(self)
+        _check_updates(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
         ranked = [request.rid for request in self.requests if request.priority is not None]
@@ -278,6 +283,15 @@ class Scenario(Strict):
         """Scenarios with one boot key can share one engine process."""
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """rid -> the pair whose target the engine has when it arrives."""
+        found, now = dict[str, str](), self.checkpoint
+        for op in self.script:
+            now = str(op.name) if op.kind == "update" else now
+            found |= dict.fromkeys(op.rids if op.kind == "submit" else (), now)
+        return found
 
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`; KeyError if there is none."""
@@ -336,6 +350,13 @@ def _check_served(scenario: Scenario) -> None:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
                 raise ValueError(f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}")
+
+
+def _check_updates(scenario: Scenario) -> None:
+    """SGLang waits with new weights until nothing runs, and whatever steps it would wait for ever."""
+    for before, op in pairwise((None, *scenario.script)):
+        if op is not None and op.kind == "update" and (not op.name or (before is not None and before.kind != "drain")):
+            raise ValueError("op 'update' needs the name of a pair, and stands first or behind a drain")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

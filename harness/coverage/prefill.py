@@ -51,6 +51,14 @@ def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
 
 
+@coverage_point("a prompt that was read after the engine had been given other weights", where=Where.UPDATED)
+def weights_updated(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    updates = [event.scheduler_step for event in trace.events if event.name == "update" and event.data["success"]]
+    for chunks in chunks_of(trace):
+        if any(step <= chunks[0].record.scheduler_step for step in updates):
+            yield chunks[0]
+
+
 @coverage_point("a request that went on decoding, by one token, in a batch of prompt chunks", where=Where.MIXED)
 def mixed_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     for parts in parts_of(trace).values():
