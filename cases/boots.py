@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from packaging.version import Version
 
@@ -71,6 +72,10 @@ def _paged(page: int) -> EngineConfig:
 
 BYTES = 256
 UNCACHED = EngineConfig(radix_cache=False)
+#: A pool that a few requests outgrow, and more of them admitted than it can hold to their ends.
+OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
+TIGHT = EngineConfig(**OUTGROWN)
+HEADS_OF_FIVE = SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
 FIRST_MIXED = "0.5.19"
@@ -81,7 +86,14 @@ BOOTS = _named(
     (
         Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
         Boot(name="pages", why="pages of four tokens", engine=_paged(4)),
-        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(max_total_tokens=160)),
+        Boot(name="small-pool", why="a pool that a few requests outgrow", engine=TIGHT),
+        Boot(
+            name="apart",
+            why="a pair of which no two tensors are alike, five steps, a pool that a few requests outgrow",
+            checkpoint="eagle-apart",
+            spec=_chain(5),
+            engine=TIGHT,
+        ),
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
@@ -115,19 +127,47 @@ LAYERED = _named(
             MTP,
             UNCACHED,
         ),
+        (
+            "layers-apart",
+            "five MTP layers of which no two tensors are alike, a pool that a few requests outgrow",
+            "mtp-apart",
+            SpecConfig(algorithm="MTP", num_steps=5, num_draft_tokens=6),
+            EngineConfig(radix_cache=False, **OUTGROWN),
+        ),
+        (
+            "chained-apart",
+            "five MTP layers that read each other's output, of which no two tensors are alike",
+            "mtp-chained-apart",
+            SpecConfig(algorithm="MTP", num_steps=5, num_draft_tokens=6),
+            UNCACHED,
+        ),
     )
 )
 
 #: From three steps on every release deviates.
 TREES = _named(
-    Boot(name=name, why=why, spec=spec, since=V2)
-    for name, why, spec in (
-        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6)),
-        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8)),
-        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3)),
-        ("full-tree", "two steps, every node kept", _tree(2, 2, 7)),
-        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16)),
-        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10)),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, spec, checkpoint, engine in (
+        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6), CHECKPOINT, EngineConfig()),
+        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8), CHECKPOINT, EngineConfig()),
+        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3), CHECKPOINT, EngineConfig()),
+        ("full-tree", "two steps, every node kept", _tree(2, 2, 7), CHECKPOINT, EngineConfig()),
+        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16), CHECKPOINT, EngineConfig()),
+        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10), CHECKPOINT, EngineConfig()),
+        (
+            "tree-apart",
+            "three candidates a step, two steps, a pair of which no two tensors are alike, a pool that is outgrown",
+            _tree(2, 3, 8),
+            "eagle-apart",
+            TIGHT,
+        ),
+        (
+            "deep-apart",
+            "five steps, three candidates a step, the same pair and pool",
+            _tree(5, 3, 12),
+            "eagle-apart",
+            TIGHT,
+        ),
     )
 )
 
@@ -135,6 +175,13 @@ PAGES = _named(
     (
         Boot(name="pages-16", why="pages of 16 tokens", engine=_paged(16)),
         Boot(name="pages-64", why="pages of 64 tokens", engine=_paged(64)),
+        Boot(
+            name="pages-apart",
+            why="pages of four tokens, five steps, a pair of which no two tensors are alike, a pool that is outgrown",
+            checkpoint="eagle-apart",
+            spec=_chain(5),
+            engine=EngineConfig(page_size=4, **OUTGROWN),
+        ),
         Boot(
             name="pages-4-tree",
             why="pages of four tokens, two candidates a step: branches begin on pages of their own",
@@ -167,7 +214,15 @@ EAGLE3_BOOTS = _named(
             name="eagle3-wide",
             why="one feature, a draft wider than the target, five steps",
             checkpoint="eagle3-wide",
-            spec=SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
+            spec=HEADS_OF_FIVE,
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-apart",
+            why="three features by name, a head of its own for all tokens, five steps, a pool that is outgrown",
+            checkpoint="eagle3-apart",
+            spec=HEADS_OF_FIVE,
+            engine=TIGHT,
             since="0.5.12",
         ),
         Boot(
@@ -182,11 +237,19 @@ EAGLE3_BOOTS = _named(
 
 #: Latent attention, with the NextN layer as the draft.
 LATENT = _named(
-    Boot(name=name, why=why, checkpoint="mla-tiny", spec=spec, engine=engine, since=since)
-    for name, why, spec, engine, since in (
-        ("latent", "latents in the cache, a chain of three steps", SpecConfig(), EngineConfig(), "0"),
-        ("latent-pages", "latents over pages of four tokens", SpecConfig(), _paged(4), "0"),
-        ("latent-tree", "latents, two candidates a step, two steps", _tree(2, 2, 6), EngineConfig(), V2),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("latent", "latents in the cache, a chain of three steps", "mla-tiny", SpecConfig(), EngineConfig(), "0"),
+        ("latent-pages", "latents over pages of four tokens", "mla-tiny", SpecConfig(), _paged(4), "0"),
+        ("latent-tree", "latents, two candidates a step, two steps", "mla-tiny", _tree(2, 2, 6), EngineConfig(), V2),
+        (
+            "latent-apart",
+            "latents of other sizes, five steps, a pool that is outgrown",
+            "mla-apart",
+            _chain(5),
+            TIGHT,
+            "0",
+        ),
     )
 )
 
@@ -199,7 +262,7 @@ TRAINED = _named(
             "trained-long",
             "trained weights, an EAGLE-3 chain of five steps",
             "eagle3",
-            SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
+            HEADS_OF_FIVE,
             "0.5.12",
         ),
         (
@@ -215,10 +278,17 @@ TRAINED = _named(
 
 TWO_RANKS = EngineConfig(dp_size=2, tp_size=2, max_running_requests=4)
 DP_BOOTS = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2)
-    for name, why, checkpoint in (
-        ("dp", "DP attention over two ranks", "qwen3-tiny"),
-        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS),
+        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS),
+        (
+            "dp-apart",
+            "two ranks, a head of its own, five steps, a pool that is outgrown",
+            "qwen3-apart",
+            HEADS_OF_FIVE,
+            TWO_RANKS.model_copy(update=OUTGROWN),
+        ),
     )
 )
 
@@ -309,6 +379,7 @@ PD_BOOTS = _named(
         ("pd-wide", "a draft wider than the target", "eagle3-wide", HEADS, PAIR),
         ("pd-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), PAIR),
         ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page_size": 4})),
+        ("pd-five", "five steps, a pair of which no two tensors are alike", "eagle-apart", _chain(5), PAIR),
     )
 )
 RANKED_PAIR = Boot(

@@ -5,7 +5,7 @@ It must not run anything; it says what is expected, and a run that disagrees is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,6 +16,7 @@ from harness.contract import plain_files, scenario_v1
 from harness.contract.json_files import BadDocument, NotJSON, parsed, shown, validated
 from harness.contract.known_issues import issues
 from harness.contract.scenario import SCENARIO_SCHEMA, Scenario
+from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UserError, meant, unknown
 
 CORPUS = Path(__file__).with_name("corpus")
@@ -59,6 +60,12 @@ class Case(BaseModel):
         said = self._on_release(release, revert)
         return "unknown" if said == "FAIL" and device not in self.devices else said
 
+    def as_expected(self, expected: str, verdict: Outcome, kinds: Collection[str]) -> bool | None:
+        """Whether a verdict is the one that is expected, and of a failure its kinds too; None where nothing is."""
+        if expected == "unknown":
+            return None
+        return expected == verdict and (verdict is not Outcome.FAIL or {*self.kinds} <= {*kinds})
+
     def _on_release(self, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
         if self.bad_from is not None and Version(release) < Version(self.bad_from):
             return "unknown"
@@ -67,6 +74,21 @@ class Case(BaseModel):
         if self.good_from is None or Version(release) < Version(self.good_from):
             return "unknown"
         return "FAIL" if revert is not None and revert == self.revert else "PASS"
+
+
+def outcome_of(cells: Sequence[Mapping[str, Any]]) -> Outcome:
+    """The verdict over cells (their `verdict` and `as_expected`): a known bug that shows is as good as a sound cell.
+
+    One that does not show, or as something else, is a failure. Where nothing is expected the cell's own verdict counts.
+    """
+    own = [Outcome(cell["verdict"]) for cell in cells]
+    said = {True: Outcome.PASS, False: Outcome.FAIL}
+    return Verdict.merge(
+        [
+            outcome if outcome is Outcome.UNKNOWN else said.get(cell["as_expected"], outcome)
+            for cell, outcome in zip(cells, own, strict=True)
+        ]
+    )
 
 
 def names() -> list[str]:
@@ -134,12 +156,13 @@ def read_scenario(path: Path) -> Scenario:
     return scenario
 
 
-#: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file.
+#: The keys that each op takes beside its kind; any other would change nothing, and is refused in a file. What it needs.
 TAKES = {
-    **dict.fromkeys(("submit", "abort", "transfer"), ("rids", "name")),
+    **dict.fromkeys(("submit", "abort", "transfer", "retract"), ("rids", "name")),
     "step": ("count",),
     "mutant": ("name", "count"),
 }
+NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name"}
 
 
 def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
@@ -147,9 +170,8 @@ def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
     for number, op in enumerate(scenario.script):
         takes = TAKES.get(op.kind, ())
         foreign = sorted({*op.model_dump(exclude_defaults=True)} - {"kind", *takes})
-        missing = next(
-            (key for key in takes if key in ("rids", *(["name"] * (op.kind == "mutant"))) and not getattr(op, key)), ""
-        )
+        needed = NEEDS.get(op.kind, "")
+        missing = "" if not needed or getattr(op, needed) else needed
         if foreign or missing:
             said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"
             raise CaseError(

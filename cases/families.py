@@ -27,6 +27,7 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
+from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
@@ -62,13 +63,22 @@ TEXT_FEW = ("together", "chunks", "arrivals", "shared-prefix")
 #: The hand-overs that a configuration beside the first is driven through.
 HANDED = ("together", "last-chunk-of-one", "ends-at-once")
 COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
+#: What every family shows of a part of a batch.
+OF_PARTS = ("partial_retraction", "abort_of_some", "pool_exhausted")
+
+
+def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
+    """A configuration of five steps and a pool that is outgrown: some common shapes, and what happens to a part."""
+    usual = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix="apart-", only=only)
+    return (*usual, *parts(boot, prefix="apart-"))
+
 
 _EAGLE = Family(
     name="eagle",
-    why="EAGLE-1 chains: the default set",
-    scenarios=tuple(default_scenarios()),
+    why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
+    scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
     boots=tuple(BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 #: Chunks are whole pages, so a page of 64 needs a longer one.
@@ -85,22 +95,27 @@ _PAGED = Family(
             prefix="page4-tree-",
             only=(*FEW, "shared-prefix"),
         ),
+        *_apart(PAGES["pages-apart"]),
     ),
     boots=(BOOTS["pages"], *PAGES.values()),
-    coverage_points=(*COMMON, "prefix_hit"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit"),
 )
 
 _TREE = Family(
     name="tree",
-    why="trees of two, four and eight candidates a step, from a few nodes to all",
+    why="trees of two, four and eight candidates a step, from a few nodes to all; from three steps on they meet F-003",
     scenarios=(
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="t2-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=8), prefix="t4-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=8, num_draft_tokens=16), prefix="t8-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
+        *_apart(TREES["tree-apart"]),
+        *shapes(spec=TREES["tree"].spec, prefix="three-steps-", only=FEW),
+        *shapes(spec=TREES["wide-tree"].spec, prefix="three-wide-", only=FEW),
+        *(one.model_copy(update={"name": f"five-steps-{one.name}"}) for one in _apart(TREES["deep-apart"])),
     ),
     boots=tuple(TREES.values()),
-    coverage_points=COMMON,
+    coverage_points=(*COMMON, *OF_PARTS),
 )
 
 _HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
@@ -111,9 +126,10 @@ _EAGLE3 = Family(
         *shapes(checkpoint="eagle3-tiny", spec=_HEADS, prefix="default-"),
         *shapes(checkpoint="eagle3-two", spec=_HEADS, prefix="two-", only=FEW),
         *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
+        *_apart(EAGLE3_BOOTS["eagle3-apart"]),
     ),
     boots=tuple(EAGLE3_BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DP = Family(
@@ -122,9 +138,10 @@ _DP = Family(
     scenarios=(
         *rank_shapes(checkpoint="qwen3-tiny"),
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
+        *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
     ),
     boots=tuple(DP_BOOTS.values()),
-    coverage_points=names(Where.RANKS),
+    coverage_points=(*names(Where.RANKS), *OF_PARTS),
 )
 
 _TP = Family(
@@ -177,20 +194,24 @@ _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
     why="multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
-    scenarios=tuple(
-        one
-        for boot, only in (
-            (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
-            (LAYERED["layers-pages"], FEW),
-            (LAYERED["layers-cache"], ("shared-prefix",)),
-            (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
-        )
-        for one in shapes(
-            checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
-        )
+    scenarios=(
+        *(
+            one
+            for boot, only in (
+                (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
+                (LAYERED["layers-pages"], FEW),
+                (LAYERED["layers-cache"], ("shared-prefix",)),
+                (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
+            )
+            for one in shapes(
+                checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
+            )
+        ),
+        *_apart(LAYERED["layers-apart"]),
+        *parts(LAYERED["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
     ),
     boots=tuple(LAYERED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _MLA = Family(
@@ -205,9 +226,10 @@ _MLA = Family(
             prefix="tree-",
             only=FEW,
         ),
+        *_apart(LATENT["latent-apart"]),
     ),
     boots=tuple(LATENT.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DISAGG = Family(
@@ -218,10 +240,12 @@ _DISAGG = Family(
         *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
         *handoffs(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="tree-", only=HANDED),
         *handoffs(engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
+        *handoffs(checkpoint="eagle-apart", spec=PD_BOOTS["pd-five"].spec, prefix="apart-", only=HANDED),
+        *parts(PD_BOOTS["pd-five"], prefix="apart-"),
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    coverage_points=tuple(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"),
+    coverage_points=(*(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"), *OF_PARTS),
 )
 
 _DISAGG_DP = Family(

@@ -108,7 +108,7 @@ def on_boot(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
     }
     retracted = boot_program(
         "retracted",
-        [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+        [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
         [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
         wants=["retract_resume"],
         **given,

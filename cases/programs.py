@@ -91,9 +91,17 @@ _CHUNK = program(
 
 _RETRACTION = program(
     "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
     [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
+)
+
+#: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
+_PART = program(
+    "taken-back-in-part",
+    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
+    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+    wants=["partial_retraction"],
 )
 
 _STOP = program(
@@ -110,6 +118,24 @@ _SAMPLED = program(
         for i, rid in enumerate("abc")
     ],
     [submit("a", "b", "c"), DRAIN],
+)
+
+#: By their names.
+_ASKING: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+    "top-k": {"temperature": 1.0, "top_k": 3},
+    "other-k": {"temperature": 0.6, "top_k": 12},
+    "top-p": {"temperature": 1.0, "top_p": 0.2},
+}
+
+_RULES = program(
+    "ruled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=asked)
+        for i, (rid, asked) in enumerate(_ASKING.items())
+    ],
+    [submit(*_ASKING), DRAIN],
 )
 
 #: Rank 1 has a request, then none while rank 0 goes on.
@@ -133,6 +159,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chunk": (_CHUNK,),
     "mixed": (joining(MIXED_BOOTS["mixed"]),),
     "retraction": (_RETRACTION,),
+    "partial-retraction": (_PART,),
     "stop": (_STOP,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
@@ -140,5 +167,6 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
+    "rules": (_RULES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

@@ -7,7 +7,7 @@ To add one: a function that writes requests and ops into the kit's timeline, dec
 from __future__ import annotations
 
 from cases.boots import Boot
-from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, Kit, Opening, template
+from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
 
 
 def _alone(boot: Boot) -> bool:
@@ -225,12 +225,14 @@ def running_limit_reached(kit: Kit) -> Opening:
 
 @template(fits=_tight, certain=False)
 def pool_exhausted(kit: Kit) -> Opening:
-    """Prompts that fit the pool together, and more to generate than it holds."""
-    count = kit.integer(3, 4)
-    share = kit.boot.engine.max_total_tokens // count
+    """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
+    spec, count = kit.boot.spec, kit.integer(2, 4)
+    draft = max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
-        kit.arrive(kit.integer(0, 3), kit.integer(share - 14, share - 4), new=kit.long_run())
-    return Opening(calm=12)
+        request = kit.request(kit.prompt(kit.integer(share - 4, share)), new=kit.new_tokens(MOST_NEW - 2))
+        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": kit.never()}))
+    return Opening(calm=16)
 
 
 # Acceptance
@@ -316,6 +318,50 @@ def retract_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
     kit.timeline.at(step, "retract")
     return Opening(calm=step + 1, protected=("r0",))
+
+
+@template(fits=_roomy)
+def partial_retraction(kit: Kit) -> Opening:
+    """Some of several that run together, by name or by SGLang's own switch."""
+    rids, step = _together(kit)
+    if kit.chance():
+        kit.timeline.at(step, "retract", *kit.random.sample(rids, kit.integer(1, len(rids) - 1)))
+    else:
+        kit.timeline.at(step, "retract", name="test")
+    return Opening(calm=step + 1, protected=tuple(rids))
+
+
+@template(fits=_roomy, certain=False)
+def batch_reordered(kit: Kit) -> Opening:
+    """SGLang keeps those first that have generated most: here the longest prompts come first, and differ in that."""
+    rids, step = _together(kit)
+    kit.timeline.at(step + kit.integer(0, 3), "retract", kit.random.choice(rids))
+    return Opening(calm=step + 4)
+
+
+@template(fits=_roomy)
+def abort_of_some(kit: Kit) -> Opening:
+    rids, step = _together(kit)
+    kit.timeline.at(step, "abort", kit.random.choice(rids))
+    return Opening(calm=step + 1, protected=tuple(rids))
+
+
+def _together(kit: Kit) -> tuple[list[str], int]:
+    """Three or four that decode together, and the step from which they surely do."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
+    lengths = sorted((kit.integer(1, kit.chunk) for _ in range(kit.integer(3, 4))), reverse=True)
+    rids = [kit.arrive(0, length, new=kit.long_run()) for length in lengths]
+    return rids, len(rids) + 1
+
+
+@template(fits=_roomy)
+def pause_in_chunk(kit: Kit) -> Opening:
+    """A prompt that is half read while another request decodes."""
+    kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
+    kit.arrive(2, kit.length(2 * kit.chunk + 1, 3 * kit.chunk))
+    kit.timeline.at(3, "pause")
+    kit.timeline.at(3 + kit.integer(1, 3), "resume")
+    return Opening(calm=8, protected=("r0", "r1"))
 
 
 @template(fits=_alone)

@@ -52,6 +52,8 @@ class Timeline:
                 placed.append((max(step, arrived[op.rids[0]]), _RANK[op.kind], op))
             elif op.kind == "flush":
                 placed.append((_after_pause(step, pauses), _RANK["flush"], op))
+            elif op.kind == "retract" and not op.everybody:
+                placed.append((_after_pause(step, pauses), _RANK["retract"], op))
         placed += [(step, _RANK["retract"], Op(kind="retract")) for step in self._retractions(pauses)]
         placed.sort(key=lambda entry: entry[:2])
         return [(step, op) for step, _, op in placed]
@@ -59,7 +61,7 @@ class Timeline:
     def _retractions(self, pauses: list[tuple[int, Op]]) -> list[int]:
         """Steps of retractions. Each is a pause and a resume by itself, and a step takes one of either."""
         taken = {step for step, _ in pauses}
-        for wanted in sorted(step for step, op in self.ops if op.kind == "retract"):
+        for wanted in sorted(step for step, op in self.ops if op.kind == "retract" and op.everybody):
             step = _after_pause(wanted, pauses)
             while step in taken:
                 step = _after_pause(step + 1, pauses)

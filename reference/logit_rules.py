@@ -94,9 +94,7 @@ class Rules:
         slack: how much of a probability would have to change before another set of tokens is left; infinite where none
         are cut off.
         """
-        temperature = self.request.temperature
-        left: np.ndarray = (self.adjusted(logits, generated).double() / temperature).softmax(-1).cpu().numpy()
-        slack = float("inf")
+        left, slack = distribution(self.adjusted(logits, generated), self.request.temperature), float("inf")
         cuts = {"top_k": self._best_k, "top_p": self._nucleus, "min_p": self._likely}
         for key in CUTTING:
             if key in self.keys:
@@ -124,3 +122,9 @@ class Rules:
         """Those at least min_p times as likely as the likeliest."""
         least = self.request.min_p * left.max()
         return left >= least, float(np.abs(left[left > 0] - least).min(initial=np.inf))
+
+
+def distribution(logits: Tensor, temperature: float) -> np.ndarray:
+    """logits [...,V] -> float64 [...,V]."""
+    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).cpu().numpy()
+    return probabilities

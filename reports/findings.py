@@ -9,8 +9,11 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from harness.archive.again import run_again
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
+from harness.contract.known_issues import Known
+from harness.contract.providers import WITNESS
 from harness.contract.types import Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
@@ -33,23 +36,31 @@ def render_findings(
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
+    A signature is printed once, with the scenarios that show it too; a scenario that shows nothing else is only named.
     look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
-    left, printed = most, set() if printed is None else printed
+    left, printed, shown = most, set() if printed is None else printed, set[str]()
     for one in results:
-        roots = roots_of(one)
-        if not roots:
+        fresh = [finding for finding in roots_of(one) if finding.signature not in shown]
+        if not fresh:
             continue
-        for finding in roots[: max(left, 0)]:
+        shown |= {finding.signature for finding in fresh}
+        for finding in fresh[: max(left, 0)]:
             say(console)
             render_finding(console, one, finding)
             render_known(console, one, finding.signature, printed=printed)
+            if also := [other.scenario.name for other in results if other is not one and _shows(other, finding)]:
+                say(console, f"  also in {counted(len(also), 'other scenario')}: {', '.join(also)}")
         if left > 0:
             render_next(console, one, look=look)
-        left -= len(roots)
+        left -= len(fresh)
     if left < 0:
         more = counted(-left, "more finding")
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
+
+
+def _shows(one: ScenarioResult, finding: Finding) -> bool:
+    return any(other.signature == finding.signature for other in roots_of(one))
 
 
 def render_first(console: Console, one: ScenarioResult, *, where: str, printed: set[str] | None = None) -> None:
@@ -101,9 +112,24 @@ def render_known(console: Console, one: ScenarioResult, text: str, *, printed: s
         if known.line not in printed:
             printed.add(known.line)
             say(console, f"  {known.line}", style="cyan")
+            if advice := assume_line(one, known):
+                say(console, f"  {advice}", style="cyan")
             found = tuple(other for other in found if other is not known)
     if found:
         say(console, f"  known: {', '.join(known.id for known in found)}, see above", style="cyan")
+
+
+def assume_line(one: ScenarioResult, known: Known) -> str:
+    """The command that takes a known issue for granted and shows what else differs; empty where none does.
+
+    A replacement kernel works past it in an engine; what the reference predicts needs none, but a witness predicts
+    nothing.
+    """
+    if not known.assume or WITNESS in one.providers.values():
+        return ""
+    again = f"eaglecheck recheck {one.folder} --fresh-reference"
+    command = again if known.predicted else run_again(one.folder.parent, replay=False)
+    return f"expect it, and see what else differs:  {command} --assume {known.id}"
 
 
 def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> None:

@@ -61,12 +61,18 @@ def page_markdown(one: KnownIssue, body: str) -> str:
         ("reached by", _needs(one)),
         ("shows as", ", ".join(code(shown) for shown in (*one.signatures, *one.reasons))),
         ("`--assume`", f"{ASSUME[one.assume]}: {one.expects}" if one.expects else ASSUME[one.assume]),
-        ("upstream", f"{one.upstream.state}: {one.upstream.reference}".removesuffix(": ")),
+        ("upstream", _upstream(one)),
         ("command", code(one.command)),
         *((f"accept length, {each.text}", code(each.command)) for each in one.cost.measured),
         *([("accept length", f"not measured on the trained pair: {one.cost.not_shown}")] if one.cost.not_shown else []),
     ]
     return f"{heading}\n\n{table(('', ''), facts)}\n{text}"
+
+
+def _upstream(one: KnownIssue) -> str:
+    pulls = ", ".join(f"#{number}" for number in one.upstream.pulls)
+    said = ", ".join(part for part in (one.upstream.reference, pulls, one.upstream.link) if part)
+    return f"{one.upstream.state}: {said}".removesuffix(": ")
 
 
 def _needs(one: KnownIssue) -> str:

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.driving.progress import (
     Booted,
@@ -125,7 +126,7 @@ def lease_facts(lease: dict[str, Any] | None) -> list[str]:
 
 def engine_facts(header: dict[str, Any]) -> list[str]:
     """Which engine answered, then every operation in it that is not its own."""
-    ours = [item["operation"].split(".")[-1] for item in header.get("replaced", []) if item["by"] == "stand-in"]
+    ours = [item["operation"].split(".")[-1] for item in replaced_kernels(header)]
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""

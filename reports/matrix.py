@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cases.catalogue import outcome_of
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from reports.live import STYLE
@@ -40,8 +41,8 @@ def render_matrix(console: Console, cells: Sequence[dict[str, Any]]) -> None:
 
 
 def surprises(cells: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Cells whose verdict is not the one that their release window says."""
-    return [cell for cell in cells if cell["expected"] != "unknown" and cell["expected"] != cell["verdict"]]
+    """Cells that are not what their release window says."""
+    return [cell for cell in cells if cell["as_expected"] is False]
 
 
 def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
@@ -49,15 +50,18 @@ def _sum_up(console: Console, cells: Sequence[dict[str, Any]]) -> None:
     for cell in unforeseen:
         revert = f" with #{cell['revert']} reverted" if cell["revert"] else ""
         what = f"{cell['case']} on {cell['engine']}{revert}"
-        say(console, f"not as expected: {what} is {cell['verdict']}, not {cell['expected']}", style="bold")
+        other = f" by {', '.join(cell['kinds'])}" if cell["expected"] == cell["verdict"] else ""
+        said = cell["expected"] if not other else "by the kinds of the case"
+        say(console, f"not as expected: {what} is {cell['verdict']}{other}, not {said}", style="bold")
         for reason in cell["reasons"] if cell["verdict"] == Outcome.UNKNOWN else []:
             say(console, f"  because: {reason}")
     counts = Counter(cell["verdict"] for cell in cells)
-    outcome = Outcome(max(counts, key=[Outcome.PASS, Outcome.UNKNOWN, Outcome.FAIL].index))
+    outcome = outcome_of(cells)
     each = ", ".join(f"{counts[name]} {name}" for name in Outcome if counts[name])
     agreed = "all as expected" if not unforeseen else f"{len(unforeseen)} not as expected"
+    how = " (as expected)" if outcome is Outcome.PASS and counts[Outcome.FAIL] else ""
     say(console)
-    say(console, f"verdict {outcome}: {counted(len(cells), 'cell')}, {each}; {agreed}", style=STYLE[outcome])
+    say(console, f"verdict {outcome}{how}: {counted(len(cells), 'cell')}, {each}; {agreed}", style=STYLE[outcome])
 
 
 def _verdict(cell: dict[str, Any]) -> Text:
@@ -65,7 +69,7 @@ def _verdict(cell: dict[str, Any]) -> Text:
 
 
 def _expected(cell: dict[str, Any]) -> Text:
-    return Text(cell["expected"], style="bold" if cell["expected"] not in ("unknown", cell["verdict"]) else "")
+    return Text(cell["expected"], style="bold" if cell["as_expected"] is False else "")
 
 
 def _place(first: dict[str, Any] | None) -> str:

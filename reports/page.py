@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
 from harness.driving.progress import ScenarioResult, accept_lengths_of
@@ -83,7 +84,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
-        replaced=report.source.engine.get("replaced") or [],
+        replaced=replaced_kernels(report.source.engine),
         accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,

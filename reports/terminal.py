@@ -6,11 +6,13 @@ It must not judge, and must not import torch or sglang.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
@@ -184,7 +186,7 @@ def verdict_line(result: RunResult) -> str:
     if result.verdict.outcome is Outcome.PASS:
         assumed = assumed_by(result.verdict.reasons)
         given = f", {', '.join(assumed)} assumed" if assumed else ""
-        return f"verdict PASS: {name} agrees with {judge} in {total}{given}"
+        return f"verdict PASS: {name} agrees with {judge} in {total}{given} ({covered(result)})"
     open_ones = f", {unknown} could not be judged" if unknown else ""
     if result.verdict.outcome is Outcome.FAIL:
         kinds = ", ".join(result.verdict.root_kinds)
@@ -193,3 +195,16 @@ def verdict_line(result: RunResult) -> str:
     if not unknown:
         return f"verdict UNKNOWN: {name}: only {total} judged"
     return f"verdict UNKNOWN: {name}: {unknown} of {total} could not be judged"
+
+
+def covered(result: RunResult) -> str:
+    """What a PASS speaks of: pairs, algorithms and shapes, how the engine ran, and what ran on kernels of ours."""
+    specs, headers = [one.scenario.spec for one in result.results], [one.trace.header for one in result.results]
+    own = result.pair and Path(str(result.pair["draft"]["folder"])).name
+    pairs = [own] if own else [one.scenario.checkpoint for one in result.results]
+    shapes = [f"{one.algorithm}, {one.num_steps} steps × topk {one.eagle_topk}" for one in specs]
+    graphs = ["CUDA graphs" if one.scenario.engine.cuda_graph else "eager" for one in result.results]
+    loops = [f"{'overlap' if one.get('overlap') else 'normal'} loop" for one in headers]
+    kernels = [str(entry["subject"]) for header in headers for entry in replaced_kernels(header)]
+    said = [" and ".join(dict.fromkeys(words)) for words in (pairs, shapes, graphs, loops)]
+    return "; ".join([*said, *([f"{', '.join(dict.fromkeys(kernels))} on replacement kernels"] if kernels else [])])

@@ -45,6 +45,7 @@ class Known(Strict):
     id: Annotated[str, Field(pattern=r"^F-\d{3}$")]
     title: str
     releases: str
+    link: str
     assume: bool
 
 
@@ -179,6 +180,7 @@ class Cell(Strict):
     verdict: Annotated[Outcome, Field(strict=False)]
     reasons: list[str]
     expected: Literal["PASS", "FAIL", "unknown"]
+    as_expected: bool | None
     kinds: list[str]
     first: Place | None
     known: list[str]

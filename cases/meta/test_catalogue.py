@@ -13,7 +13,7 @@ from cases.catalogue import CaseError
 from harness.cli import prepare, programs
 from harness.contract import known_issues
 from harness.contract.scenario import Scenario
-from harness.contract.types import Kind
+from harness.contract.types import Kind, Outcome
 from harness.engines.envs import SUPPORTED
 
 NAMES = catalogue.names()
@@ -87,7 +87,7 @@ def corpus(tmp_path, monkeypatch):
     [
         ({"case_schema": 2}, "case_schema"),
         ({"revet": 1}, "unknown key 'revet'; did you mean 'revert'?"),
-        ({"finding": "F-012"}, "finding F-012 says it already: leave out bad_up_to, good_from, source"),
+        ({"source": "x", "bad_up_to": "1"}, "finding F-066 says it already: leave out bad_up_to, source"),
         ({"finding": "F-12"}, "unknown finding 'F-12'; did you mean 'F-012'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
         ({"scenario": {"name": "x"}}, "scenario.requests: Field required"),
@@ -107,3 +107,23 @@ def test_a_scenario_of_a_run_folder_is_read_back_as_it_was(tmp_path):
     read = catalogue.read_scenario(tmp_path / "scenario.json")
     assert isinstance(read, Scenario)
     assert (read, read.id) == (scenario, scenario.id)
+
+
+@pytest.mark.parametrize(
+    ("expected", "verdict", "kinds", "said"),
+    [
+        ("FAIL", "FAIL", ("POSITION", "NUMERIC"), "PASS"),  # a known bug that shows
+        ("FAIL", "FAIL", ("NUMERIC",), "FAIL"),  # another one in its place
+        ("FAIL", "PASS", (), "FAIL"),  # an unexpected pass
+        ("PASS", "FAIL", ("POSITION",), "FAIL"),
+        ("PASS", "PASS", (), "PASS"),
+        ("FAIL", "UNKNOWN", (), "UNKNOWN"),
+        ("unknown", "FAIL", ("POSITION",), "FAIL"),
+        ("unknown", "PASS", (), "PASS"),
+    ],
+)
+def test_a_matrix_passes_where_every_cell_is_as_expected(expected, verdict, kinds, said):
+    met = catalogue.load("pr25015").as_expected(expected, Outcome(verdict), kinds)
+    cell = {"verdict": verdict, "as_expected": met}
+    assert catalogue.outcome_of([cell]) == said
+    assert catalogue.outcome_of([cell, {"verdict": "PASS", "as_expected": True}]) == said

@@ -120,6 +120,13 @@ def test_replaced_kernel_is_not_exercised_and_not_counted(made, subject, counter
     assert [reason for reason in verdict.reasons if reason.startswith(f"not exercised: {subject} (m.f ")]
 
 
+def test_attention_on_a_replacement_kernel_is_not_exercised_though_its_rows_count(made):
+    scenario, engine, reference = made
+    verdict, _ = judge(scenario, replaced(engine, subject="attention"), reference)
+    assert "not exercised: attention (f replaced by our kernel)" in verdict.reasons
+    assert "hidden_rows" in verdict.compared
+
+
 def test_own_kernel_reached_by_a_flag_is_exercised(made):
     scenario, engine, reference = made
     verdict, _ = judge(scenario, replaced(engine, by="flag"), reference)

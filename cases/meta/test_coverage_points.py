@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from cases.meta import handmade
+from harness.contract.requests import CUTTING
 from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
-from harness.coverage import POINTS, ReachTable, Where, count, names
+from harness.coverage import POINTS, ReachTable, Where, count, names, rules
 
 
 def prefill(scheduler_step, *parts, dp_rank=0):
@@ -63,12 +64,33 @@ def trace(*rounds, ends=(), events=()):
     )
 
 
+#: Every key that decides tokens, of the second request.
+RULED = {
+    "temperature": 1.0,
+    "top_k": 5,
+    "top_p": 0.5,
+    "min_p": 0.1,
+    "frequency_penalty": 1.0,
+    "presence_penalty": 1.0,
+    "repetition_penalty": 1.5,
+    "logit_bias": {"3": 1.0},
+    "custom_logit_processor": "forbid",
+    "custom_params": {"token_ids": [3]},
+}
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20}))}
+    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
+BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
+PAUSE = Event(name="pause", scheduler_step=2)
+
+
+def taken_back(scheduler_step, *rids, reason="asked"):
+    """Told by the engine, of part of a batch."""
+    return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
+
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
@@ -126,6 +148,19 @@ HAVING = {
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
+    "pause_in_chunk": (
+        trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
+        1,
+    ),
+    "abort_of_some": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2, "abort"),)),
+        1,
+    ),
+    "partial_retraction": (
+        trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0"),)),
+        1,
+    ),
+    "batch_reordered": (trace(BOTH, decode(2, ("r1", 7, 1), ("r0", 5, 1))), 1),
     "retract_border_in_prompt": (
         trace(prefill(0, ("r1", 0, 6, True)), record(3, "PREFILL", [("r1", 1, 4, 3, True)])),
         1,
@@ -140,10 +175,23 @@ HAVING = {
     ),
 }
 
+DRAWN = Event(name="coins", scheduler_step=1, data={"round": 1})
+HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1)), events=(DRAWN,)), 1) for key in rules.KEYS}
+HAVING |= {
+    "first_token_by_rule": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
+    "sampled_beside_greedy": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 1))), 1),
+    "ruled_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
+}
+
 #: point -> the nearest trace that has it not.
 LACKING = {
     "weights_updated": trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=False),)),
     "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
+    **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
+    **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
+    "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
+    "sampled_beside_greedy": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
+    "ruled_after_retraction": trace(decode(1, ("r1", 6, 1)), record(4, "DECODE", [("r0", 1, 4, 1, False)])),
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),
@@ -175,6 +223,12 @@ LACKING = {
         events=(turn(1, running=["r0"]), Event(name="retract", scheduler_step=2), turn(2, waiting=["r0"])),
     ),
     "pause_resume": trace(WHOLE, decode(1, ("r0", 4, 1)), events=(Event(name="pause", scheduler_step=5),)),
+    "pause_in_chunk": trace(
+        prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)), decode(3, ("r1", 6, 1)), events=(PAUSE,)
+    ),
+    "abort_of_some": trace(BOTH, decode(2, ("r1", 7, 1)), ends=(end("r0", 9, 2),)),
+    "partial_retraction": trace(BOTH, decode(2, ("r1", 7, 1)), events=(taken_back(2, "r0", "r1"),)),
+    "batch_reordered": trace(BOTH, decode(2, ("r1", 7, 1)), decode(3, ("r1", 8, 1), ("r0", 5, 1))),
     "retract_border_in_prompt": trace(
         prefill(0, ("r0", 0, 4, True)),
         record(3, "PREFILL", [("r0", 1, 0, 4, False)]),
@@ -296,10 +350,13 @@ def test_restart_that_was_asked_for_is_no_exhausted_pool():
     script = (GIVEN.script[0], Op(kind="retract"), GIVEN.script[-1])
     asked = GIVEN.model_copy(update={"script": script})
     restart = record(3, "PREFILL", [("r0", 1, 0, 5, True)])
-    pool = Event(name="retract", scheduler_step=1, data={"reason": "pool"})
+    pool = taken_back(1, "r0", reason="pool")
     count = POINTS["pool_exhausted"].count
     assert count(asked, trace(WHOLE, restart)) == 0
     assert count(asked, trace(WHOLE, restart, events=(pool,))) == 1
+    assert count(asked, trace(WHOLE, restart, events=(taken_back(1, "r0"),))) == 0
+    ranked = GIVEN.model_copy(update={"engine": GIVEN.engine.model_copy(update={"priority_scheduling": True})})
+    assert count(ranked, trace(WHOLE, restart)) == 0, "more urgent requests take the place of others"
 
 
 def test_abort_is_dated_by_when_it_was_asked_for():

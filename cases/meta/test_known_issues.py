@@ -35,6 +35,7 @@ from harness.contract.known_issues import (
     read,
     without_effect,
 )
+from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
 from harness.driving.own_pair import draft_facts
@@ -94,7 +95,8 @@ def words_of_checks():
     """Every piece of text in the code of the checks: what hints are put together from."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "harness" / "checks").glob("*.py")]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+    hints = {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+    return hints | {*ADJUSTING, *CUTTING}  # a hint names the keys that were not followed
 
 
 def made_of(hint, words):
@@ -109,7 +111,8 @@ def test_its_signatures_are_such_as_our_checks_make(one):
         assert kind in set(Kind)
         assert phase in set(Phase)
         assert check in CHECKS or check in words
-        assert re.fullmatch(r"\*[a-z0-9_/.*]*:\w+", hint) if kind in ("CRASH", "HANG") else made_of(hint, words)
+        of_a_place = kind in ("CRASH", "HANG")
+        assert re.fullmatch(r"\*[a-z0-9_/.*]*:\w+", hint) if of_a_place else made_of(hint.replace("*", ""), words)
 
 
 @ISSUES
@@ -132,7 +135,8 @@ def test_its_window_is_the_same_wherever_it_is_printed(one):
     assert page.exit_code == 0
     assert f"| releases | {one.window}; seen on {', '.join(one.releases.seen)}" in page.stdout
     pointer = known_issues._known(one, "cpu")
-    assert f"; {one.window}), see  eaglecheck findings {one.id}" in pointer.line
+    assert f"; {one.window}" in pointer.line
+    assert pointer.line.endswith(f"{one.upstream.link}), see  eaglecheck findings {one.id}")
     assert known_document([pointer])[0]["releases"] == one.window
     (said,) = without_effect([one.id], [], release="0.5.23")
     assert said.endswith(f"SGLang {one.window})")
@@ -217,8 +221,8 @@ def test_a_page_with_an_error_is_refused_with_its_place(tmp_path, old, new, said
 
 def test_ids_are_checked_and_the_nearest_is_named():
     assert checked(["F-003", "F-003"]) == ("F-003",)
-    with pytest.raises(UnknownIssue, match="unknown finding 'F-03'; did you mean 'F-003'"):
-        checked(["F-03"])
+    with pytest.raises(UnknownIssue, match="unknown finding 'F-003x'; did you mean 'F-003'"):
+        checked(["F-003x"])
     with pytest.raises(UnknownIssue, match="F-025"):
         checked(["F-025"])
 
@@ -232,6 +236,9 @@ REACHED = {
     "F-012": (LAYERS, ONE, "cuda"),
     "F-020": (LAYERS, IN_GRAPHS, "cuda"),
     "F-027": (LAYERS, IN_GRAPHS, "cuda"),
+    "F-035": (CHAIN, ONE, "cpu"),
+    "F-036": (CHAIN, EngineConfig(enable_custom_logit_processor=True), "cpu"),
+    "F-037": (CHAIN, ONE, "cpu"),
 }
 
 
@@ -241,7 +248,11 @@ def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effec
     header, about = {"assumed": [name]}, {"release": "0.5.13", "device": device}
     assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
     assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
-    assert notes({}, spec, engine, **about) == notes(header, SpecConfig(), ONE, **about) == []
+    assert notes({}, spec, engine, **about) == []
+    if issues()[name].keys and not issues()[name].settings:  # any engine reaches it
+        assert notes(header, spec, engine, asked=("temperature",), **about) == []
+        return
+    assert notes(header, SpecConfig(), ONE, **about) == []
     (without,) = without_effect(
         [name], [(SpecConfig(), ONE), (SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), ONE)], **about
     )
@@ -273,17 +284,24 @@ def test_each_setting_that_reaches_it_is_asked(name, spec, engine):
     assert not issues()[name].shows_in(spec, engine, release="0.5.13")
 
 
+def test_what_a_key_reaches_is_assumed_in_vain_where_no_request_asks_for_it():
+    found = [issues()["F-035"].shows_in(CHAIN, ONE, asked=asked) for asked in ((), ("top_p",), ("min_p",), None)]
+    assert found == [False, False, True, True]
+
+
 BOOTS = [boot for family in FAMILIES.values() for boot in family.boots]
 
 
 def test_boots_assume_what_no_release_is_without_and_nothing_else():
     assumed = {boot.name: boot.assumes for boot in BOOTS if boot.assumes}
-    assert assumed["tree"] == ("F-003",)
-    assert assumed["layers-cache"] == ("F-010", "F-012")
-    assert assumed["layers"] == ("F-010",)
-    assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008")
-    assert {"plain", "small-tree", "eagle3", "pd"} & {*assumed} == set()
-    assert Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes == ("F-010", "F-012"), "F-020 is fixed"
+    asked_for = ("F-035", "F-037")  # of keys that any generated request may have
+    assert assumed["tree"] == ("F-003", *asked_for)
+    assert assumed["layers-cache"] == ("F-010", "F-012", *asked_for)
+    assert assumed["layers"] == ("F-010", *asked_for)
+    assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008", *asked_for)
+    assert {assumed[name] for name in ("plain", "small-tree", "eagle3", "pd")} == {asked_for}
+    in_graphs = Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes
+    assert in_graphs == ("F-010", "F-012", *asked_for), "F-020 is fixed"
 
 
 # What a signature may be
@@ -304,7 +322,7 @@ STOP, NAN = "TOKEN:finish:ACCEPT:ran-past-stop", "NUMERIC:extend:EXTEND:hidden_o
 FEW = "CRASH:ledger:VERIFY:srt/speculative/eagle_worker_common.py:_compact_accept_to_front"
 FREED = "CRASH:ledger:DRAFT:srt/speculative/triton_ops/cache_locs.py:assign_extend_cache_locs_func"
 BARE = "the engine would not start: AttributeError: 'BarePlugin' object has no attribute 'create_future_map'"
-ROW = "POSITION:verify:VERIFY:one-behind"
+ROW, AHEAD = "POSITION:verify:VERIFY:one-behind", "POSITION:positions:DRAFT:one-ahead"
 
 
 @pytest.mark.parametrize(
@@ -324,7 +342,8 @@ ROW = "POSITION:verify:VERIFY:one-behind"
         (EXTEND_OFF, scenario(), "0.5.11", []),
         (EXTEND_OFF, scenario(overlap_schedule=False), "0.5.11", ["F-001"]),
         (EXTEND_OFF, scenario(cuda_graph=True), "0.5.11", ["F-001"]),
-        ("POSITION:positions:DRAFT:one-ahead", scenario(), "0.5.11", []),
+        (AHEAD, scenario(), "0.5.11", ["F-066"]),
+        (AHEAD, scenario(), "0.5.12", []),
         (BARE, scenario(disaggregation=True, plugin="bare"), "0.5.13", ["F-018"]),
         (BARE, scenario(), "0.5.13", []),
         (FEW, scenario(k=2, t=2, n=2), "0.5.23", ["F-028"]),
@@ -341,6 +360,12 @@ ROW = "POSITION:verify:VERIFY:one-behind"
 )
 def test_a_text_points_only_where_release_and_scenario_fit(text, made, release, expected):
     assert ids(text, made, release=release) == expected
+
+
+def test_a_fix_that_was_taken_out_is_known_on_every_release():
+    (known,) = known_as([AHEAD], scenario=scenario(), release="0.5.23", device="cpu", revert=25015)[AHEAD]
+    assert "0.5.11, fixed in 0.5.12, https://github.com/sgl-project/sglang/pull/25015" in known.line
+    assert known_as([AHEAD], scenario=scenario(), release="0.5.23", device="cpu", revert=26329) == {}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +415,6 @@ def test_a_replacement_kernel_is_offered_only_where_there_is_one(device, offered
     made = scenario(algorithm="EAGLE3", dp_size=2, tp_size=2)
     (one,) = known_as([signature], scenario=made, release="0.5.23", device=device)[signature]
     assert one.assume is offered
-    assert ("--assume F-007 expects it" in one.line) is offered
 
 
 # What a night knows

@@ -10,6 +10,7 @@ import torch
 
 from cases.catalogue import read_scenario
 from cases.checkpoints import make
+from harness.checks.findings import group
 from harness.checks.judge import judge
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
@@ -30,15 +31,22 @@ LAYERS = Scenario(
     requests=(RequestSpec(rid="a", input_ids=(7, 19, 4, 250, 33, 91, 12, 6, 401, 77, 5), max_new_tokens=9),),
     script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
 )
-#: Finding -> (scenario, pair, kinds that show it, the kinds an engine without it shows where it is assumed).
+#: Finding -> (scenario, pair, kinds that show it, the kinds an engine without it shows where it is assumed, its root).
 DEFECTS = {
     "F-003": (
         read_scenario(ROOT / "cases" / "scenarios" / "tree-slot-cache.json"),
         "eagle-tiny",
         {Kind.NUMERIC},
         {Kind.NUMERIC},
+        "NUMERIC:chain:DRAFT:hidden_out-off",
     ),
-    "F-010": (LAYERS, "mtp-tiny", {Kind.EXTEND_INPUT}, {Kind.EXTEND_INPUT, Kind.NUMERIC}),
+    "F-010": (
+        LAYERS,
+        "mtp-tiny",
+        {Kind.EXTEND_INPUT},
+        {Kind.EXTEND_INPUT, Kind.NUMERIC},
+        "EXTEND_INPUT:inputs:DRAFT_PREFILL:chunk-tail-target-guess",
+    ),
 }
 #: Another fault beside each: (phase, step, column) that is one more, and the kind that shows it.
 BESIDE = {
@@ -86,6 +94,23 @@ def test_it_is_a_finding_unless_it_is_named(defect):
     verdict, found = defect.judged(trace, defect.name)
     assert found == []
     assert any(reason.startswith(f"assumed: {defect.name}, ") for reason in verdict.reasons)
+
+
+def test_it_is_one_finding(defect):
+    _, found = defect.judged(defect.engine())
+    roots = [one for one in group(found) if one.is_root]
+    assert [one.signature for one in roots] == [DEFECTS[defect.name][4]]
+    assert len({one.signature for one in found}) > 1, "something follows from it"
+
+
+@pytest.mark.parametrize("defect", ["F-003"], indirect=True)
+def test_a_tree_that_does_not_follow_from_its_values_is_a_finding_of_its_own(defect):
+    trace = defect.engine()
+    last = max(i for i in range(len(trace.rows)) if trace.rows.key(i).phase == "VERIFY")
+    trace.rows.ints["input_id"][last] += 1
+    _, found = defect.judged(trace)
+    roots = [one for one in group(found) if one.is_root]
+    assert [(one.first.check, one.first.key.phase) for one in roots] == [("chain", "DRAFT"), ("verify", "VERIFY")]
 
 
 def test_an_engine_without_it_is_a_finding_where_it_is_assumed(defect):

@@ -84,6 +84,7 @@ def board(*fates, killed_by=BUSY, **more):
         (board(), Outcome.UNKNOWN),
         (board(Fate.KILLED, killed_by=BUSY[1:]), Outcome.FAIL),
         (board(Fate.KILLED, killed_by=BUSY[1:], whole=False), Outcome.PASS),
+        (board(Fate.KILLED, Fate.NOT_RUN, whole=False), Outcome.UNKNOWN),
     ],
 )
 def test_campaign_passes_only_if_all_that_ran_are_killed_and_no_check_is_idle(given, expected):

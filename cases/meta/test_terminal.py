@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from cases import catalogue
 from cases.meta import results
 from harness.checks.describe import WHAT
 from harness.cli.documents import cell_document
@@ -100,10 +101,17 @@ def test_a_finding_that_repeats_and_has_consequences_counts_both():
 
 
 def test_more_findings_than_anyone_reads_are_counted():
-    many = [results.with_divergences(f"s{number}", results.EVERY_KIND[Kind.POSITION]) for number in range(11)]
+    many = [results.with_divergences(f"s{number}", found) for number, found in enumerate(results.EVERY_KIND.values())]
     text = printed(render_findings, many)
     assert text.count("signature ") == 8
-    assert "3 more findings" in text
+    assert f"{len(many) - 8} more findings" in text
+
+
+def test_a_signature_is_printed_once_with_the_scenarios_that_show_it():
+    many = [results.with_divergences(f"s{number}", results.EVERY_KIND[Kind.POSITION]) for number in range(3)]
+    text = printed(render_findings, many)
+    assert text.count("signature ") == 1
+    assert "  also in 2 other scenarios: s1, s2\n" in text
 
 
 def cells():
@@ -122,7 +130,13 @@ def cells():
     ]
     return [
         cell_document(
-            results.run_of(one, release=release, revert=revert), one, case=one.scenario.name, expected=expected
+            results.run_of(one, release=release, revert=revert),
+            one,
+            case=one.scenario.name,
+            expected=expected,
+            as_expected=catalogue.load(one.scenario.name).as_expected(
+                expected, one.verdict.outcome, one.verdict.root_kinds
+            ),
         )
         for release, revert, one, expected in table
     ]
@@ -145,7 +159,7 @@ def test_matrix(snapshot):
 
 def test_matrix_that_is_as_expected_says_so():
     last = printed(render_matrix, cells()[:4]).splitlines()[-1]
-    assert last.startswith("verdict FAIL: 4 cells")
+    assert last.startswith("verdict PASS (as expected): 4 cells")
     assert "all as expected" in last
 
 
@@ -312,7 +326,15 @@ def test_pairs_fit_any_width_and_lose_none(width):
 
 def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_then_on_and_the_verdict_stays():
     first, again = (results.judged(name, results.one_ahead) for name in ("pr25015", "single"))
-    known = Known(id="F-012", title="A `title` of #26329", window="0.5.13 and later", assume=True)
+    known = Known(
+        id="F-012",
+        title="A `title` of #26329",
+        window="0.5.13 and later",
+        fixed="0.5.13 and later",
+        link="",
+        assume=True,
+        predicted=True,
+    )
     other = replace(known, id="F-017", assume=False)
     signature = first.findings[0].signature
     third = results.without_engine("pd-plugin-bare", "the engine would not start: x")
@@ -323,10 +345,13 @@ def test_a_known_issue_is_named_below_its_finding_once_a_run_and_by_its_id_from_
     )
     lines = printed(render_run, run, width=150).splitlines()
     assert lines[lines.index(f"  signature {signature}") + 1] == f"  {known.line}"
-    assert ("--assume F-012" in known.line, "--assume" in other.line) == (True, False)
+    advice = (
+        f"  expect it, and see what else differs:  eaglecheck recheck {first.folder} --fresh-reference --assume F-012"
+    )
+    assert [line for line in lines if "--assume" in line] == [advice]
     said = [line for line in lines if line.startswith("  known: ")]
-    assert said == [f"  {known.line}", f"  {other.line}", "  known: F-012, see above", "  known: F-017, see above"]
-    assert lines[lines.index(said[3]) - 1].startswith("no verdict on pd-plugin-bare")
+    assert said == [f"  {known.line}", f"  {other.line}"]
+    assert lines[lines.index(said[1]) - 1].startswith("no verdict on pd-plugin-bare")
     assert lines[-1].startswith("verdict FAIL: ")
 
 

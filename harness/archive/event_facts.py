@@ -108,6 +108,7 @@ class _Said(BaseModel):
     top_ids: tuple[tuple[int, ...], ...] = ()
     top_values: tuple[tuple[float | str, ...], ...] = ()
     ids: tuple[tuple[float | str, ...], ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 #: Keys that have one type in every event that says them.

@@ -6,6 +6,7 @@ It must not read anything.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 from harness.archive.again import run_again
 from harness.contract.trace import TRACE_SCHEMA
@@ -13,10 +14,14 @@ from harness.contract.usage import UserError
 
 
 class TraceError(UserError):
-    """A trace file that cannot be used; the text is meant for people."""
+    """A trace file that cannot be used, so nothing is known of its scenario; the text is meant for people."""
+
+    exit_code: ClassVar[int] = 3
 
     def __init__(self, file: Path, *, found: str, allowed: str, do: str) -> None:
-        super().__init__(f"cannot read trace file {file}\n  found: {found}\n  allowed: {allowed}\n  {do}")
+        super().__init__(
+            f"verdict UNKNOWN: cannot read trace file {file}\n  found: {found}\n  allowed: {allowed}\n  {do}"
+        )
         self.file = file
 
 

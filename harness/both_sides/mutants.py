@@ -23,10 +23,12 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
+    "kept": "whose draft state stays when a batch loses requests: rows",
     "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
     "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
@@ -48,6 +50,7 @@ NEEDS = {
     "chunk": "prompts longer than a chunk",
     "mixed": "requests that decode in a batch of prompt chunks",
     "retraction": "a retraction while requests run",
+    "partial-retraction": "a retraction of some of the requests that run, the others in another order",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
     "paged-tree": "a tree draft over pages of more than one slot",
@@ -55,6 +58,7 @@ NEEDS = {
     "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "rules": "requests with rules of their own for their tokens, several at once",
 }
 
 #: What a mutant may do to the output.

@@ -19,6 +19,7 @@ JUDGED = frozenset(
         *("priority", "dp_rank", *ADJUSTING, *CUTTING),
         *("return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
         *("return_hidden_states", "stream"),
+        *("stop", "stop_regex", "no_stop_trim", "json_schema", "regex", "ebnf", "require_reasoning"),
     )
 )
 

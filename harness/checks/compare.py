@@ -95,7 +95,8 @@ def pairs_of(evidence: Evidence, phase: Phase) -> Pairs:
 def compare_integers(pairs: Pairs) -> CheckResult:
     """EXACT: input ids, positions, parents. Parents only where the phase has them.
 
-    Where another selection of beams or nodes is a tie, its integers are those of the other selection: one Tie.
+    Where another selection of beams or nodes is a tie, its integers are those of the other selection: one Tie. Where it
+    is the best by the engine's own values, its integers are as right as these: compared as a choice, not EXACT.
     """
     result, near = CheckResult(), NearSelections(pairs.evidence, pairs.phase, pairs.budget)
     rotated = pairs.phase in ROTATED
@@ -111,9 +112,13 @@ def compare_integers(pairs: Pairs) -> CheckResult:
             if near.covers(int(pairs.engine[place]), int(pairs.reference[place]), column, result):
                 continue
             expected, observed = int(truth[place]), int(engine[place])
-            why = hint or offset_hint(observed - expected)
+            why, gap = hint or offset_hint(observed - expected), near.by_own_values(int(pairs.engine[place]), column)
+            policy = Policy.EXACT if gap is None else Policy.TIE
+            margin = None if gap is None or not np.isfinite(gap) else gap
             result.divergences.append(
-                pairs.divergence(place, kind=kind, expected=expected, observed=observed, hint=why)
+                pairs.divergence(
+                    place, kind=kind, expected=expected, observed=observed, hint=why, policy=policy, margin=margin
+                )
             )
     return result
 

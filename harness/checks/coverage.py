@@ -5,11 +5,12 @@ Nothing here can fail a scenario; it can only keep a PASS from being empty. "Not
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from harness.checks.accepts import sampler_replaced
 from harness.checks.evidence import Evidence
 from harness.contract.providers import is_witness
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Phase
 from harness.coverage import POINTS, count
 
@@ -56,6 +57,10 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
             exempt.update(SUBJECTS[subject])
             by = NAMES.get(str(entry.get("by")), entry.get("by", "?"))
             notes.append(f"not exercised: {subject} ({entry.get('operation', '?')} replaced by {by})")
+    attention = [str(one["operation"]) for one in replaced_kernels(evidence.engine.header) if _of_attention(one)]
+    if attention:
+        names = ", ".join(operation.rpartition(".")[2] for operation in attention)
+        notes.append(f"not exercised: attention ({names} replaced by {NAMES['stand-in']})")
     drawing = [not request.greedy for request in evidence.scenario.requests]
     if any(drawing) and (kernel := sampler_replaced(evidence)):
         notes.append(f"not exercised: sampled verify ({kernel} replaced by {NAMES['stand-in']})")
@@ -67,6 +72,10 @@ def not_exercised(evidence: Evidence) -> tuple[frozenset[str], list[str]]:
         notes.append(f"not exercised: which tokens are drafted{who} (they are drawn; their probabilities are judged)")
         exempt.update(("proposals",) if all(drawing) else ())
     return frozenset(exempt), notes
+
+
+def _of_attention(entry: Mapping[str, object]) -> bool:
+    return entry.get("subject") == "attention"
 
 
 def coverage_wanted(evidence: Evidence) -> tuple[dict[str, int], dict[str, int], list[str]]:

@@ -15,6 +15,9 @@ PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(
 TARGET_PHASES = (Phase.PREFILL, Phase.VERIFY, Phase.ACCEPT)
 #: Draft phases that write KV which later rounds read.
 LASTING_DRAFT_PHASES = (Phase.DRAFT_PREFILL, Phase.EXTEND)
+#: What of a verify is its tree: columns that a selection decides, compared as a choice (see `compare`).
+OF_A_TREE = (Kind.POSITION, Kind.PARENT)
+GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
 DRAFT_PHASES = (*LASTING_DRAFT_PHASES, Phase.DRAFT)
 STOPS = (Kind.CRASH, Kind.HANG)
 #: Within one row: what is read comes before what is computed from it.
@@ -22,9 +25,9 @@ KIND_ORDER = {
     kind: number
     for number, kind in enumerate(
         (
-            *(Kind.CRASH, Kind.HANG, Kind.LOCKSTEP, Kind.CACHE_SLOT, Kind.EXTEND_INPUT, Kind.POSITION, Kind.PARENT),
+            *(Kind.LOCKSTEP, Kind.CACHE_SLOT, Kind.EXTEND_INPUT, Kind.POSITION, Kind.PARENT),
             *(Kind.ACCEPT, Kind.SHAPE, Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.NUMERIC, Kind.TOKEN),
-            *(Kind.NONDETERMINISM, Kind.LEAK),
+            *(Kind.NONDETERMINISM, Kind.LEAK, Kind.CRASH, Kind.HANG),
         )
     )
 }
@@ -149,10 +152,26 @@ def _time_order(scheduler_steps: Steps) -> Callable[[Divergence], tuple[object, 
                 key.dp_rank,
                 key.rid,
             ),
-            *(key.attempt, key.committed, key.step, key.slot, KIND_ORDER[found.kind]),
+            *(key.attempt, key.committed, not _is_no_tree(found), key.step, key.slot, KIND_ORDER[found.kind]),
         )
 
     return order
+
+
+def _is_no_tree(found: Divergence) -> bool:
+    """Whether the nodes of a verify are no tree: nothing that is expected of one of them can hold."""
+    return found.kind is Kind.PARENT and found.check == "positions"
+
+
+def _is_other_tree(found: Divergence) -> bool:
+    """Whether a node is not the reference's, and its tree does not follow from what was proposed."""
+    return found.check == "verify" and found.policy is Policy.EXACT and found.key.phase == Phase.VERIFY
+
+
+def _selected(found: Divergence) -> bool:
+    """Whether it is a choice among what the draft steps proposed that stands in the verify."""
+    tree = found.kind in OF_A_TREE or found.hint == "reference-input"
+    return found.key.phase == Phase.VERIFY and found.policy is Policy.TIE and tree
 
 
 @dataclass(slots=True)
@@ -185,10 +204,11 @@ def _with_causes(ordered: list[Divergence], prefix_hits: frozenset[tuple[str, in
 def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     """Where a wrong value can travel from here.
 
-    stop: everything after it. rank: slots overwritten, so any value of the rank. target: states and KV of the target,
-    so any later value of the request. draft: KV of the draft, so later draft values. steps: only the draft steps of
-    this round, since the extend rewrites what they left. walk: the rows of this round's walk. output: how long the
-    request's text is.
+    stop: everything after it. fed: what this rank's batch ends by. rank: slots overwritten, so any value of the rank.
+    target: states and KV of the target, so any later value of the request. draft: KV of the draft, so later draft
+    values. steps: only the draft steps of this round, since the extend rewrites what they left. tree: the nodes of this
+    round. guess: the layers behind, which read a chunk's last token again. walk: the rows of this round's walk. output:
+    how long the request's text is.
     """
     key = root.key
     share = (key.dp_rank, key.rid, key.attempt, key.committed)
@@ -198,13 +218,17 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("lockstep",)]
     if root.check == "finish":
         return [("output", key.rid)]
+    if root.check == "idle_width":
+        return [("fed", key.dp_rank, root.round)]
     if root.kind is Kind.CACHE_SLOT:
         return [("rank", key.dp_rank)]
     if key.phase in TARGET_PHASES:
         walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
+        walk += [("tree", share)] if _is_no_tree(root) or _is_other_tree(root) else []
         return [("target", key.rid, key.attempt), ("target of rank", key.dp_rank), *walk]
     if key.phase in LASTING_DRAFT_PHASES:
-        return [("draft", key.rid, key.attempt), ("draft of rank", key.dp_rank)]
+        guess = [("guess", share)] if root.hint == GUESS else []
+        return [("draft", key.rid, key.attempt), ("draft of rank", key.dp_rank), *guess]
     # What is handed over feeds the draft steps of one round, as a draft step feeds those after it.
     return [("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else []
 
@@ -215,10 +239,15 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if found.kind in (Kind.MISSING_ROW, Kind.EXTRA_ROW, Kind.LOCKSTEP, Kind.LEAK, *STOPS):
         walk = [("walk", share)] if key.phase == Phase.ACCEPT else []
-        lockstep = [("lockstep",)] if found.kind is Kind.HANG else []
+        lockstep: list[tuple[object, ...]] = [("lockstep",)] if found.kind is Kind.HANG else []
+        lockstep += [("fed", key.dp_rank, found.round)] if found.kind is Kind.CRASH else []
         return [*([("stop",)] if found.kind is not Kind.EXTRA_ROW else []), *walk, *lockstep]
     if found.check == "losslessness" and found.hint == "text-length":
         return [("output", key.rid)]  # a text that ends in the wrong place is not of the right length either
+    if found.hint == GUESSED_ON:
+        return [("guess", share)]
+    if _is_other_tree(found):
+        return [("tree", share)]
     if found.policy is Policy.EXACT:
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]
@@ -226,4 +255,5 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
     if key.phase in DRAFT_PHASES:
         reaches += [("draft", key.rid, key.attempt)]
         reaches += [("draft of rank", key.dp_rank)] if from_cache else []
-    return [*reaches, ("steps", share)] if key.phase in (Phase.DRAFT, Phase.PREBUILT) else reaches
+    handed = key.phase in (Phase.DRAFT, Phase.PREBUILT) or _selected(found)
+    return [*reaches, ("steps", share)] if handed else reaches

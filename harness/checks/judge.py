@@ -21,6 +21,7 @@ from harness.checks import (
     rows,  # noqa: F401
     slots,  # noqa: F401
     tensor_ranks,
+    texts,  # noqa: F401
 )
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
@@ -135,6 +136,7 @@ def _assumed(evidence: Evidence) -> list[str]:
         scenario.engine,
         release=str(evidence.engine.header.get("release") or known_issues.NEWEST),
         device=str(evidence.engine.header.get("device") or "cpu"),
+        asked={key for request in scenario.requests for key in request.asked},
     )
 
 

@@ -46,14 +46,14 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
     stops = [index for index, token in enumerate(output) if token in ids]
     who = "aborted-" if end.reason == "abort" else ""
     if stops and stops[0] != len(output) - 1:
-        yield _at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
+        yield at_output(evidence, end, stops[0], len(output) - 1 - stops[0], 0, f"{who}ran-past-stop")
     elif len(output) > request.max_new_tokens:
         limit = request.max_new_tokens
-        yield _at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
-    elif end.reason == "stop" and ids and not stops:
-        yield _at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
+        yield at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
+    elif end.reason == "stop" and ids and not stops and not (request.stop or request.stop_regex):
+        yield at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
-        yield _at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
+        yield at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
 
 
 def _hit_context(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> bool:
@@ -94,16 +94,16 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         margins = data.get("margins", ())
         margin = float(margins[place]) if place < len(margins) else float("inf")
         scale, noise = target_scale(evidence, end.rid)
-        found = _at_output(evidence, end, place, *both[place], "text-differs")
+        found = at_output(evidence, end, place, *both[place], "text-differs")
         limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
     elif end.reason != "abort" and len(end.output_ids) != len(expected):
         result.divergences.append(
-            _at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
+            at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
         )
 
 
-def _at_output(
+def at_output(
     evidence: Evidence, end: RequestEnd, place: int, observed: object, expected: object, hint: str
 ) -> Divergence:
     """TOKEN at output number `place`: keyed by the row that committed it, else by the request alone."""

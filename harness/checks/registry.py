@@ -35,6 +35,9 @@ COMPARED = (
 #: What they count beside that where several ranks run in step.
 RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
+#: What they count beside that where requests have grammars.
+GRAMMARS_COMPARED = ("masks",)
+
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")
 
@@ -69,8 +72,9 @@ class CheckResult:
 
     def count(self, name: str, amount: int) -> None:
         """Add to a compared counter; nothing is added for nothing, so a counter that exists is above zero."""
-        if name not in (*COMPARED, *RANKS_COMPARED):
-            raise KeyError(f"unknown counter {name!r}; allowed: {', '.join((*COMPARED, *RANKS_COMPARED))}")
+        allowed = (*COMPARED, *RANKS_COMPARED, *GRAMMARS_COMPARED)
+        if name not in allowed:
+            raise KeyError(f"unknown counter {name!r}; allowed: {', '.join(allowed)}")
         if amount:
             self.compared[name] = self.compared.get(name, 0) + amount
 

@@ -2,11 +2,14 @@
 
 A selection compares path values, which carry the rounding of every level, so an engine in half precision may take
 another candidate of nearly the same value: one tie, and the integers that follow are those of the other selection.
+Where the values themselves are wrong, the engine may still have selected the best by its own: then what differs follows
+from the values, and is no fault of the selection.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,6 +23,12 @@ from harness.contract.types import Phase
 NEVER = float("inf")
 #: Phases whose inputs are a selection among what was proposed.
 SELECTED = (Phase.DRAFT, Phase.VERIFY)
+#: What rounding does to the logarithm of a product of some float32 probabilities; the logarithm of the least there is.
+OWN_ROUNDING, LEAST = 1e-5, math.log(1.4e-45)
+
+#: Engine row -> the log-probability of each token that it proposed, and the reference row it is from (-1: the engine's
+#: own); None where that is not known.
+Values = Callable[[int], "tuple[dict[int, float], int] | None"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,12 +53,10 @@ class Round:
     rows: list[int] = field(default_factory=list)
 
 
-def read_round(evidence: Evidence, share: Share) -> Round | None:
+def read_round(evidence: Evidence, share: Share, values: Values) -> Round | None:
     """The round of a share by its engine rows; None where a proposal or its value is not known."""
-    assert evidence.aligned is not None
-    answers = dict(zip(evidence.aligned.engine.tolist(), evidence.aligned.reference.tolist(), strict=True))
     first, found = _first_proposals(evidence, share), Round()
-    if first is None or not _propose(evidence, found, [(-1, first)], answers):
+    if first is None or not _propose(evidence, found, [(-1, first)], values):
         return None
     steps = evidence.table.of(share, Phase.DRAFT)
     for step in sorted({evidence.table.ints["step"][row] for row in steps}):
@@ -58,9 +65,38 @@ def read_round(evidence: Evidence, share: Share) -> Round | None:
         if beams is None:
             return None
         found.beams.append(beams)
-        if not _propose(evidence, found, list(zip(beams, rows, strict=True)), answers):
+        if not _propose(evidence, found, list(zip(beams, rows, strict=True)), values):
             return None
     return found
+
+
+def by_reference(evidence: Evidence) -> Values:
+    """What the reference says of each row."""
+    assert evidence.aligned is not None
+    assert evidence.reference is not None
+    answers = dict(zip(evidence.aligned.engine.tolist(), evidence.aligned.reference.tolist(), strict=True))
+    rows = evidence.reference.rows
+
+    def values(row: int) -> tuple[dict[int, float], int] | None:
+        answer = answers.get(row)
+        if answer is None:
+            return None
+        tokens, logits = rows.lists["top_ids"][answer].tolist(), rows.lists["top_logits"][answer].tolist()
+        lse = float(rows.floats["lse"][answer])
+        return {token: logit - lse for token, logit in zip(tokens, logits, strict=True)}, answer
+
+    return values
+
+
+def by_engine(evidence: Evidence) -> Values:
+    """What the engine itself said of each row, by the scores it attached to its proposals."""
+    scores = evidence.engine.rows.lists["chosen_probs"]
+
+    def values(row: int) -> tuple[dict[int, float], int] | None:
+        logs = [math.log(score) if score > 0 else LEAST for score in scores[row].tolist()]
+        return dict(zip(evidence.table.chosen(row), logs, strict=True)) if logs else {}, -1
+
+    return values
 
 
 def _first_proposals(evidence: Evidence, share: Share) -> int | None:
@@ -75,25 +111,21 @@ def _first_proposals(evidence: Evidence, share: Share) -> int | None:
     return None
 
 
-def _propose(evidence: Evidence, found: Round, beams: Sequence[tuple[int, int]], answers: dict[int, int]) -> bool:
-    """Add what each (candidate, engine row) proposed; False if the reference has no value for one of them."""
-    assert evidence.reference is not None
+def _propose(evidence: Evidence, found: Round, beams: Sequence[tuple[int, int]], values: Values) -> bool:
+    """Add what each (candidate, engine row) proposed; False if the value of one of them is not known."""
     level = []
     for parent, row in beams:
-        answer = answers.get(row)
-        if answer is None or not evidence.table.chosen(row):
+        said = values(row)
+        if said is None or not evidence.table.chosen(row):
             return False
-        rows = evidence.reference.rows
-        logits = dict(
-            zip(rows.lists["top_ids"][answer].tolist(), rows.lists["top_logits"][answer].tolist(), strict=True)
-        )
-        base = (found.candidates[parent].value if parent >= 0 else 0.0) - float(rows.floats["lse"][answer])
+        logs, answer = said
+        base = found.candidates[parent].value if parent >= 0 else 0.0
         found.rows.append(answer)
         for token in evidence.table.chosen(row):
-            if token not in logits:
+            if token not in logs:
                 return False
             level.append(len(found.candidates))
-            found.candidates.append(Candidate(token=token, parent=parent, value=base + logits[token]))
+            found.candidates.append(Candidate(token=token, parent=parent, value=base + logs[token]))
     found.levels.append(level)
     return True
 
@@ -143,31 +175,47 @@ class NearSelections:
 
     def __init__(self, evidence: Evidence, phase: Phase, budget: Budget) -> None:
         self._evidence, self._phase, self._budget = evidence, phase, budget
-        self._rounds: dict[Share, Round | None] = {}
+        self._rounds: dict[tuple[Share, bool], Round | None] = {}
         self._known: dict[tuple[Share, int], bool] = {}
 
     def covers(self, mine: int, theirs: int, column: str, result: CheckResult) -> bool:
-        """Whether what differs between two rows follows from a selection that is a tie; noted in `result` once.
-
-        A draft step's position does not depend on what was selected.
-        """
-        if self._evidence.scenario.spec.eagle_topk == 1 or self._phase not in SELECTED:
+        """Whether what differs between two rows follows from a selection that is a tie; noted in `result` once."""
+        if not self._selected(column):
             return False
-        if self._phase is Phase.DRAFT and column == "position":
-            return False
-        key = self._evidence.engine.rows.key(mine)
-        share, step = (key.dp_rank, key.rid, key.attempt, key.committed), key.step
+        share, step = self._place(mine)
         if (share, step) not in self._known:
             self._known[share, step] = self._judge(mine, theirs, share, step, result)
         return self._known[share, step]
 
+    def by_own_values(self, mine: int, column: str) -> float | None:
+        """The selection's gap by the reference's values, where by the engine's own it is the best; else None."""
+        if not self._selected(column):
+            return None
+        share, step = self._place(mine)
+        own = self._gap(share, step, by_engine)
+        return self._gap(share, step, by_reference) if own < OWN_ROUNDING else None
+
+    def _selected(self, column: str) -> bool:
+        """Whether a column says what was selected; a draft step's position does not depend on it."""
+        if self._evidence.scenario.spec.eagle_topk == 1 or self._phase not in SELECTED:
+            return False
+        return self._phase is not Phase.DRAFT or column != "position"
+
+    def _place(self, mine: int) -> tuple[Share, int]:
+        key = self._evidence.engine.rows.key(mine)
+        return (key.dp_rank, key.rid, key.attempt, key.committed), key.step
+
+    def _round(self, share: Share, whose: Callable[[Evidence], Values]) -> Round | None:
+        name = (share, whose is by_engine)
+        if name not in self._rounds:
+            self._rounds[name] = read_round(self._evidence, share, whose(self._evidence))
+        return self._rounds[name]
+
     def _judge(self, mine: int, theirs: int, share: Share, step: int, result: CheckResult) -> bool:
-        if share not in self._rounds:
-            self._rounds[share] = read_round(self._evidence, share)
-        found = self._rounds[share]
+        found = self._round(share, by_reference)
         if found is None:
             return False
-        gap = self._gap(found, share, step)
+        gap = self._gap(share, step, by_reference)
         limit = self._limit(found, levels=step + 1 if self._phase is Phase.DRAFT else len(found.levels))
         if not gap < limit:
             return False
@@ -185,7 +233,10 @@ class NearSelections:
         )
         return True
 
-    def _gap(self, found: Round, share: Share, step: int) -> float:
+    def _gap(self, share: Share, step: int, whose: Callable[[Evidence], Values]) -> float:
+        found = self._round(share, whose)
+        if found is None:
+            return NEVER
         if self._phase is Phase.DRAFT:
             return beam_gap(found, step) if step < len(found.beams) else NEVER
         table = self._evidence.table

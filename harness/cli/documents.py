@@ -12,6 +12,7 @@ from typing import Any
 from harness.archive.trace_io import plain
 from harness.checks.findings import Finding
 from harness.contract.known_issues import Known, assumed_by
+from harness.contract.trace import replaced_kernels
 from harness.contract.types import Divergence
 from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
@@ -45,7 +46,10 @@ def divergence_document(found: Divergence) -> dict[str, Any]:
 
 def known_document(known: Sequence[Known]) -> list[dict[str, Any]]:
     """The known issues that something may be."""
-    return [{"id": one.id, "title": one.title, "releases": one.window, "assume": one.assume} for one in known]
+    return [
+        {"id": one.id, "title": one.title, "releases": one.window, "link": one.link, "assume": one.assume}
+        for one in known
+    ]
 
 
 def finding_document(finding: Finding, one: ScenarioResult) -> dict[str, Any]:
@@ -149,7 +153,7 @@ def run_document(result: RunResult) -> dict[str, Any]:
         "revert": result.revert,
         "worker": result.header.get("worker"),
         "overlap": result.header.get("overlap"),
-        "replaced": result.header.get("replaced", []),
+        "replaced": replaced_kernels(result.header),
         "assumed": assumed_by(result.verdict.reasons),
         "providers": providers_of(result.results),
         "witness": witness_document(result.results),
@@ -175,7 +179,9 @@ def interrupted_run(stop: KeyboardInterrupt) -> dict[str, Any]:
     return run_document(stop.result)
 
 
-def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected: str) -> dict[str, Any]:
+def cell_document(
+    result: RunResult, one: ScenarioResult, *, case: str, expected: str, as_expected: bool | None
+) -> dict[str, Any]:
     """One cell of the matrix: one case on one engine, with or without a fix reverted."""
     first = next((found for found in one.divergences if found.first), None)
     return {
@@ -186,6 +192,7 @@ def cell_document(result: RunResult, one: ScenarioResult, *, case: str, expected
         "verdict": str(one.verdict.outcome),
         "reasons": list(one.verdict.reasons),
         "expected": expected,
+        "as_expected": as_expected,
         "kinds": list(one.verdict.root_kinds),
         "first": None if first is None else first_document(first),
         "known": known_ids(one),

@@ -11,7 +11,21 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from harness.cli import bisect, diff, environments, findings, fuzz, matrix, mutants, night, recheck, replay, report, run
+from harness.cli import (
+    bisect,
+    diff,
+    environments,
+    findings,
+    fuzz,
+    matrix,
+    mutants,
+    mutate,
+    night,
+    recheck,
+    replay,
+    report,
+    run,
+)
 from harness.cli.outcome import TYPED, Exit, full_output_reported, say
 from harness.driving.runner import own_version
 
@@ -71,6 +85,7 @@ app.command("recheck")(recheck.command)
 app.command("replay")(replay.command)
 app.command("matrix")(matrix.command)
 app.command("mutants")(mutants.command)
+app.command("mutate")(mutate.command)
 app.command("bisect")(bisect.command)
 app.command("report")(report.command)
 app.command("diff")(diff.command)

@@ -32,7 +32,7 @@ def command(
     """Put mutants into the running engine and show which checks notice.
 
     Exits 0 if every mutant that can run here is killed and every check kills at least one, 1 if not, and 3 if the
-    engine does not pass without a mutant.
+    engine does not pass without a mutant. With --only checks may be idle, but each mutant named must run, or it is 3.
     """
     from harness.driving.live import LiveEngines
     from harness.search.mutants import Campaign

@@ -9,7 +9,8 @@ must not judge.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -71,10 +72,18 @@ class Releases(_Page):
 
 
 class Upstream(_Page):
-    """Where SGLang's own project speaks of it, and how that stands."""
+    """Where SGLang's own project speaks of it, and how that stands. pulls: the pull requests that fixed it."""
 
     state: Literal["open", "closed, not fixed", "fixed", "not found", "not searched"]
     reference: str = ""
+    pulls: tuple[int, ...] = ()
+
+    @property
+    def link(self) -> str:
+        """The first page of SGLang's project that speaks of it; empty where none does."""
+        found = re.search(r"(pull request|issue) (\d+)", self.reference)
+        sort, number = ("pull request", self.pulls[0]) if self.pulls else found.groups() if found else ("", "")
+        return f"https://github.com/sgl-project/sglang/{'issues' if sort == 'issue' else 'pull'}/{number}" * bool(sort)
 
 
 class Nights(_Page):
@@ -130,7 +139,8 @@ class Cost(_Page):
 class KnownIssue(_Page):
     """The front matter of one page.
 
-    devices: where it was seen. algorithms and settings: what reaches it; all settings must hold. signatures: patterns
+    devices: where it was seen. algorithms, settings and keys: what reaches it; all settings must hold, and some request
+    must ask for one of the keys. signatures: patterns
     of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or a
     replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words.
     """
@@ -143,6 +153,7 @@ class KnownIssue(_Page):
     devices: Annotated[tuple[Literal["cpu", "cuda"], ...], Field(min_length=1)]
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("EAGLE", "EAGLE3", "MTP")
     settings: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     signatures: tuple[Signature, ...] = ()
     reasons: tuple[str, ...] = ()
     assume: Literal["predicted", "replacement kernel", "not"] = "not"
@@ -179,6 +190,15 @@ class KnownIssue(_Page):
         return self.releases.text
 
     @property
+    def fixed(self) -> str:
+        """Its releases, and the first one without it, in words."""
+        return f"{self.window}, fixed in {self.fixed_in}" if self.fixed_in else self.window
+
+    def on(self, release: str, revert: int | None) -> bool:
+        """Whether it can show there. revert: the fix that SGLang was told to take out."""
+        return self.releases.has(release) or (revert is not None and revert in self.upstream.pulls)
+
+    @property
     def newest_bad(self) -> str:
         """The last release that has it; of an open one the newest that was run."""
         return max(self.releases.seen, key=Version) if self.releases.last == "open" else self.releases.last
@@ -187,7 +207,8 @@ class KnownIssue(_Page):
     def needs(self) -> str:
         """What reaches it, in words."""
         algorithms = [] if len(self.algorithms) == 3 else [" or ".join(self.algorithms)]
-        return ", ".join((*algorithms, *self.settings))
+        keys = [f"a request with {' or '.join(self.keys)}"] if self.keys else []
+        return ", ".join((*algorithms, *self.settings, *keys))
 
     def looks_like(self, text: str) -> bool:
         """Whether a signature, or a reason for UNKNOWN, is one of its own."""
@@ -217,9 +238,14 @@ class KnownIssue(_Page):
         *,
         release: str = NEWEST,
         device: str = "cpu",
+        asked: Collection[str] | None = None,
     ) -> bool:
-        """Whether assuming it can matter on such an engine; release left out: one that has every fix there is."""
+        """Whether assuming it can matter on such an engine; release left out: one that has every fix there is.
+
+        asked: all that its requests ask for, where that is known.
+        """
         reached = self.reached_by(spec, engine or EngineConfig())
+        reached &= asked is None or not self.keys or bool(set(self.keys) & set(asked))
         return self.assumable_on(device) and self.releases.has(release) and reached
 
 
@@ -295,13 +321,14 @@ def notes(
     *,
     release: str = NEWEST,
     device: str = "cpu",
+    asked: Collection[str] | None = None,
 ) -> list[str]:
-    """One line for each finding that a run took for granted where it can show."""
+    """One line for each finding that a run took for granted where it can show; asked: see KnownIssue.shows_in."""
     named = [issues()[one] for one in assumed_in(header) if one in issues()]
     return [
         f"{ASSUMED}{one.id}, {one.expects}"
         for one in named
-        if one.shows_in(spec, engine, release=release, device=device)
+        if one.shows_in(spec, engine, release=release, device=device, asked=asked)
     ]
 
 
@@ -328,17 +355,23 @@ def assumed_by(reasons: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What to say of a known finding beside a verdict. assume: whether `--assume` takes it on that device."""
+    """What to say of a known finding beside a verdict. link: of SGLang's project, or empty.
+
+    assume: whether `--assume` takes it on that device; predicted: whether a recheck alone can.
+    """
 
     id: str
     title: str
     window: str
+    fixed: str
+    link: str
     assume: bool
+    predicted: bool
 
     @property
     def line(self) -> str:
-        said = f"known: {self.id} ({self.title}; {self.window}), see  eaglecheck findings {self.id}"
-        return f"{said}; --assume {self.id} expects it and reports only other differences" if self.assume else said
+        link = f", {self.link}" if self.link else ""
+        return f"known: {self.id} ({self.title}; {self.fixed}{link}), see  eaglecheck findings {self.id}"
 
 
 def known_as(
@@ -347,6 +380,7 @@ def known_as(
     scenario: Scenario,
     release: str,
     device: str,
+    revert: int | None = None,
     reasons: Sequence[str] = (),
     draft: DraftFacts = NO_DRAFT,
 ) -> dict[str, tuple[Known, ...]]:
@@ -360,7 +394,7 @@ def known_as(
         one
         for one in issues().values()
         if one.id not in assumed
-        and one.releases.has(release)
+        and one.on(release, revert)
         and one.reached_by(
             scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint, draft=draft
         )
@@ -370,4 +404,12 @@ def known_as(
 
 
 def _known(one: KnownIssue, device: str) -> Known:
-    return Known(id=one.id, title=one.title, window=one.window, assume=one.assumable_on(device))
+    return Known(
+        id=one.id,
+        title=one.title,
+        window=one.window,
+        fixed=one.fixed,
+        link=one.upstream.link,
+        assume=one.assumable_on(device),
+        predicted=one.assume == "predicted",
+    )

@@ -66,6 +66,7 @@ class RequestSpec(Strict):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    require_reasoning: bool = False
     n: Annotated[int, Field(ge=1, le=16)] = 1
     return_logprob: bool = False
     logprob_start_len: Annotated[int, Field(ge=-1)] = -1
@@ -83,6 +84,9 @@ class RequestSpec(Strict):
                 f"  allowed: 0, or {LEAST_TEMPERATURE:f} to 100"
             )
         return value
+
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json(exclude_defaults=True))  # what holds a dict has no hash of its own
 
     @property
     def asked(self) -> tuple[str, ...]:
@@ -134,5 +138,5 @@ SAMPLING = (
 )
 GENERATE = (
     *("custom_logit_processor", "return_logprob", "logprob_start_len", "top_logprobs_num", "token_ids_logprob"),
-    *("return_hidden_states", "stream"),
+    *("return_hidden_states", "stream", "require_reasoning"),
 )

@@ -127,6 +127,7 @@ class EngineConfig(Strict):
     overlap_schedule, cuda_graph and radix_cache are SGLang's `disable_*` flags, said the other way round.
     overlap_schedule None: what the release does by default for this speculation on this device. cuda_graph_max_bs None:
     graphs of a few small batches (see harness.engines.launch), else those SGLang captures up to that size.
+    schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
@@ -153,6 +154,7 @@ class EngineConfig(Strict):
     max_running_requests: Annotated[int, Field(ge=1, le=4096, description=RUNNING_IS)] = 8
     priority_scheduling: bool = False
     max_total_tokens: Annotated[int, Field(ge=16, le=POOL, description=POOL_IS)] = 4096
+    schedule_conservativeness: Annotated[float, Field(gt=0.0, le=10.0)] = 1.0
     trust_remote_code: bool = False
     mem_fraction_static: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
@@ -186,7 +188,10 @@ class Op(Strict):
     submit   rids arrive at the next scheduler step, in this order
     step     `count` steps of the scheduler loop
     abort    rids are aborted at the next step
-    retract  every running request goes back to the waiting queue at the next step, and generation goes on
+    retract  every running request goes back to the waiting queue at the next step, and generation goes on. With rids:
+             these alone, at the next batch that would decode, as SGLang does when its pool runs out: in its own order
+             and never the last one (a release that only takes from the end of a batch takes those behind them too).
+             With name "test": those that SGLang's own switch for testing takes
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
@@ -208,6 +213,11 @@ class Op(Strict):
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+
+    @property
+    def everybody(self) -> bool:
+        """Of a retraction: whether it is one of every running request."""
+        return not (self.rids or self.name)
 
 
 class Scenario(Strict):
@@ -259,12 +269,9 @@ class Scenario(Strict):
                 "  allowed: 1 to that"
             )
         _check_pauses(self.script)
-        if self.engine.rejection_sampling and (
-            self.spec.eagle_topk > 1 or self.spec.algorithm == "MTP" or self.engine.disaggregation
-        ):
+        if self.engine.rejection_sampling and (self.spec.eagle_topk > 1 or self.engine.disaggregation):
             raise ValueError(
-                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1) of EAGLE or EAGLE3, without "
-                "engine.disaggregation"
+                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1), without engine.disaggregation"
             )
         return self
 
@@ -322,6 +329,10 @@ def _check_sides(scenario: Scenario) -> None:
             raise ValueError(
                 f"op {op.kind!r} has name {op.name!r}; allowed: prefill or decode with engine.disaggregation, or none"
             )
+        if op.kind == "retract" and (op.name not in (None, "test") or (op.name and op.rids)):
+            raise ValueError(
+                f"op 'retract' has name {op.name!r}{' beside rids' * bool(op.rids)}; allowed: rids, name test, or none"
+            )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
@@ -346,6 +357,8 @@ def _check_served(scenario: Scenario) -> None:
     if scenario.engine.grammar_backend != "none" and scenario.engine.skip_tokenizer_init:
         raise ValueError("engine.grammar_backend needs a tokenizer: set engine.skip_tokenizer_init to false")
     for request in scenario.requests:
+        if request.require_reasoning and scenario.engine.reasoning_parser is None:
+            raise ValueError(f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser")
         for key in request.asked:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:

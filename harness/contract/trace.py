@@ -7,7 +7,7 @@ part begins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -285,6 +285,12 @@ class RequestEnd:
 
 #: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
 EOS = "eos_token_ids"
+
+
+def replaced_kernels(header: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The operations that a replacement kernel of ours computed, by a header; of those for samplers see `accepts`."""
+    return [entry for entry in header.get("replaced") or () if entry.get("by") == "stand-in"]
+
 
 #: Events behind which an engine is not used any more.
 ENDS = ("crash", "hang", "lost")

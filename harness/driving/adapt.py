@@ -227,13 +227,13 @@ def unfollowed(scenario: Scenario, *, version: str) -> str:
 
 def unserved(scenario: Scenario, *, version: str) -> str:
     """Why what stands in for the network between two engines does not serve the script; empty if it does."""
-    taken_back = any(op.kind == "retract" for op in scenario.script)
+    taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
-            f"op 'retract' with engine.disaggregation: SGLang {version} "
+            f"op 'retract' of all requests with engine.disaggregation: SGLang {version} "
             f"then has prompts read again on the prefill side, which the "
             "transfers of this version do not serve\n"
-            "  allowed: a smaller engine.max_total_tokens, which makes the decode side take requests back by itself; "
+            "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
         )
     return ""

@@ -22,6 +22,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "handed": ("round", "rids", "prefixes"),
     "unbuilt": ("round", "rids"),
     "coins": ("round", "rule", "thresholds"),
+    "masks": ("round", "phase", "rids", "attempts", "committed"),  # with bits: of each rid, hexadecimal, one a row
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
     "state": None,
     "tails": None,
@@ -193,6 +194,8 @@ class Assembler:
         if name == "coins":
             uniforms = zip(message["rids"], arrays["nodes"].tolist(), arrays["final"].tolist(), strict=True)
             data["coins"] = {rid: {"nodes": nodes, "final": final} for rid, nodes, final in uniforms}
+        if name == "masks":
+            data["bits"] = [[row.tobytes().hex() for row in rows] for rows in arrays["bits"].astype("<i4")]
         data |= {} if name in OF_NO_RANK else {"tp_rank": place.tp_rank}
         self.events.append(Event(name=name, scheduler_step=place.scheduler_step, dp_rank=place.dp_rank, data=data))
 

@@ -108,6 +108,9 @@ class _Run:
             self.note("abort", **data)
 
     def _do_retract(self, op: Op) -> None:
+        if op.rids or op.name:
+            self.engine.retract(op.rids)
+            return
         self.engine.pause(mode="retract")
         self.engine.resume()
         # Both are read in one scheduler step: retracted, then going on.
@@ -176,8 +179,11 @@ class _Run:
             place = report.side, report.dp_rank, report.tp_rank
             self.bring(report.messages, place)
             side = {"side": report.side} if report.side else {}
+            taken_back = report.state.pop("taken_back", ())
             if place not in self.others:
                 self.note("turn", dp_rank=report.dp_rank, **report.state, **side)
+                for one in taken_back:
+                    self.note("retract", dp_rank=report.dp_rank, **one, **side)
         self.idle = all(report.state["idle"] for report in reports)
         self.on_step(self.scheduler_step, reports[-1].state)
         self.scheduler_step += 1
@@ -260,6 +266,7 @@ def drive(
         answers = engine.begin(chunk=settings.chunked_prefill_size, running_limit=settings.running_limit, record=record)
         for rank, began in zip(engine.handshakes, answers, strict=True):
             run.note("pool", dp_rank=rank["dp_rank"], when="start", **began["pool"], **run.of(rank))
+            _note_source(run, rank, began, when="start")
         for op in scenario.script:
             run.perform(op)
         _finish(run)
@@ -290,11 +297,14 @@ def _finish(run: _Run) -> None:
     for rank, ended in zip(run.engine.handshakes, run.engine.end(), strict=True):
         run.bring(partial(list, ended["messages"]), _place_of(rank))
         run.note("pool", dp_rank=rank["dp_rank"], when="end", **ended["pool"], **run.of(rank))
+        _note_source(run, rank, ended, when="end")
         for name, fired in ended["fired"].items():
             run.note("fault", dp_rank=rank["dp_rank"], mutant=name, fired=fired, **run.of(rank))
     for end in run.engine.collect(list(run.submitted)):
         if end["reason"] == "error":
             run.note("request_error", rid=end["rid"], error=end["error"])
+        if end.get("text") is not None:
+            run.note("text", rid=end["rid"], text=end["text"], matched=end["matched"])
         run.assembler.ends.append(
             RequestEnd(
                 rid=end["rid"],
@@ -313,6 +323,12 @@ def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[st
     states = [said.pop("hidden_states", None) for said in [*(piece["meta"] for piece in pieces), meta]][-1]
     run.assembler.keep(f"{RETURNED}{rid}", flat_states(states or ()))
     run.note("answer", rid=rid, meta=meta, pieces=pieces)
+
+
+def _note_source(run: _Run, rank: dict[str, Any], said: dict[str, Any], *, when: str) -> None:
+    """What a boot that mutates SGLang's source, or follows its lines, said of it (see engine_side.host.source_swap)."""
+    if "source" in said:
+        run.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **run.of(rank))
 
 
 def _crash_data(report: dict[str, Any]) -> dict[str, Any]:

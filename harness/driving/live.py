@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cases.tokenizers import tokenizer_for
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
@@ -71,6 +72,7 @@ class LiveEngines(EnginePool):
             engine=scenario.engine,
             target=target,
             draft=draft,
+            tokenizer=tokenizer_for(scenario, target),
             device=self.device,
             probe=probe,
             revert=revert,

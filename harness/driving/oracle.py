@@ -6,6 +6,7 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cases.tokenizers import tokenizer_for
 from harness import defects
 from harness.both_sides import leases
 from harness.contract.known_issues import HEADER
@@ -22,10 +24,12 @@ from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.pairs import target_of
 from harness.driving.place import CPU, Place
+from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.model import Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
+from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
@@ -114,10 +118,19 @@ class Oracle:
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs
         )
+        texts += tuple(self._constraints(scenario, engine, held=held))
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
+
+    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Iterator[Event]:
+        """What grammars and stop strings say; nothing where the engine has no tokenizer."""
+        folder = tokenizer_for(scenario, self.target)
+        if folder is not None:
+            vocab, ends = self._models[held][0].vocab, engine.header.get(EOS, ())
+            own = Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
+            yield from own.events(engine, scenario.spec)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32", target: str = "") -> ReferenceSession:
         """target: the tiny pair whose target took the place of this one's; the draft stays, but for what it shares."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cases.tokenizers import tokenizer_for
 from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
 from harness.both_sides.leases import Request
@@ -89,6 +90,7 @@ class Plan:
             engine=scenario.engine,
             target=target,
             draft=draft,
+            tokenizer=tokenizer_for(scenario, target),
             device=self.device,
             probe=probe,
             revert=self.revert,
@@ -267,6 +269,7 @@ def _known(
         scenario=scenario,
         release=setup.release,
         device=setup.device,
+        revert=setup.revert,
         reasons=verdict.reasons,
         draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
     )

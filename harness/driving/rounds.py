@@ -184,6 +184,13 @@ class Unpacker:
         message = {"ev": "coins", "round": current.message["index"], "rids": current.rids, **rule}
         yield message, {"nodes": found["nodes"], "final": found["final"].reshape(-1)}
 
+    def _masks(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
+        """Which tokens grammars allow at each row that chooses, one bit a token: those of constrained requests."""
+        bits = current.read(event)["bits"]
+        own = bits.reshape(len(current.rids), -1, bits.shape[-1])[event["requests"]]
+        message = {"ev": "masks", "phase": event["phase"], **current.about(event["requests"])}
+        yield message, {"bits": own}
+
     def _handed(self, current: _Round, event: Message) -> Iterator[tuple[Message, Arrays]]:
         """One row a position whose KV was handed over (and a layer), the last with what drafting goes on from."""
         found, lens = current.read(event), current.starts

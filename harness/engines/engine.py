@@ -137,6 +137,10 @@ class Engine:
         """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
         self._ask_ranks({"op": "mutant", "name": name, "first": first})
 
+    def retract(self, rids: Iterable[str]) -> None:
+        """At the next batch that would decode, SGLang takes these back, as when its pool runs out; none: its switch."""
+        self._ask_ranks({"op": "retract", "rids": list(rids)})
+
     def transfer(self, what: str, rids: Iterable[str]) -> None:
         """What is to become of the hand-overs of these requests (see harness.engine_side.transfer_backend.files)."""
         self._ask_ranks({"op": "transfer", "what": what, "rooms": [self._room(rid) for rid in rids]})

@@ -59,6 +59,7 @@ def build_launch(
     engine: EngineConfig,
     target: Path,
     draft: Path,
+    tokenizer: Path | None = None,
     device: str = "cpu",
     probe: ProbeLevel | bool = "full",
     revert: int | None = None,
@@ -74,7 +75,9 @@ def build_launch(
 
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
-    eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does.
+    tokenizer: the folder of the one that the engine is to have, where the target's has none.
+    eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does, unless there is
+    a tokenizer, whose EOS SGLang always takes for one.
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
     mutants_in_graphs: CUDA graphs are captured with every mutant that can act there, each behind a flag.
     """
@@ -107,8 +110,10 @@ def build_launch(
         },
         "optional_arguments": _optional(engine),
     }
-    if eos is not None:
-        boot[EOS] = list(eos)
+    if tokenizer is not None:
+        boot["arguments"]["tokenizer_path"] = str(tokenizer)
+    if eos is not None or not engine.skip_tokenizer_init:
+        boot[EOS] = list(eos or ())
     if mutants_in_graphs and engine.cuda_graph:
         boot["mutants_in_graphs"] = True
     launch = Launch(python=env.python, pythonpath=env.pythonpath, boot=boot, ranks=engine.tp_size)
@@ -160,6 +165,8 @@ def _optional(engine: EngineConfig) -> dict[str, Any]:
 
 def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, str]:
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
+    environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
@@ -221,6 +228,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
         "disable_hybrid_swa_memory": True,
         "max_total_tokens": engine.max_total_tokens,
+        "schedule_conservativeness": engine.schedule_conservativeness,
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
         "mem_fraction_static": engine.mem_fraction_static or 0.5,
         "random_seed": 0,

@@ -47,6 +47,8 @@ class Launch:
     ranks: int = 1
     #: the decode side, where prefill and decode are two processes
     beside: Launch | None = None
+    #: of the usual deadlines, this share: less where a hang is nothing unheard of
+    patience: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +141,7 @@ class HostProcess:
                 if (asked := self.launch.boot.get("lease")) is not None:
                     self._await(listener, asked["wait"] + LEASE_SECONDS, progress, until="leased")
                 start = time.monotonic()
-                self._await(listener, BOOT_SECONDS, progress, until="booted")
+                self._await(listener, BOOT_SECONDS * self.launch.patience, progress, until="booted")
             except BaseException:
                 self.close()
                 raise

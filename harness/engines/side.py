@@ -72,6 +72,10 @@ class Side(HostProcess):
         """ "prefill" or "decode" where these are two."""
         return str(self.launch.boot.get("handoff", {}).get("side", ""))
 
+    @property
+    def _step_seconds(self) -> float:
+        return STEP_SECONDS * self.launch.patience
+
     # -- commands ------------------------------------------------------------------------------------------------
 
     def ask_host(self, command: dict[str, Any], *, seconds: float | None = None) -> dict[str, Any]:
@@ -98,7 +102,7 @@ class Side(HostProcess):
             raise self._silent_end(peer) from None
 
     def _receive(self, peer: Peer, *, seconds: float | None = None) -> Frame:
-        seconds = seconds or STEP_SECONDS
+        seconds = seconds or self._step_seconds
         peer.sock.settimeout(seconds)
         try:
             message, arrays = wire.receive(peer.sock)
@@ -148,7 +152,7 @@ class Side(HostProcess):
         """One message of each rank; EngineCrashed for the first rank that fell, EngineHung for the one behind."""
         if len(self.ranks) == 1:
             return [self._receive(self.ranks[0])]
-        found = ranks.gather([peer.sock for peer in self.ranks], seconds=STEP_SECONDS)
+        found = ranks.gather([peer.sock for peer in self.ranks], seconds=self._step_seconds)
         for frame in found:  # before anything else: what one rank could not do makes the others fall or wait
             if isinstance(frame, tuple):
                 _refuse(frame[0])
@@ -165,7 +169,8 @@ class Side(HostProcess):
     def _read_step(self, peer: Peer, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> StepReport:
         _refuse(report)
         self._seen = report.pop("last", None) or self._seen
-        known = ("running", "waiting", "chunked", "idle", *(("moving",) if self.name else ()))
+        known = ["running", "waiting", "chunked", "idle", *(("moving",) if self.name else ())]
+        known += ["taken_back"] if report.get("taken_back") else []
         state = {key: report[key] for key in known}
         return StepReport(**peer.rank, number=report["number"], state=state, arrays=arrays, side=self.name)
 
@@ -179,7 +184,7 @@ class Side(HostProcess):
         where = [{**peer.rank, **ranks.ask(dog)} for peer, dog in zip(self.ranks, watchdogs, strict=True)]
         behind = min((one for one, quiet in zip(where, silent, strict=True) if quiet), key=ranks.progress)
         self._check_stopped()
-        return EngineHung({**behind, "seconds": STEP_SECONDS, "silent": sum(silent), "ranks": where})
+        return EngineHung({**behind, "seconds": self._step_seconds, "silent": sum(silent), "ranks": where})
 
     def _crashed(self, report: dict[str, Any], arrays: dict[str, np.ndarray]) -> Exception:
         """What a rank said of its own end."""

@@ -101,11 +101,14 @@ class Scoreboard:
 
     @property
     def outcome(self) -> Outcome:
-        """PASS: every mutant that ran is killed and no check is idle. An unsound engine, or none at all, is UNKNOWN."""
+        """PASS: every mutant that ran is killed and no check is idle.
+
+        An unsound engine, none killed at all, or one that was asked for by name and not run, is UNKNOWN.
+        """
         fates = {score.fate for score in self.scores}
         if fates & {Fate.SURVIVED, Fate.BROKEN}:
             return Outcome.FAIL
-        if self.unsound or Fate.KILLED not in fates:
+        if self.unsound or Fate.KILLED not in fates or (not self.whole and Fate.NOT_RUN in fates):
             return Outcome.UNKNOWN
         return Outcome.FAIL if self.idle_checks else Outcome.PASS
 

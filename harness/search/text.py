@@ -1,4 +1,4 @@
-"""The scoreboard of `eaglecheck mutants`: mutant by check, and what is wrong.
+"""The scoreboards of `eaglecheck mutants` and `mutate`: mutant by check, and what is wrong.
 
 It must not judge, and must not import torch or sglang.
 """
@@ -13,6 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.contract.words import counted
+from harness.search.board import Board, worst
+from harness.search.fates import Asked, End
+from harness.search.fates import Fate as Became
 from harness.search.scoreboard import EXCUSED, Fate, Score, Scoreboard, Step
 from reports.live import PULSE_SECONDS, STYLE, StatusLine
 from reports.prose import heading, say
@@ -108,3 +111,43 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
         checks = ", so no check was asked"
     mutants = ", ".join(filter(None, [counted(len(board.scores), "mutant"), each]))
     say(console, f"verdict {board.outcome}: {mutants}{checks}", style=STYLE[board.outcome])
+
+
+def line_of(mutant: Asked, became: Became) -> str:
+    """What became of a mutant of the source, and what that took."""
+    by = f"{became.check} {', '.join(became.kinds)}" if became.end is End.KILLED else became.why
+    took = f"{became.seconds:.0f} s, {counted(became.scenarios, 'scenario')}"
+    return " ".join(f"{mutant.id} {mutant.operator}: {became.end} {by}".split()) + f" ({took})"
+
+
+def render_board(console: Console, board: Board) -> None:
+    """Files and operators, who else would have seen it, what is left to look at, and the verdict last."""
+    campaign = board.campaign
+    heading(console, f"mutants of SGLang {campaign.engine}'s source, seed {campaign.seed}")
+    for what in campaign.left_out:
+        say(console, f"not used, since it does not pass without a mutant: {what}", style="yellow")
+    for name, counts in (*board.by(lambda one: one.file).items(), *board.by(lambda one: one.operator).items()):
+        say(console, f"  {name:<60} {_each(counts)}")
+    say(console, f"of {counted(len(board.faults), 'mutant')} that are not equivalent, seen over the same runs by")
+    ended, faults = sum(line.fate.ended for line in board.faults), len(board.faults)
+    say(console, f"  {'':<28} all {faults:>4}    the {faults - ended} that leave the engine alive")
+    for name, seen in board.beside().items():
+        alive = f"{seen - ended:>4} {_share(seen - ended, faults - ended)}" if seen >= ended else ""
+        say(console, f"  {name:<28} {seen:>4} {_share(seen, faults)}    {alive}")
+    for line in worst(board.lines):
+        why = f": {line.explained.kind}: {line.explained.why}" if line.explained else ""
+        rows = "rows differ" if line.fate.rows else "rows are the same"
+        say(console, f"{line.stands}: {line.mutant.id} {line.mutant.where} {line.mutant.operator}, {rows}{why}")
+        say(console, f"  {line.mutant.function}: {line.mutant.what}")
+    middle, mean = board.seconds
+    asked = f"{len(board.lines)} of {counted(len(campaign.mutants), 'mutant')} asked"
+    took = f"{middle:.0f} s a mutant (median; mean {mean:.0f})"
+    say(console, f"verdict {board.outcome}: {asked}, {_each(board.counts)}; {took}", style=STYLE[board.outcome])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:5.1f} %" if whole else "    -  "
+
+
+def _each(counts: Counter[str]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))

@@ -57,6 +57,11 @@ def _in_child() -> None:
 
 
 def _hook_scheduler(hooks: ImportHooks, ops: Any, boot: dict[str, Any]) -> None:
+    if boot.get("mutated") or boot.get("executed") or "kv_canary" in boot["optional_arguments"]:
+        from eaglecheck_engine.engine_side.host import source_swap  # needs torch
+
+        source_swap.install(boot, hooks)
+
     def hook(module: types.ModuleType) -> None:
         from eaglecheck_engine.engine_side.host.scheduler_hooks import hook_scheduler  # needs torch
 

@@ -21,7 +21,9 @@ from ...both_sides import wire
 from ...both_sides.wire import Arrays
 from ..probes.recorder import Recorder, plain_rid
 from ..transfer_backend.files import RULES
+from . import source_swap
 from .crash_attribution import watcher
+from .retraction import Retraction
 from .scheduler_state import pool_level, scheduler_state
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class Gate:
         #: makes the mutants of this process, asked only if a scenario arms one; None where there is no probe
         self.make_mutants: Callable[[], ArmedMutants] | None = None
         self._mutants: ArmedMutants | None = None
+        self.retraction = Retraction()
         self._sock, self._recorder, self.scheduler = sock, recorder, scheduler
         self._step: int | None = None
         self._arrived: dict[str, deque[Any]] = defaultdict(deque)
@@ -130,6 +133,7 @@ class Gate:
             "number": self._step,
             "last": self._recorder.last,
             **scheduler_state(self.scheduler),
+            "taken_back": self.retraction.take(),
         }
         self._step = None
         wire.send(self._sock, report, arrays, quick=True)
@@ -143,6 +147,9 @@ class Gate:
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
+            if op == "retract":
+                self.retraction.ask(command["rids"])
+                return {"op": "asked"}, {}
             if op == "transfer":
                 RULES.apply(command["what"], command["rooms"])
                 return {"op": "ruled"}, {}
@@ -157,7 +164,8 @@ class Gate:
         self._recorder.active = False
         fired = {} if self._mutants is None else self._mutants.fired()
         arrays = _together(self._recorder.take(all_of_them=True))
-        return {"op": "ended", "pool": pool_level(self.scheduler), "fired": fired}, arrays
+        said = {"pool": pool_level(self.scheduler), "fired": fired, **source_swap.taken()}
+        return {"op": "ended", **said}, arrays
 
     def _begin(self, command: dict[str, Any]) -> dict[str, Any]:
         """Clean slate: empty caches and pools, the scenario's chunk size, a fresh recorder."""
@@ -165,12 +173,15 @@ class Gate:
         if self._mutants is not None:
             self._mutants.disarm()
         RULES.clear()
+        self.retraction.ask(None)
+        self.retraction.take()
         flushed = scheduler.flush_cache()
         scheduler.chunked_prefill_size = command["chunk"]
         self._limit_running(command["running_limit"] or scheduler.max_running_requests)
         self._recorder.begin()
         self._recorder.active = command["record"]
-        return {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+        said = {"flushed": bool(flushed), "chunk": scheduler.chunked_prefill_size, "pool": pool_level(scheduler)}
+        return {**said, **source_swap.taken()}
 
     def _limit_running(self, limit: int) -> None:
         """At most `limit` requests in a batch, through SGLang's own update: max_running_requests limits nothing."""

@@ -99,12 +99,14 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         "cached_tokens": int(meta.get("cached_tokens", 0)),
         "meta": meta,
         "pieces": pieces,
+        "text": answer["text"],
+        "matched": (meta.get("finish_reason") or {}).get("matched"),
     }
 
 
 def _answer(result: dict[str, Any]) -> dict[str, Any]:
     """A copy of an answer, or of a piece of one: its tokens, and what SGLang says beside them that JSON can hold."""
-    said = {"output_ids": result["output_ids"], "meta": result["meta_info"]}
+    said = {"output_ids": result["output_ids"], "text": result.get("text"), "meta": result["meta_info"]}
     copied: dict[str, Any] = json.loads(json.dumps(said, default=str))
     return copied
 

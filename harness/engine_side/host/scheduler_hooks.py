@@ -102,6 +102,7 @@ def _install_in(
     sock = connect(os.environ[ENV_SOCKET])
     gate = Gate(sock, recorder, scheduler)
     probe.hooks.wrap(sys.modules[release.gate[0]], release.gate[1], gate.wrap)
+    gate.retraction.install(probe.hooks, module, sys.modules["sglang.srt.managers.schedule_batch"])
     for name in [name for name in dir(module.Scheduler) if name.startswith("event_loop")]:
         probe.hooks.wrap(module, f"Scheduler.{name}", gate.watch_loop)
     if boot["arguments"]["tp_size"] > 1:

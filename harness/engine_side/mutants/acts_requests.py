@@ -57,6 +57,16 @@ def drop_live(scene: Scene, values: Values) -> Values:
 
 
 @act
+def ascending(scene: Scene, values: Values) -> Values:
+    return {"rows": values["rows"].sort().values}
+
+
+@act
+def from_the_front(scene: Scene, values: Values) -> Values:
+    return {"rows": torch.arange(len(values["rows"])).to(values["rows"])}
+
+
+@act
 def one_token_more(scene: Scene, values: Values) -> Values:
     """Once a request."""
     limits = values["limits"].clone()

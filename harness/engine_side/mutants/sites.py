@@ -24,6 +24,7 @@ Original = Callable[..., Any]
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
+SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
 
@@ -62,6 +63,7 @@ class Sites:
             (worker, f"{release.draft}.draft", self._tree),
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
+            (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
@@ -74,6 +76,9 @@ class Sites:
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
+        if release.sample is not None:  # the v1 worker's verify is one with its walk
+            inside.append((pages, release.sample[1], self._verify_settings))
+            inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
@@ -109,6 +114,10 @@ class Sites:
             changed = self._mutants.apply("batch", values, shares=one_each(batch.reqs))
             keep_indices = changed["keep"].tolist() if "keep" in changed else None
         return original(batch, exclude, keep_indices, **kwargs)
+
+    def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
+        return original(draft_input, rows, *args, **kwargs)
 
     # -- forwards ----------------------------------------------------------------------------------------------
 
@@ -248,6 +257,28 @@ class Sites:
         links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
         made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
         return made["predict"], made["accept_index"], made["drafts"]
+
+    def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._asked(batch.sampling_info, "VERIFY"):
+            return original(given, batch, *args, **kwargs)
+
+    def _first_settings(self, original: Original, runner: Any, output: Any, info: Any, *args: Any, **kw: Any) -> Any:
+        with self._asked(info, "PREFILL"):
+            return original(runner, output, info, *args, **kw)
+
+    @contextmanager
+    def _asked(self, info: Any, phase: str) -> Iterator[None]:
+        """What a batch asks of its tokens, for as long as they are chosen."""
+        own = {} if info is None else {name: getattr(info, name, None) for name in SETTINGS}
+        values = {name: value for name, value in own.items() if value is not None}
+        changed = self._mutants.apply("settings", values, phase=phase) if values else {}
+        for name, value in changed.items():
+            setattr(info, name, value)
+        try:
+            yield
+        finally:
+            for name in changed:
+                setattr(info, name, own[name])
 
     def _uniforms(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         values = {name: kwargs[own] for name, own in UNIFORMS.items()}

@@ -37,6 +37,8 @@ def sampled_walks(release: Release) -> list[tuple[types.ModuleType, str]]:
     return [(place, walk) for place in places for walk in SAMPLED_WALKS if vars(place).get(walk) is not None]
 
 
+#: The module of what a batch samples by.
+SAMPLING = "sglang.srt.sampling.sampling_batch_info"
 #: What copies the unfinished last page of a prefix to where branches begin; only with pages and topk > 1.
 TAIL_COPIER = "duplicate_prefix_tail_to_draft_branches"
 # Names that changed between releases, newest last; the first one present is read.

@@ -6,7 +6,7 @@ Engine side: standard library, torch and SGLang only. It must not change any val
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from .names import (
     ACCEPTED_DRAFTS,
     ACCEPTED_INDICES,
     ACCEPTED_TOKENS,
+    SAMPLING,
     TAIL_COPIER,
     as_tensor,
     first_of,
@@ -25,6 +26,8 @@ from .names import (
 from .recorder import Recorder
 
 Original = Callable[..., Any]
+#: The place of the tokens' mask among what a verify is given: behind batch and logits.
+MASK = 2
 
 
 class VerifyProbe:
@@ -42,6 +45,28 @@ class VerifyProbe:
         if pages is not None and hasattr(pages, TAIL_COPIER):
             self._hooks.wrap(pages, TAIL_COPIER, self._tails)
 
+        self._hooks.wrap(sys.modules[SAMPLING], "SamplingBatchInfo.update_regex_vocab_mask", self._first_masks)
+
+    def _masks(self, phase: str, grammars: Sequence[Any], mask: Any) -> None:
+        """Which tokens the grammars of a batch allow: bits [b·n or b, words], those of others say nothing."""
+        current = self._recorder.round
+        if mask is not None and current is not None and len(grammars) == len(current.rids):
+            copy = self._recorder.copied({"bits": getattr(mask, "vocab_mask", mask)})
+            constrained = [i for i, grammar in enumerate(grammars) if grammar is not None]
+            self._recorder.note("masks", copy, phase=phase, requests=constrained)
+
+    def _first_masks(self, original: Original) -> Original:
+        """Those for the token after a prompt."""
+
+        def update(sampling: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(sampling, *args, **kwargs)
+            current = self._recorder.round
+            if current is not None and current.mode == "PREFILL" and sampling.grammars:
+                self._masks("PREFILL", sampling.grammars, _mask_of((), vars(sampling)))
+            return result
+
+        return update
+
     def install_accepts(self) -> None:
         """Which tokens were committed."""
         release = self._release
@@ -52,6 +77,7 @@ class VerifyProbe:
 
     def _sample(self, original: Original) -> Original:
         def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+            self._masks("VERIFY", [req.grammar for req in args[0].reqs or ()], _mask_of(args, kwargs))
             result = original(verify_input, *args, **kwargs)
             current = self._recorder.round
             if current is not None and current.mode == "DECODE":
@@ -128,6 +154,13 @@ class VerifyProbe:
             return result
 
         return verify
+
+
+def _mask_of(args: Sequence[Any], names: Mapping[str, Any]) -> Any:
+    """The tokens' mask that a verify is given, or that is kept for a first token; None where there is none."""
+    if len(args) > MASK:
+        return args[MASK]
+    return next((names[name] for name in ("grammar_mask", "vocab_mask") if names.get(name) is not None), None)
 
 
 def holes(

@@ -67,7 +67,10 @@ KERNELS: dict[str, tuple[tuple[str, Callable[..., Any], str, str], ...]] = {
 }
 
 #: Patches of every release, whatever its table says.
-EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
+EVERYWHERE = (
+    ("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),
+    ("sglang.srt.constrained.xgrammar_backend", "token_mask", "XGrammarGrammar"),
+)
 
 
 class _AnyMeta(type):
@@ -227,6 +230,21 @@ class CpuOps:
         setattr(module, argument, lambda: None)
         what, why = f"{module.__name__}.{argument}", "wants an accelerator; asked for only where seeds decide"
         self._note(what, "no-op", "none", why)
+
+    def _patch_token_mask(self, module: types.ModuleType, argument: str) -> None:
+        """Releases that have no kernel for a mask of tokens on a CPU get the one that newer releases call there."""
+        owner = getattr(module, argument)
+        if '"cpu"' in inspect.getsource(owner.apply_vocab_mask):
+            return
+
+        def apply_vocab_mask(self: Any, logits: torch.Tensor, vocab_mask: torch.Tensor) -> None:
+            import xgrammar
+
+            xgrammar.apply_token_bitmask_inplace(logits, vocab_mask)
+
+        owner.apply_vocab_mask = apply_vocab_mask
+        what = f"{module.__name__}.{argument}.apply_vocab_mask"
+        self._note(what, "remap", "none", "xgrammar's own kernel for a CPU, as newer releases call it")
 
     def _patch_sampled_path(self, module: types.ModuleType, argument: str) -> None:
         """The flag that selects Triton kernels also sends a sampled batch down the greedy path; not while it is one."""

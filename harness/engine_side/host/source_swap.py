@@ -1,0 +1,173 @@
+"""Functions of a mutated source file in place of those that a scheduler has, and which lines of SGLang it executes.
+
+Engine side: standard library and torch only. A function keeps its identity and gets other code, so whoever imported,
+decorated or stored it runs the mutated code too. It must not know what was changed, or why.
+"""
+
+from __future__ import annotations
+
+import ast
+import gc
+import resource
+import sys
+import threading
+import types
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...both_sides.codes import changed, compiled
+from ..hooks import ImportHooks
+from ..replacement_kernels import cpu_canary
+
+#: What a mutated scheduler may take beside what it has; a wrong size must not take the machine's memory.
+MORE_BYTES = 6 << 30
+#: How many calls of one function are followed in a scenario, and how often a line's tensors are looked at: following
+#: makes an engine slow, and a loop shows nothing new.
+CALLS, LOOKS = 60, 12
+
+
+@dataclass(slots=True)
+class Swap:
+    """One mutated file. functions: how many of this process run its code; error: why none could."""
+
+    asked: bool = False
+    functions: int = 0
+    error: str = ""
+
+
+def install(boot: dict[str, Any], hooks: ImportHooks) -> None:
+    """What the boot record asks of this scheduler, before it makes anything; see `taken` for what comes of it."""
+    if boot["device"] == "cpu" and "kv_canary" in boot["optional_arguments"]:
+        cpu_canary.install(hooks)
+    if mutated := boot.get("mutated"):
+        SWAP.asked = True
+        _limit_memory()
+        hooks.after(mutated["module"], lambda module: _swap_in(module, Path(mutated["file"]).read_text()))
+    if boot.get("executed"):
+        EXECUTED.parts = tuple(boot["executed"])
+        threading.settrace(EXECUTED.enter)
+        sys.settrace(EXECUTED.enter)
+
+
+def _limit_memory() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_BYTES, resource.RLIM_INFINITY))
+
+
+def _swap_in(module: types.ModuleType, mutated: str) -> None:
+    """Errors are kept, not raised: they would read as the mutant's own crash."""
+    try:
+        SWAP.functions += swap(module, mutated)
+    except Exception as error:
+        SWAP.error = f"{type(error).__name__}: {error}"
+
+
+def swap(module: types.ModuleType, mutated: str) -> int:
+    """Give every living function of the module's file the code that it has in the mutated one; how many got other code.
+
+    Raises ValueError where a function would have to close over other variables.
+    """
+    file = str(module.__file__)
+    codes = dict(changed(compiled(Path(file).read_text(), file), compiled(mutated, file)))
+    gc.unfreeze()  # objects from before a fork are not listed otherwise
+    living = [one for one in gc.get_objects() if type(one) is types.FunctionType and one.__code__.co_filename == file]
+    functions = [one for one in living if one.__code__ in codes]  # code of other files may compare as equal
+    for one in functions:
+        one.__code__ = codes[one.__code__]
+    return len(functions)
+
+
+def taken() -> dict[str, Any]:
+    """What is said at a scenario's begin and end: nothing where nothing was asked for."""
+    said: dict[str, Any] = {"executed": EXECUTED.take()} if EXECUTED.parts else {}
+    if SWAP.asked:
+        said |= {"functions": SWAP.functions, "error": SWAP.error}
+    return {"source": said} if said else {}
+
+
+@dataclass(slots=True)
+class Executed:
+    """Lines of files below `parts` (of the sglang package) that ran, and what tensors their expressions held.
+
+    found: file -> line -> expression -> [dtype, *shape], of the largest seen; an executed line has an entry.
+    """
+
+    parts: tuple[str, ...] = ()
+    found: dict[str, dict[int, dict[str, list[Any]]]] = field(default_factory=dict)
+    _names: dict[str, str] = field(default_factory=dict)
+    _looked: dict[tuple[str, int], int] = field(default_factory=dict)
+    _calls: dict[int, int] = field(default_factory=dict)
+    _expressions: dict[str, dict[int, list[list[str]]]] = field(default_factory=dict)
+
+    def take(self) -> dict[str, dict[int, dict[str, list[Any]]]]:
+        """What was found since the last call."""
+        found, self.found = self.found, {}
+        self._looked.clear()
+        self._calls.clear()
+        return found
+
+    def enter(self, frame: types.FrameType, _event: str, _arg: object) -> Any:
+        """For sys.settrace: follow code of the files asked for only."""
+        file = frame.f_code.co_filename
+        name = self._names.get(file)
+        if name is None:
+            name = self._names[file] = self._named(file)
+        if not name:
+            return None
+        calls = self._calls[id(frame.f_code)] = self._calls.get(id(frame.f_code), 0) + 1
+        return self.line if calls <= CALLS else None
+
+    def _named(self, file: str) -> str:
+        inside = file.rpartition("/sglang/")[2]
+        return inside if any(inside.startswith(part) for part in self.parts) else ""
+
+    def line(self, frame: types.FrameType, event: str, _arg: object) -> Any:
+        """A line is about to run, so its expressions still hold what it reads."""
+        if event == "line":
+            file, number = frame.f_code.co_filename, frame.f_lineno
+            name = self._names[file]
+            tensors = self.found.setdefault(name, {}).setdefault(number, {})
+            looked = self._looked[name, number] = self._looked.get((name, number), 0) + 1
+            for path in self._of(name, file).get(number, ()) if looked <= LOOKS else ():
+                _note(tensors, path, frame.f_locals)
+        return self.line
+
+    def _of(self, name: str, file: str) -> dict[int, list[list[str]]]:
+        if name not in self._expressions:
+            self._expressions[name] = dotted(Path(file).read_text())
+        return self._expressions[name]
+
+
+def dotted(source: str) -> dict[int, list[list[str]]]:
+    """Line -> the names and attributes of names that it reads, as paths: ["batch", "seq_lens"]."""
+    found: dict[int, list[list[str]]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load) and (path := path_of(node)):
+            found.setdefault(node.lineno, []).append(path)
+    return found
+
+
+def path_of(node: ast.expr) -> list[str]:
+    """['batch', 'seq_lens'] of batch.seq_lens; empty for anything else."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return [node.id, *reversed(names)] if isinstance(node, ast.Name) else []
+
+
+def _note(tensors: dict[str, list[Any]], path: list[str], scope: dict[str, Any]) -> None:
+    """Look without running anything of SGLang's: no property is asked."""
+    held = scope.get(path[0])
+    for name in path[1:]:
+        held = getattr(held, "__dict__", {}).get(name)
+    if isinstance(held, torch.Tensor) and held.dim():
+        known = tensors.get(".".join(path))
+        if known is None or known[1] < held.shape[0]:
+            tensors[".".join(path)] = [str(held.dtype), *held.shape]
+
+
+SWAP, EXECUTED = Swap(), Executed()

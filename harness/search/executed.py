@@ -1,0 +1,172 @@
+"""What scenarios show without a mutant: which lines of SGLang each executes, and what its verdict, rows and texts are.
+
+It must not choose scenarios, and must not change what they run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from harness.contract.scenario import Scenario
+from harness.contract.trace import Trace
+from harness.driving.live import LiveEngines
+from harness.driving.progress import ScenarioResult
+from harness.engines.process import Launch
+from harness.search.operators import Ran
+
+#: Files of the sglang package that a fault may be put into: what speculation consists of, or passes through.
+PARTS = (
+    "srt/speculative/",
+    "srt/managers/overlap_utils.py",
+    "srt/managers/schedule_batch.py",
+    "srt/managers/schedule_policy.py",
+    "srt/managers/scheduler",
+    "srt/managers/tp_worker.py",
+    "srt/managers/utils.py",
+    "srt/mem_cache/",
+    "srt/model_executor/",
+    "srt/layers/attention/triton_backend.py",
+    "srt/layers/logits_processor.py",
+    "srt/layers/vocab_parallel_embedding.py",
+    "srt/disaggregation/",
+    "srt/models/llama_eagle",
+    "srt/models/deepseek_nextn.py",
+    "srt/models/mimo_v2",
+    "srt/models/step3p5",
+)
+
+
+class Sound(BaseModel):
+    """A scenario without a mutant. lines: file -> those that it executed after the boot. why: if it cannot be used.
+
+    tokens, verifies: committed in verifies, and how many there were. rows: a digest of everything recorded.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scenario: Scenario
+    family: str
+    kind: str
+    seconds: float
+    tokens: int
+    verifies: int
+    rows: str
+    lines: dict[str, list[int]]
+    why: str = ""
+
+    def executes(self, file: str, line: int) -> bool:
+        return line in self.lines.get(file, ())
+
+
+class One(BaseModel):
+    """One scenario, and file -> line -> the tensors that its expressions held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sound: Sound
+    ran: Ran
+
+
+class Followed(BaseModel):
+    """All of them, and what ran in any that can be used."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sounds: tuple[Sound, ...]
+    ran: Ran
+
+    @staticmethod
+    def of(followed: Sequence[One]) -> Followed:
+        ran = merged(one.ran for one in followed if not one.sound.why)
+        return Followed(sounds=tuple(one.sound for one in followed), ran=ran)
+
+
+def keep_followed(path: Path, one: One) -> None:
+    """One write, so that whoever is ended keeps whole lines."""
+    with path.open("a") as file:
+        file.write(one.model_dump_json() + "\n")
+
+
+def read_followed(path: Path) -> list[One]:
+    """Those that were kept whole."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [One.model_validate_json(line) for line in lines if line.endswith("\n")]
+
+
+def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
+    """The launch, of both sides of a pair, with more in its boot record (see engine_side.host.source_swap)."""
+    beside = None if launch.beside is None else with_boot(launch.beside, patience=patience, **asked)
+    return replace(launch, boot={**launch.boot, **asked}, beside=beside, patience=patience)
+
+
+def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
+    """One scenario driven and judged, with the tensors that its lines saw."""
+    launch = with_boot(engines.launch(scenario), executed=list(PARTS))
+    engines.use(launch)
+    start = time.monotonic()
+    trace = engines.drive(launch, scenario)
+    seconds = time.monotonic() - start
+    outcome = engines.judge(scenario, trace, release=launch.boot["release"], revert=None)
+    tensors = merged(
+        event.data["executed"] for event in trace.events if event.name == "source" and event.data["when"] == "end"
+    )
+    tokens, verifies = accepted(outcome)
+    sound = Sound(
+        scenario=scenario,
+        family=family,
+        kind=f"{launch.boot['layered']} {launch.boot['overlap']} {launch.ranks} {bool(launch.beside)}",
+        seconds=round(seconds, 2),
+        tokens=tokens,
+        verifies=verifies,
+        rows=digest(trace),
+        lines={file: sorted(found) for file, found in tensors.items()},
+        why="" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
+    )
+    return One(sound=sound, ran=tensors)
+
+
+def merged(found: Iterable[dict[str, dict[Any, dict[str, list[Any]]]]]) -> Ran:
+    """Lines that ran anywhere; of a tensor the largest that was seen."""
+    both: Ran = {}
+    for one in found:
+        for file, lines in one.items():
+            for line, tensors in lines.items():
+                known = both.setdefault(file, {}).setdefault(int(line), {})
+                known |= {name: held for name, held in tensors.items() if name not in known or known[name][1] < held[1]}
+    return both
+
+
+def accepted(outcome: ScenarioResult) -> tuple[int, int]:
+    """(tokens committed in verifies, verifies)."""
+    return sum(length * count for length, count in outcome.accepted.items()), sum(outcome.accepted.values())
+
+
+def digest(trace: Trace) -> str:
+    """Of every row, tensor and text of a trace, and of nothing that a clock decides."""
+    made = hashlib.sha256()
+    rows = trace.rows
+    for columns in (rows.ints, rows.floats, trace.tensors):
+        for name in sorted(columns):
+            made.update(name.encode() + columns[name].tobytes())
+    for name, ragged in sorted(rows.lists.items()):
+        made.update(name.encode() + ragged.values.tobytes() + ragged.offsets.tobytes())
+    made.update(repr([list(rows.strings[name]) for name in sorted(rows.strings)]).encode())
+    made.update(repr([(end.rid, end.reason, end.output_ids) for end in trace.ends]).encode())
+    return made.hexdigest()[:16]
+
+
+def usable(sounds: Sequence[Sound], file: str, line: int) -> list[Sound]:
+    """Scenarios that pass and execute the line: the quickest first, then those of its boot, then boot by boot."""
+    found = sorted((one for one in sounds if not one.why and one.executes(file, line)), key=lambda one: one.seconds)
+    boots: dict[str, int] = {}
+    for one in found:
+        boots.setdefault(one.scenario.boot_key(), len(boots))
+    first = found[0].kind if found else ""
+    return sorted(found, key=lambda one: (one.kind != first, boots[one.scenario.boot_key()]))

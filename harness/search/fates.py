@@ -1,0 +1,165 @@
+"""What became of mutants of SGLang's source, in files: a plan, what the scenarios show without one, a line a mutant.
+
+Records and their folder. It must not drive an engine, and must not import torch.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from harness.contract.usage import UsageError
+
+PLAN, SOUND, FATES = "plan.json", "sound.jsonl", "fates.jsonl"
+#: Survivors that somebody looked at and explained.
+EXPLAINED = Path(__file__).with_name("survivors.toml")
+
+Count = Annotated[int, Field(ge=0)]
+
+
+class End(StrEnum):
+    """What became of one."""
+
+    KILLED = "KILLED"
+    SURVIVED = "SURVIVED"
+    UNKNOWN = "UNKNOWN"  # no FAIL, but no PASS either
+    ERROR = "ERROR"  # something of ours failed over it
+    NOT_RUN = "NOT RUN"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Asked(_Strict):
+    """One mutant, as drawn: source[start:end] of a file of the sglang package written as `after`."""
+
+    id: str
+    file: str
+    line: int
+    function: str
+    operator: str
+    what: str
+    start: int
+    end: int
+    after: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.file.removeprefix('srt/')}:{self.line}"
+
+    @property
+    def module(self) -> str:
+        return "sglang." + self.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    def applied(self, source: str) -> str:
+        """The whole file, with as many lines as before, so that nothing else moves."""
+        return source[: self.start] + self.after + source[self.end :]
+
+
+class Campaign(_Strict):
+    """What a campaign sets out to do. examples: generated scenarios for each that survives the families."""
+
+    schema_version: Literal[1] = 1
+    engine: str
+    device: str
+    families: tuple[str, ...]
+    seed: int
+    examples: int
+    left_out: tuple[str, ...]
+    mutants: tuple[Asked, ...]
+
+
+class Fate(_Strict):
+    """What became of a mutant, and what else would have said so over the same runs.
+
+    stage: 'line', the quickest scenarios that execute it, 'family', all that do, or 'generated'. check, row, round:
+    the first divergence that nothing else explains. rows: whether anything recorded differs from the unmutated run.
+    text: whether a text differs from plain greedy decoding. accepted, sound: (tokens, verifies) with and without it.
+    """
+
+    id: str
+    end: End
+    stage: str = ""
+    scenario: str = ""
+    check: str = ""
+    kinds: tuple[str, ...] = ()
+    row: str = ""
+    round: int = -1
+    scenarios: Count = 0
+    boots: Count = 0
+    seconds: float = 0.0
+    rows: bool = False
+    text: bool = False
+    accepted: tuple[Count, Count] = (0, 0)
+    sound: tuple[Count, Count] = (0, 0)
+    why: str = ""
+    #: whether SGLang's own kv_canary logged a violation; None where it was not on
+    canary: bool | None = None
+
+    @property
+    def ended(self) -> bool:
+        """The engine died, hung or did not start: nobody needs a check to see that."""
+        return bool({"CRASH", "HANG"} & set(self.kinds))
+
+    def below(self, floor: float) -> bool:
+        """Whether the accept length fell under this share of what it is without the mutant."""
+        (tokens, verifies), (sound, sound_verifies) = self.accepted, self.sound
+        return bool(verifies and sound_verifies) and tokens * sound_verifies < floor * sound * verifies
+
+
+class Explanation(_Strict):
+    """Why a mutant survives. kind: equivalent (nothing that speculation promises differs), or open (a gap of ours)."""
+
+    kind: Literal["equivalent", "not executed", "open"]
+    why: str
+    mutants: tuple[str, ...]
+
+
+def explanations(path: Path = EXPLAINED) -> dict[str, Explanation]:
+    """mutant -> why it survives; UsageError for one that is explained twice."""
+    found: dict[str, Explanation] = {}
+    for one in tomllib.loads(path.read_text())["survivors"]:
+        explained = Explanation(**one)
+        for name in explained.mutants:
+            if name in found:
+                raise UsageError(f"{path}: {name} is explained twice")
+            found[name] = explained
+    return found
+
+
+def read_plan(folder: Path) -> Campaign:
+    """UsageError where there is none."""
+    try:
+        return Campaign.model_validate_json((folder / PLAN).read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{folder} holds no campaign of mutants: {error}") from error
+
+
+def read_fates(folders: Iterable[Path]) -> dict[str, Fate]:
+    """mutant -> what became of it; the last line counts where it was asked twice, and a torn last line does not."""
+    found: dict[str, Fate] = {}
+    for folder in folders:
+        path = folder / FATES
+        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+            if line.endswith("\n"):
+                fate = Fate.model_validate_json(line)
+                found[fate.id] = fate
+    return found
+
+
+def append(folder: Path, fate: Fate) -> None:
+    """One write, so that a campaign that is ended keeps whole lines."""
+    with (folder / FATES).open("a") as file:
+        file.write(fate.model_dump_json() + "\n")
+
+
+def shares(mutants: Sequence[Asked], shard: tuple[int, int]) -> list[Asked]:
+    """Every n-th: shards are about as long as each other."""
+    number, of = shard
+    return list(mutants[number - 1 :: of])

@@ -1,0 +1,119 @@
+"""Which tokens a grammar allows after a text: a second opinion on a request's regex, json_schema or ebnf.
+
+By llguidance, which shares no code with the engine's library. A token is allowed where the text and it begin some text
+of the language; a token that ends the request, only where the text is whole. Where the two libraries read a source
+differently by design there is no second opinion (`why_not`). This module must not know what an engine allows.
+
+Shapes: V vocabulary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import llguidance.numpy
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from harness.contract.requests import RequestSpec
+from reference.spelling import Spelling
+
+KEYS = ("json_schema", "regex", "ebnf")
+#: Words of JSON Schema that both libraries take for the same texts (compared over random texts, see docs/grammar.md).
+SCHEMA_WORDS = frozenset(("properties", "required", "items", "minItems", "maxItems", "enum", "const", "anyOf", "type"))
+TYPES = ("object", "array", "string", "number", "boolean", "null")
+
+
+class NoLanguageError(Exception):
+    """There is no second opinion on a grammar; says why."""
+
+
+class Language:
+    """The language of one request's output, over a tokenizer. ends: the tokens that end the request.
+
+    begins: the token behind which the language begins, for a request that reasons first; None: at once.
+    """
+
+    def __init__(
+        self, request: RequestSpec, spelling: Spelling, *, vocab: int, ends: Sequence[int], begins: int | None = None
+    ) -> None:
+        if why := why_not(request):
+            raise NoLanguageError(why)
+        tokens = LLTokenizer(spelling.content, n_vocab=vocab, eos_token=list(ends), slices=[])
+        self._start = LLMatcher(tokens, _grammar(request))
+        if error := self._start.get_error():
+            raise NoLanguageError(f"llguidance does not read its grammar: {error.splitlines()[0]}")
+        self._vocab, self._ends, self._begins = vocab, frozenset(ends), begins
+        self.unspelled = tuple(sorted({*spelling.added} - self._ends))
+
+    def allowed(self, output: Sequence[int]) -> np.ndarray | None:
+        """bool [V] behind an output; None where it says nothing: no text of the language, a whole one, or none yet."""
+        if self._begins is not None:
+            if self._begins not in output:
+                return None
+            output = output[list(output).index(self._begins) + 1 :]
+        if self._ends & set(output):
+            return None
+        matcher = self._start.deep_copy()
+        if output and matcher.try_consume_tokens(list(output)) < len(output):
+            return None
+        if matcher.compute_ff_bytes():  # its mask would leave one token of those that spell what must follow
+            found = np.array([matcher.validate_tokens([token]) == 1 for token in range(self._vocab)])
+        else:
+            found = self._mask(matcher)
+        found[list(self._ends)] = matcher.is_accepting()
+        return found
+
+    def _mask(self, matcher: LLMatcher) -> np.ndarray:
+        bits = llguidance.numpy.allocate_token_bitmask(1, self._vocab)
+        llguidance.numpy.fill_next_token_bitmask(matcher, bits, 0)
+        found: np.ndarray = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab].astype(bool)
+        return found
+
+
+def _grammar(request: RequestSpec) -> str:
+    if request.regex is not None:
+        return LLMatcher.grammar_from_regex(request.regex)
+    if request.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(request.json_schema, overrides={"whitespace_flexible": True})
+    assert request.ebnf is not None
+    return LLMatcher.grammar_from_lark(gbnf_to_lark(request.ebnf))
+
+
+def why_not(request: RequestSpec) -> str:
+    """Why there is no second opinion on a request's grammar; empty where there is one."""
+    if request.regex is not None:
+        dot = re.search(r"(?<!\\)\.", re.sub(r"\\.|\[[^]]*\]", "", request.regex))
+        return "a dot of a regex means a line break too, or does not" if dot else ""
+    if request.json_schema is None:
+        return ""
+    try:
+        return next(_differs(json.loads(request.json_schema)), "")
+    except ValueError:
+        return "its JSON schema is no JSON"
+
+
+def _differs(schema: Any) -> Iterator[str]:
+    """What of a schema implementations read differently."""
+    if not isinstance(schema, Mapping):
+        yield "a part of its JSON schema is no object"
+        return
+    kind, words = schema.get("type"), set(schema)
+    if kind == "object" and schema.get("additionalProperties") is not False:
+        yield "its JSON schema does not say additionalProperties false"
+    if kind == "integer" and not schema.get("minimum", -1) >= 0:
+        yield "of -0 it is not agreed whether it is an integer"
+    if kind not in (*TYPES, "integer", None):
+        yield f"its JSON schema says type {kind!r}"
+    further = {"object": {"additionalProperties"}, "integer": {"minimum", "maximum"}}.get(str(kind), set())
+    for word in sorted(words - SCHEMA_WORDS - further):
+        yield f"its JSON schema says {word}"
+    if not words & {"type", "enum", "const", "anyOf"}:
+        yield "a part of its JSON schema says no type"
+    inner = [*schema.get("properties", {}).values(), *schema.get("anyOf", ())]
+    for one in [*inner, schema["items"]] if "items" in schema else inner:
+        yield from _differs(one)

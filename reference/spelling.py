@@ -1,0 +1,74 @@
+"""What tokens spell, and where a text ends that was asked to stop at strings or patterns.
+
+A text ends with the first token after which it holds a stop string, or matches a pattern (SGLang's documentation of
+`stop` and `stop_regex`; a pattern is one of Python's `re`). This module must not look at a trace.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from harness.contract.requests import RequestSpec
+
+FILE = "tokenizer.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """Where a text ends: its first `length` tokens, by any of `matched`. at: where the string that ends it begins and
+    ends in the text, None for a pattern, which is never cut off.
+    """
+
+    length: int
+    matched: tuple[str, ...]
+    at: tuple[int, int] | None
+
+
+class Spelling:
+    """The tokenizer of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.content = (folder / FILE).read_text()
+        self._tokenizer = Tokenizer.from_str(self.content)
+
+    def text(self, tokens: Sequence[int], *, special: bool = True) -> str:
+        """special: with the texts of special tokens, such as EOS, which an answer leaves out."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=not special))
+
+    def one(self, text: str) -> int | None:
+        """The token that stands for a text, None where it takes several."""
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return ids[0] if len(ids) == 1 else None
+
+    @property
+    def added(self) -> tuple[int, ...]:
+        """Tokens that stand for something else than their text."""
+        return tuple(self._tokenizer.get_added_tokens_decoder())
+
+    def stop(self, request: RequestSpec, output: Sequence[int]) -> Stop | None:
+        """Where an output ends by the request's strings and patterns, None if by none of them."""
+        if not (request.stop or request.stop_regex):
+            return None
+        for length in range(1, len(output) + 1):
+            text = self.text(output[:length])
+            strings = [one for one in request.stop if one in text]
+            patterns = [one for one in request.stop_regex if re.search(one, text)]
+            if strings or patterns:
+                begin = min(map(text.find, strings), default=0)
+                first = next((one for one in strings if text.find(one) == begin), "")
+                at = (begin, begin + len(first)) if strings else None
+                return Stop(length=length, matched=(*strings, *patterns), at=at)
+        return None
+
+    def answered(self, request: RequestSpec, output: Sequence[int], stop: Stop | None) -> str:
+        """The text that comes back of an output: without the stop string, or up to it where it is not cut off."""
+        text = self.text(output, special=False)
+        if stop is None or stop.at is None:
+            return text
+        cut = text.find(stop.matched[0]) if len(stop.matched) == 1 else stop.at[0]
+        return text[: cut + (stop.at[1] - stop.at[0]) * request.no_stop_trim]
