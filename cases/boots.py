@@ -289,6 +289,13 @@ DP_BOOTS = _named(
             HEADS_OF_FIVE,
             TWO_RANKS.model_copy(update=OUTGROWN),
         ),
+        (
+            "dp-lm-head",
+            "two ranks, each with logits of its own requests alone",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
+        ),
     )
 )
 

@@ -139,6 +139,12 @@ _DP = Family(
         *rank_shapes(checkpoint="qwen3-tiny"),
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
+        *rank_shapes(
+            checkpoint="qwen3-tiny",
+            engine=DP_BOOTS["dp-lm-head"].engine,
+            prefix="lm-head-",
+            only=("held-back", "uneven-batches"),
+        ),
     ),
     boots=tuple(DP_BOOTS.values()),
     coverage_points=(*names(Where.RANKS), *OF_PARTS),

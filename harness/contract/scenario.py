@@ -130,6 +130,8 @@ class EngineConfig(Strict):
     schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
+    enable_dp_lm_head: each DP rank computes the logits of its own requests alone.
+
     enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
@@ -160,6 +162,7 @@ class EngineConfig(Strict):
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)
     running_limit: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
+    enable_dp_lm_head: bool = False
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
@@ -335,6 +338,8 @@ def _check_sides(scenario: Scenario) -> None:
             )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
+    if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
+        raise ValueError("engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does; set both, or neither")
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError("spec.adaptive is driven on one engine, and SGLang refuses it with DP attention")
     if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
