@@ -89,6 +89,13 @@ _CHUNK = program(
     chunked_prefill_size=16,
 )
 
+_UPDATED = program(
+    "updated",
+    [request("a", 12, seed=41, new=14), request("b", 20, seed=43, new=12), request("c", 12, seed=41, new=10)],
+    [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
+    wants=["weights_updated"],
+)
+
 _RETRACTION = program(
     "retracted",
     [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
@@ -158,6 +165,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "mixed": (joining(MIXED_BOOTS["mixed"]),),
+    "update": (_UPDATED,),
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),
