@@ -36,6 +36,11 @@ class Boot:
         return BYTES if self.text else VOCAB
 
     @property
+    def spelled(self) -> bool:
+        """Whether its engine has a tokenizer, so that requests can have grammars and stop strings."""
+        return not self.engine.skip_tokenizer_init
+
+    @property
     def assumes(self) -> tuple[str, ...]:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
@@ -71,6 +76,7 @@ def _paged(page: int) -> EngineConfig:
 
 
 BYTES = 256
+MOST_WAITING = 5
 UNCACHED = EngineConfig(radix_cache=False)
 #: A pool that a few requests outgrow, and more of them admitted than it can hold to their ends.
 OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
@@ -96,11 +102,16 @@ BOOTS = _named(
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
-            why="five steps, two requests at a time",
+            why="five steps, two requests at a time, and five that wait",
             spec=_chain(5),
-            engine=EngineConfig(max_running_requests=2),
+            engine=EngineConfig(max_running_requests=2, max_queued_requests=MOST_WAITING),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
+        Boot(
+            name="states",
+            why="hidden states come back",
+            engine=EngineConfig(enable_return_hidden_states=True, max_running_requests=4),
+        ),
     )
 )
 
@@ -288,6 +299,22 @@ TRAINED = _named(
             HEADS_OF_FIVE,
             "0.5.12",
             EngineConfig(max_total_tokens=320, schedule_conservativeness=0.1),
+        ),
+    )
+)
+
+SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
+SPELLED_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, SpecConfig(), SPELLED),
+        ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, _tree(2, 2, 6), SPELLED),
+        (
+            "texts-thoughts",
+            "grammars behind thoughts, a chain of three steps",
+            CHECKPOINT,
+            SpecConfig(),
+            SPELLED.model_copy(update={"reasoning_parser": "qwen3"}),
         ),
     )
 )

@@ -20,6 +20,7 @@ from cases.boots import (
     PD_BOOTS,
     RANKED_FIVE,
     RANKED_PAIR,
+    SPELLED_BOOTS,
     TP_BOOTS,
     TRAINED,
     TREES,
@@ -27,6 +28,7 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
+from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import rank_shapes, shared_shapes
 from cases.fixed_text import text_shapes
@@ -178,6 +180,17 @@ _ADAPTIVE = Family(
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
+_TEXTS = Family(
+    name="texts",
+    why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
+    scenarios=tuple(held_texts()),
+    boots=tuple(SPELLED_BOOTS.values()),
+    coverage_points=(
+        *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
+        *("stop_string_inside_run", "grammar_after_thoughts"),
+    ),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -272,13 +285,14 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+    "texts": ("grammars", "strings"),
 }
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from harness.contract.batches import Part
 from harness.contract.scenario import SpecConfig
@@ -20,6 +19,7 @@ from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import Attends, Chain, Forced, Proposals, Reading, ancestors_only, draft, rotate
 from reference.engine_view import Conditions, EngineView
+from reference.logit_rules import distribution
 from reference.model import Head
 from reference.rows import Writer
 from reference.timeline import RequestTimeline
@@ -153,9 +153,3 @@ class HeadDrafts:
                 drawn=drawn.get(i, ()),
                 temperature=self.temperature or 1.0,
             )
-
-
-def distribution(logits: Tensor, temperature: float) -> np.ndarray:
-    """logits [n,V] -> float64 [n,V]."""
-    probabilities: np.ndarray = (logits.double() / temperature).softmax(-1).cpu().numpy()
-    return probabilities

@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
@@ -20,6 +21,7 @@ from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
+from reference.logit_rules import distribution
 from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.rows import Writer
@@ -29,7 +31,8 @@ from reference.windows import Depth, Reads, Window, read_depths
 
 
 class LayerDrafts:
-    """One request; see reference.departures.Followed."""
+    """One request; see reference.departures.Followed. temperature: at which drafts were drawn, None where they are the
+    layers' best."""
 
     def __init__(
         self,
@@ -41,11 +44,7 @@ class LayerDrafts:
         departures: Sequence[Departure] = (),
         temperature: float | None = None,
     ) -> None:
-        if temperature is not None:
-            raise ValueError(
-                "layers that draw what they propose are not built here; leave engine.rejection_sampling out"
-            )
-        self.head, self.spec, self.timeline, self.view = head, spec, timeline, view
+        self.head, self.spec, self.timeline, self.view, self.temperature = head, spec, timeline, view, temperature
         self._departures = departures
         self.ran = _windows(timeline, view)
 
@@ -105,6 +104,7 @@ class LayerDrafts:
             g: Tensor | None = depth.g[stop - 1]
             for departure in self._departures:
                 g = None if g is None else departure.says(part, i, g)
+            drawn = self.chain(stop)[i : i + 1] if self.temperature else ()
             writer.add(
                 part,
                 phase,
@@ -115,12 +115,25 @@ class LayerDrafts:
                 hidden_out=None if g is None else g[None],
                 logits=None if g is None else self.head.layers[i].logits(g[None]),
                 scored=True,
+                drawn=[(drawn[0],)] if drawn and drawn[0] is not None else (),
+                temperature=self.temperature or 1.0,
             )
 
     def trees(self, writer: Writer, rounds: Sequence[tuple[Part, Conditions]]) -> list[tuple[Tree, np.ndarray]]:
-        """The chain of each decode round. There are no DRAFT rows, and no distributions."""
-        tokens, none = self.timeline.tokens, np.empty((0, 0))
-        return [(chain_tree(tokens[part.start], self.chain(part.start)), none) for part, _ in rounds]
+        """The chain of each decode round, and the distributions [k,V] that it was drawn from, empty where it was not.
+
+        There are no DRAFT rows.
+        """
+        tokens = self.timeline.tokens
+        return [
+            (chain_tree(tokens[part.start], self.chain(part.start)), self._drafted(part.start)) for part, _ in rounds
+        ]
+
+    def _drafted(self, c: int) -> np.ndarray:
+        if not self.temperature:
+            return np.empty((0, 0))
+        layers = zip(self.head.layers, self._depths[0], strict=False)
+        return distribution(torch.stack([layer.logits(depth.g[c - 1]) for layer, depth in layers]), self.temperature)
 
     @cached_property
     def _own(self) -> dict[int, Tree]:

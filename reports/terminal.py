@@ -35,6 +35,7 @@ COMPARED = {
     "cache_slots": "cache slots",
     "parents": "parents",
     "hidden_rows": "hidden rows",
+    "masks": "masks",
     "logits": "logit rows",
     "idle_states": "idle states",
     "token_counts": "token counts",

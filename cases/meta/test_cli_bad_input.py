@@ -161,6 +161,7 @@ REFUSED = {
     "case-unknown": (["matrix", "--engines", "0.5.11", "--cases", "pr2501"], "'pr2501'; did you mean 'pr25015'"),
     "case-twice": (["matrix", "--engines", "0.5.11", "--cases", "pr25015,pr25015"], "'pr25015' is named twice"),
     "engines-missing": (["matrix", "--cases", "pr25015"], "--engines"),
+    "mutants-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--mutants", "1"], "--mutants"),
     "only-for-nights": (["matrix", "--engines", "0.5.11", "--cases", "pr25015", "--seed", "1"], "--seed"),
     "device": (["run", "--device", "tpu"], "'tpu' is not one of 'cpu', 'cuda'"),
     "page": (["run", "--page-size", "0"], "--page"),
@@ -169,6 +170,8 @@ REFUSED = {
     "assume": (["run", "--assume", "F-03"], "'F-03'; did you mean 'F-003'"),
     "assume-not": (["run", "--assume", "F-004"], "F-004 is known, but cannot be assumed"),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
+    "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
+    "mutate-shard": (["mutate", "--shard", "3/2"], "--shard 3/2: not N/M"),
     "revert-unknown": (["run", "--revert", "1"], "--revert 1"),
     "revert-old": (["run", "--revert", "25015", "--engine", "0.5.11"], "0.5.11 has no revert switch"),
     "revert-old-in-matrix": (

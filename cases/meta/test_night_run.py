@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import time
 
 import pytest
 
 from cases.boots import BOOTS
+from cases.families import FAMILIES
 from cases.meta import results
 from cases.meta.nights import AHEAD
 from harness.archive.store import WriteError, read_reproducer
@@ -16,8 +18,33 @@ from harness.contract.types import Outcome
 from harness.driving.accept_lengths import observed_lengths
 from harness.driving.progress import ScenarioResult, Setup
 from harness.engines.errors import EngineError
-from harness.night import cells
+from harness.night import cells, mutated
 from harness.night.run import Driver
+from harness.search.board import Board
+from harness.search.fates import Asked, Campaign, End, Explanation, Fate
+
+CAMPAIGN = Campaign(
+    engine="0.5.23",
+    device="cpu",
+    families=("eagle",),
+    seed=1,
+    examples=0,
+    left_out=(),
+    mutants=tuple(
+        Asked(
+            id=name,
+            file="srt/speculative/one.py",
+            line=3,
+            function="f",
+            operator="slice",
+            what="a -> b",
+            start=0,
+            end=1,
+            after="b",
+        )
+        for name in "xyz"
+    ),
+)
 
 
 class ByHand:
@@ -149,3 +176,25 @@ def test_accept_lengths_are_counted_by_verify():
     rows = trace.rows.strings["phase"] == "ACCEPT"
     assert counts.total() == rows.sum()
     assert len(set(counts.values())) > 1
+
+
+def test_a_mutant_that_survives_and_nobody_explained_is_a_finding_of_its_cell(tmp_path):
+    cell = cells.Cell(engine="0.5.23", kind="mutated", name="eagle", scenarios=(results.named("a"),))
+    fates = {one.id: one for one in (Fate(id="x", end=End.SURVIVED), Fate(id="y", end=End.KILLED))}
+    found = mutated._result(cell, Board.of(CAMPAIGN, fates, {}), start=time.monotonic())
+    assert (found.verdict, found.scenarios, found.failed, found.left_out) == (Outcome.FAIL, 2, 1, 1)
+    (seen,) = found.findings
+    assert seen.signature == "SURVIVED:srt/speculative/one.py:f:slice"
+    why = Explanation(kind="equivalent", why="never read", mutants=("x",))
+    explained = mutated._result(cell, Board.of(CAMPAIGN, fates, {"x": why}), start=time.monotonic())
+    assert (explained.verdict, explained.findings) == (Outcome.PASS, ())
+    assert found.drawn, "another night asks other mutants"
+
+
+def test_mutants_are_planned_on_a_cpu_when_they_are_asked_for():
+    limits = cells.Limits(scenarios=0, seconds=60, seed=7, mutants=3)
+    planned = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits)
+    assert [cell.key for cell in planned] == ["0.5.23/fixed/tree", "0.5.23/mutated/tree"]
+    assert (planned[1].mutants.count, planned[1].mutants.seed) == (3, 7)
+    on_card = cells.plan(engines=["0.5.23"], cases=[], families=[FAMILIES["tree"]], limits=limits, device="cuda")
+    assert [cell.kind for cell in on_card] == ["fixed"]

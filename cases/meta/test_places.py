@@ -24,6 +24,7 @@ def work(tmp_path, monkeypatch):
 FOLDERS = {
     "runs": ("run", "--engine", "0.5.23", "--scenario", "single", "--runs"),
     "runs of mutants": ("mutants", "--engine", "0.5.23", "--runs"),
+    "runs of mutants of the source": ("mutate", "--engine", "0.5.23", "--runs"),
     "runs of a search": ("bisect", "--case", "pr25015", "--bad", "0.5.11", "--good", "0.5.13", "--runs"),
     "nights": ("matrix", "--engines", "0.5.23", "--cases", "pr25015", "--nights"),
     "nights of shards": ("night", "shards", "--nights"),
@@ -35,7 +36,9 @@ FOLDERS = {
 @pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
 def test_no_folder_above_the_one_that_is_named_is_made(work, command):
     before = {path for path in work.iterdir() if path.name != "home"}
-    for named, why in (("no/such/place", "there is no folder no/such"), ("file/below", "Not a directory")):
+    wrong = [("file/below", "Not a directory")]
+    wrong += [("no/such/place", "there is no folder no/such")] * (command[-1] != "--runs")  # those of runs are made
+    for named, why in wrong:
         done = call(*command, named)
         assert done.exit_code == 2, done.output
         assert f"cannot write to {named}: {why}\n  name another place:  {command[-1]} PATH" in done.stderr
@@ -47,6 +50,7 @@ def test_the_folder_itself_is_made(work):
         assert call("report", "runs/latest", option, f"new{option}").exit_code == 0
         assert (work / f"new{option}").is_dir()
     assert writable(work / "runs") == work / "runs"
+    assert writable(work / "deep" / "er" / "runs").is_dir()
 
 
 def test_a_file_is_no_folder(work):

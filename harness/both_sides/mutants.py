@@ -24,12 +24,17 @@ SITES = {
     "tree": "the tree as the target sees it: mask, next_token, next_sibling",
     "accept": "the walk: predict, accept_index, drafts",
     "uniforms": "what decides a sampled verify: nodes, final, and distribution, the target's probabilities",
+    "masks": "which tokens grammars allow after each node: bits",
+    "ending": "a text that its stop strings end: length, in tokens",
+    "settings": "what a batch asks of its tokens: temperatures, top_ks, top_ps, logit_bias",
     "forward": "whether a forward runs, and how often",
     "alloc": "slots the pool hands out",
     "free": "slots given back to the pool",
     "batch": "who stays in the running batch",
+    "requests": "of the requests in a batch: limits, stops, aborted",
+    "queue": "how many requests may wait: limit",
+    "retraction": "whom of a batch the engine keeps first where the pool runs out: order",
     "kept": "whose draft state stays when a batch loses requests: rows",
-    "requests": "the limits of the requests in a batch",
     "idle": "what a rank without requests takes into a forward: as inputs, and counts, the tokens of each rank",
     "reduced": "what a TP rank brings to a sum over all ranks, and what it gets: part, sum",
     "gathered": "what a TP rank brings to values that lie side by side, and what it gets: part, whole",
@@ -38,6 +43,7 @@ SITES = {
     "arrived": "what a prebuilt batch is made of: hidden",
     "bonus": "the token a prebuilt batch begins with: bonus",
     "pages": "pages of KV that travel, by buffer",
+    "answers": "what is sent back of one request: logprobs, states, and the counts verifies, cached and completion",
 }
 
 #: What a scenario must have for a mutant to show.
@@ -50,6 +56,9 @@ NEEDS = {
     "chained": "an MTP draft with three layers that read each other's output",
     "chunk": "prompts longer than a chunk",
     "retraction": "a retraction while requests run",
+    "abort": "a request that is aborted while it runs",
+    "queue": "more requests at once than may wait",
+    "pool": "requests that outgrow the pool together",
     "partial-retraction": "a retraction of some of the requests that run, the others in another order",
     "stop": "stop ids that occur in the text",
     "pages": "pages of more than one slot",
@@ -58,6 +67,11 @@ NEEDS = {
     "tp": "two TP ranks",
     "handoff": "prefill and decode on two engines, several requests at once",
     "sampled": "requests with a temperature, several at once",
+    "grammar": "requests with a grammar",
+    "strings": "stop strings that occur in the text",
+    "rules": "requests with rules of their own for their tokens, several at once",
+    "answers": "requests that ask for log-probabilities, one of them streamed",
+    "states": "requests that ask for hidden states",
 }
 
 #: What a mutant may do to the output.

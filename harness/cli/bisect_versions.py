@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
@@ -80,14 +79,8 @@ def _reported(console: Console, tried: Tried, *, label: str = "") -> Tried:
 
 def changed_between_releases(old: str, new: str) -> tuple[Changed, ...] | None:
     """Speculative files that differ between two installed releases; None where one is not installed."""
-    before, after = (_package(envs.state(version)) for version in (old, new))
+    before, after = (envs.state(version).package for version in (old, new))
     return changed_files(before, after) if before is not None and after is not None else None
-
-
-def _package(env: envs.EngineEnv) -> Path | None:
-    """The folder of a release's sglang package; None where it is not on disk."""
-    folders = (part / "sglang" for part in env.pythonpath)
-    return next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
 
 
 def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: Console) -> Callable[[str], Tried]:
@@ -111,7 +104,7 @@ def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: C
         return _reported(console, dataclasses.replace(tried, why="; ".join(reasons) or why), label=commit[:12])
 
     def in_one(commit: str, env: envs.EngineEnv) -> Tried:
-        with shop.tree(commit, compiled=_package(env)) as files:
+        with shop.tree(commit, compiled=env.package) as files:
             there = dataclasses.replace(env, pythonpath=(files, *env.pythonpath), tree=files)
             return trials.judge(
                 commit,
@@ -133,7 +126,7 @@ def _fitting(repository: Repository, commit: str, *, console: Console) -> tuple[
     for version in _candidates(repository, commit):
         try:
             env = envs.ensure(version, lambda text: say(console, text))
-            package = _package(env)
+            package = env.package
             if package is None:
                 why = f"the files of {version} are not in a folder of its own"
             else:

@@ -43,6 +43,10 @@ def command(
         int | None,
         typer.Option(min=0, max=100_000, help="Night: most generated scenarios a family, 0 for none. Default: 120."),
     ] = None,
+    mutants: Annotated[
+        int | None,
+        typer.Option(min=0, help="Night: mutants of SGLang's source a family, on a CPU. Default: 0."),
+    ] = None,
     seed: Annotated[int | None, typer.Option(min=0, help="Night: seed of what is generated. Default: random.")] = None,
     repeats: Annotated[
         int | None,
@@ -82,6 +86,7 @@ def command(
             shard=shard,
             seconds=SECONDS if seconds is None else seconds,
             scenarios=SCENARIOS if scenarios is None else scenarios,
+            mutants=mutants or 0,
             seed=seed,
             repeats=REPEATS if repeats is None else repeats,
             known=known_file,
@@ -92,7 +97,7 @@ def command(
         )
         return run_night(asked, console=console, json=json)
     only_nights: dict[str, object] = {"families": families, "shard": shard, "known": known_file, "seed": seed}
-    _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "repeats": repeats})
+    _refuse_given(only_nights | {"seconds": seconds, "scenarios": scenarios, "mutants": mutants, "repeats": repeats})
     versions = [envs.resolve(name) for name in _named("engines", engines, allowed=envs.SUPPORTED)]
     chosen = [catalogue.load(name) for name in _named("cases", cases, allowed=catalogue.names())]
     plans = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -14,13 +15,14 @@ from harness.archive.disk import write_whole
 from harness.cli import options, prepare
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept, typed_again
 from harness.contract.outputs import check_target, writable, write_json
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
 from harness.contract.words import counted
 from harness.driving.adapt import refusal
 from harness.engines import envs
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import Followed, merged, usable
+from harness.search.executed import Followed, keep_followed, read_followed
 from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
 from harness.search.text import line_of, render_board
@@ -38,6 +40,9 @@ def command(
     count: Annotated[int, typer.Option(min=1, help="Mutants to draw.")] = COUNT,
     seed: Annotated[int, typer.Option(help="The same seed draws the same mutants of the same release.")] = 1,
     examples: Annotated[int, typer.Option(min=0, help="Generated scenarios for what survives the families.")] = 8,
+    a_boot: Annotated[
+        int, typer.Option("--a-boot", min=1, help="Scenarios of a boot configuration whose lines are drawn from.")
+    ] = 3,
     workers: Annotated[int, typer.Option(min=1, help="Processes that ask, each with an engine.")] = 2,
     shard: Annotated[str | None, typer.Option(metavar="N/M", help="Ask only the n-th of m parts.")] = None,
     only: Annotated[str | None, typer.Option(help="Ask only these mutants, again, comma-separated.")] = None,
@@ -61,60 +66,63 @@ def command(
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
     part = (1, 1) if shard is None else _shard(shard)
     env = prepare.engine_environment(version, lambda text: say(console, text))
+    if (package := env.package) is None:
+        raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
     root = writable(prepare.runs_root(runs)) / f"mutate-{version}-{'-'.join(names)}"
     folder = root / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
-    setup = Setup(env=env, device="cpu", folder=folder, seed=seed, examples=examples)
-    followed = _followed(root, setup, names, workers=workers, console=console)
+    setup = Setup(env=env, package=package, device="cpu", folder=folder, seed=seed, examples=examples)
+    followed = _followed(root, setup, names, a_boot=a_boot, workers=workers, console=console)
     plan = _plan(setup, followed, names, count=count)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
-    known = fates.read_fates([folder])
-    todo = [one for one in fates.shares(plan.mutants, part) if one.id not in known]
+    part_of = fates.shares(plan.mutants, part)
     if only is not None:
-        todo = _named(plan, prepare.split_list(only, option="only"))
-    say(console, f"{counted(len(plan.mutants), 'mutant')} of SGLang {version}, {len(todo)} to ask; kept in {folder}")
+        part_of = _named(plan, prepare.split_list(only, option="only"))
+    known = {} if only is not None else fates.read_fates([folder])
+    say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
 
     def board() -> Board:
         return Board.of(plan, fates.read_fates([folder, *(merge or ())]), explained)
 
     with kept(json, lambda _stop: document(board()), left=lambda: f"go on:  {typed_again()}"):
-        _ask(replace(setup, sounds=followed.sounds), todo, followed, workers=workers, console=console)
+        asked = {one.id: one for one in part_of}
+        for fate in ask_all(replace(setup, sounds=followed.sounds), part_of, known, workers=workers):
+            fates.append(folder, fate)
+            say(console, f"{len(known)} of {len(part_of)}  {line_of(asked[fate.id], fate)}")
     render_board(console, board())
     write_json(document(board()), json)
     return BY_OUTCOME[board().outcome]
 
 
-def _ask(setup: Setup, todo: list[Asked], followed: Followed, *, workers: int, console: Console) -> None:
-    """Every one of them, kept as soon as its fate is known."""
-    asked = {one.id: one for one in todo}
-    for number, fate in enumerate(ask_all(setup, _neighbours(todo, followed), workers=workers) if todo else (), 1):
-        fates.append(setup.folder, fate)
-        say(console, f"mutant {number}/{len(todo)} {line_of(asked[fate.id], fate)}")
-
-
-def _followed(root: Path, setup: Setup, names: list[str], *, workers: int, console: Console) -> Followed:
+def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, workers: int, console: Console) -> Followed:
     """What the families' fixed scenarios show without a mutant: driven once for a release, whatever the seed."""
-    file = root / fates.SOUND
-    if file.exists():
-        return Followed.model_validate_json(file.read_text())
-    scenarios = [
-        (name, one)
-        for name in names
-        for one in FAMILIES[name].scenarios
-        if not refusal(one, version=setup.env.version, device=setup.device)
-    ]
-    say(console, f"following {counted(len(scenarios), 'scenario')} without a mutant, once")
-    done = []
-    for sound, ran in follow_all(replace(setup, folder=root), scenarios, workers=workers):
-        done.append((sound, ran))
-        why = f": {sound.why}" if sound.why else ""
-        say(console, f"scenario {len(done)}/{len(scenarios)} {sound.scenario.name} {sound.seconds:.1f} s{why}")
-    order = {one.id: number for number, (_, one) in enumerate(scenarios)}
-    sounds = sorted((sound for sound, _ in done), key=lambda one: order[one.scenario.id])
-    followed = Followed(sounds=tuple(sounds), ran=merged(ran for sound, ran in done if not sound.why))
-    write_whole(file, followed.model_dump_json().encode())
-    return followed
+    scenarios = _smallest(names, setup, a_boot=a_boot)
+    known = {one.sound.scenario.id: one for one in read_followed(root / fates.SOUND)}
+    todo = [one for one in scenarios if one[1].id not in known]
+    if todo:
+        say(console, f"following {counted(len(todo), 'scenario')} without a mutant, once")
+    for number, one in enumerate(follow_all(replace(setup, folder=root), todo, workers=workers) if todo else (), 1):
+        known[one.sound.scenario.id] = one
+        keep_followed(root / fates.SOUND, one)
+        why = f": {one.sound.why}" if one.sound.why else ""
+        say(console, f"scenario {number}/{len(todo)} {one.sound.scenario.name} {one.sound.seconds:.1f} s{why}")
+    return Followed.of([known[one.id] for _, one in scenarios])
+
+
+def _smallest(names: list[str], setup: Setup, *, a_boot: int) -> list[tuple[str, Scenario]]:
+    """(family, scenario): of each boot configuration those that read and generate fewest tokens."""
+    chosen, boots = [], Counter[str]()
+    for name in names:
+        for one in sorted(FAMILIES[name].scenarios, key=_tokens):
+            if not refusal(one, version=setup.env.version, device=setup.device) and boots[one.boot_key()] < a_boot:
+                boots[one.boot_key()] += 1
+                chosen.append((name, one))
+    return sorted(chosen, key=lambda one: (names.index(one[0]), one[1].boot_key()))
+
+
+def _tokens(scenario: Scenario) -> int:
+    return sum(len(request.input_ids) + 4 * request.max_new_tokens for request in scenario.requests)
 
 
 def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int) -> Campaign:
@@ -127,15 +135,6 @@ def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int) -> 
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
         mutants=tuple(draw(setup.package, followed.ran, count=count, seed=setup.seed)),
     )
-
-
-def _neighbours(mutants: list[Asked], followed: Followed) -> list[Asked]:
-    """Those that ask the same kind of engine first behind each other: what they are forked from is started once."""
-
-    def kind(mutant: Asked) -> str:
-        return next((one.kind for one in usable(followed.sounds, mutant.file, mutant.line)), "")
-
-    return sorted(mutants, key=kind)
 
 
 def _named(plan: Campaign, names: list[str]) -> list[Asked]:

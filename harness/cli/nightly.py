@@ -56,6 +56,7 @@ class Asked:
     shard: str | None = None
     seconds: float = SECONDS
     scenarios: int = SCENARIOS
+    mutants: int = 0
     seed: int | None = None
     repeats: int = REPEATS
     known: Path | None = None
@@ -237,7 +238,7 @@ def _cells(asked: Asked) -> list[Cell]:
         engines=versions,
         cases=[catalogue.load(name) for name in asked.chosen_cases],
         families=[FAMILIES[name] for name in asked.chosen_families],
-        limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked)),
+        limits=Limits(scenarios=asked.scenarios, seconds=asked.seconds, seed=_seed(asked), mutants=asked.mutants),
         device=asked.device,
         wanted=asked.wanted,
         cards=_gpus(asked),
@@ -323,7 +324,7 @@ def _plan(asked: Asked, cells: Sequence[Cell], shard: tuple[int, int]) -> NightP
         raise UsageError(
             f"--shard {asked.shard}: the night has {counted(len(cells), 'cell')}\n  allowed: at most that many shards"
         )
-    drawn = [cell.draw.seed for cell in cells if cell.draw is not None]
+    drawn = [one.seed for cell in cells for one in (cell.draw, cell.mutants) if one is not None]
     return NightPlan(
         id=store.new_id(),
         created=_now(),

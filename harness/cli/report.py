@@ -71,6 +71,11 @@ class Mutants(_Read):
     engine: str
     verdict: Literal["PASS", "FAIL", "UNKNOWN"]
     mutants: list[Mutant]
+    counted: int = 0
+    counts: dict[str, int] = {}
+    beside: dict[str, int] = {}
+    by_file: dict[str, dict[str, int]] = {}
+    by_operator: dict[str, dict[str, int]] = {}
 
 
 READ: dict[str, type[BaseModel]] = {"matrix": Matrix, "mutants": Mutants}
@@ -97,7 +102,7 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Show what `matrix --json FILE` wrote in the page as well.")
     ] = None,
     mutants: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Show what `mutants --json FILE` wrote in the page as well.")
+        Path | None, typer.Option(metavar="FILE", help="Show what `mutants` or `mutate --json FILE` wrote too.")
     ] = None,
     nights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Show accept lengths and tie rates of this store of nights too.")

@@ -21,7 +21,7 @@ from harness.contract.words import counted
 from harness.driving.adapt import Wanted
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
-from harness.engines import component
+from harness.engines import component, server_args
 from harness.engines.launch import CpuAttention
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
@@ -60,6 +60,7 @@ def command(
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
     trust_remote_code: options.TrustCode = None,
+    server_arg: options.ServerArg = None,
     prompts: options.Prompts = None,
     arrivals: Annotated[
         float | None,
@@ -95,6 +96,7 @@ def command(
         cuda_graph_max_bs=cuda_graph_max_bs,
         mem_fraction_static=mem_fraction_static,
         trust_remote_code=trust_remote_code,
+        server_args=server_args.read(server_arg or ()),
     )
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
     if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):

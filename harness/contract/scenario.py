@@ -136,6 +136,8 @@ class EngineConfig(Strict):
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
+
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
 
@@ -167,6 +169,7 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    server_args: dict[str, Any] = Field(default={})
 
     @property
     def attention_tp_size(self) -> int:
@@ -261,12 +264,9 @@ class Scenario(Strict):
                 "  allowed: 1 to that"
             )
         _check_pauses(self.script)
-        if self.engine.rejection_sampling and (
-            self.spec.eagle_topk > 1 or self.spec.algorithm == "MTP" or self.engine.disaggregation
-        ):
+        if self.engine.rejection_sampling and (self.spec.eagle_topk > 1 or self.engine.disaggregation):
             raise ValueError(
-                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1) of EAGLE or EAGLE3, without "
-                "engine.disaggregation"
+                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1), without engine.disaggregation"
             )
         return self
 
@@ -292,6 +292,11 @@ class Scenario(Strict):
             if request.rid == rid:
                 return request
         raise KeyError(rid)
+
+
+def room(prompt: int, engine: EngineConfig) -> int:
+    """New tokens that SGLang lets a request write that asks for no number: all but two of the context, or the pool."""
+    return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
 TRANSFERS = ("hold", "release", "fail", "drop", "fake")

@@ -318,7 +318,7 @@ def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[st
 
 
 def _note_source(run: _Run, rank: dict[str, Any], said: dict[str, Any], *, when: str) -> None:
-    """What a boot that mutates SGLang's source, or follows its lines, said of it (see engine_side.host.source_swap)."""
+    """What a boot that follows lines of SGLang's source said of them (see engine_side.host.source_swap)."""
     if "source" in said:
         run.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **run.of(rank))
 
@@ -365,7 +365,7 @@ def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]
     """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
     return {
         "temperature": request.temperature,
-        "max_new_tokens": request.max_new_tokens,
+        "max_new_tokens": None if request.unlimited else request.max_new_tokens,
         "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
         **_sent(request, SAMPLING),
     }

@@ -61,6 +61,14 @@ class EngineEnv:
     unpacked: bool = False  # out of a bundle, over the machine's own Python and, mostly, torch
     tree: Path | None = None  # a commit's Python files that run in this release's place (see harness.bisect)
 
+    @property
+    def package(self) -> Path | None:
+        """The folder of its sglang package; None where it is not on disk."""
+        spec = None if self.pythonpath else importlib.util.find_spec("sglang")
+        here = [] if spec is None or spec.origin is None else [Path(spec.origin).parent]
+        folders = (*here, *(part / "sglang" for part in self.pythonpath))
+        return next((folder for folder in folders if (folder / "__init__.py").is_file()), None)
+
 
 def current() -> EngineEnv | None:
     """The SGLang in this very interpreter (a GPU runner), used as it is; nothing is imported to find out."""

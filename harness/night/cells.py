@@ -1,4 +1,5 @@
-"""What a night is made of: cells of one release each, a corpus case, a family's fixed set, or generated scenarios.
+"""What a night is made of: cells of one release each, a corpus case, a family's fixed set, generated scenarios, or
+mutants of the release's source.
 
 Pure data; it must not draw scenarios and must not import torch, Hypothesis or sglang.
 """
@@ -18,7 +19,7 @@ from harness.contract.known_issues import issues
 from harness.contract.scenario import Scenario
 from harness.driving.adapt import Wanted, adapted, refusal
 
-Kind = Literal["case", "fixed", "generated"]
+Kind = Literal["case", "fixed", "generated", "mutated"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +33,31 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mutants:
+    """How many lines of the release's source are written wrong, from which seed, in how many seconds.
+
+    examples: generated scenarios that each gets which the fixed ones leave alive.
+    """
+
+    count: int
+    seconds: float
+    seed: int
+    examples: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One cell. scenarios: fixed ones; draw: how others are generated. expected_kinds: what a case shows here."""
+    """One cell. scenarios: fixed ones; draw: how others are generated. expected_kinds: what a case shows here.
+
+    mutants: what is asked of its scenarios, where the cell is about them.
+    """
 
     engine: str
     kind: Kind
     name: str
     scenarios: tuple[Scenario, ...] = ()
     draw: Draw | None = None
+    mutants: Mutants | None = None
     expected: Literal["PASS", "FAIL", "unknown"] = "PASS"
     expected_kinds: tuple[str, ...] = ()
     #: ids of known issues that the case or the family's boots assume, each used where it can show
@@ -66,6 +84,7 @@ class Limits:
     scenarios: int
     seconds: float
     seed: int
+    mutants: int = 0
 
 
 def plan(
@@ -134,6 +153,9 @@ def _family(family: Family, engine: str, limits: Limits, *, device: str, wanted:
             assumes=assumes,
             refused=len(family.scenarios) - len(fixed),
         )
+    if fixed and limits.mutants and device == "cpu":  # forked processes: a CUDA context does not survive that
+        mutants = Mutants(count=limits.mutants, seconds=limits.seconds, seed=limits.seed)
+        yield Cell(engine=engine, kind="mutated", name=family.name, scenarios=tuple(fixed), mutants=mutants)
     if limits.scenarios:
         for boot in boots:
             draw = Draw(

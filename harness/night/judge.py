@@ -137,7 +137,7 @@ def _group(
     shown, tried = sum(seen.shown for _, seen in members), sum(seen.tried for _, seen in members)
     nights = [had for one in past if (had := _had(one, signature, keys)) is not None]
     came = nights[nights.index(True) :] if True in nights else []
-    if shown == tried and False in came and all(cell.kind != "generated" for cell, _ in members):
+    if shown == tried and False in came and not any(cell.drawn for cell, _ in members):
         shown, tried = 1 + sum(came), 1 + len(came)
     status = Status.KNOWN if why else Status.FLAKY if shown < tried else Status.NEW
     since = next((one.plan.id for one in past if _had(one, signature, keys)), night.plan.id)
@@ -170,7 +170,7 @@ def _fixed(night: Night, past: Sequence[Night]) -> list[Group]:
     for cell in night.cells:
         before = next((one for one in reversed(past) if one.cell(cell.key) is not None), None)
         had = None if before is None else before.cell(cell.key)
-        if cell.kind == "generated" or cell.unknown or not cell.scenarios or before is None or had is None:
+        if cell.drawn or cell.unknown or not cell.scenarios or before is None or had is None:
             continue
         now = {seen.signature for seen in cell.findings}
         found += [
@@ -201,7 +201,7 @@ def _unknown(night: Night) -> list[str]:
         because = f": {brief(cell.reasons[0])}" if cell.reasons else ""
         if not cell.scenarios:
             found.append(f"nothing was driven in {cell.key}")
-        elif cell.unknown > (0 if cell.kind != "generated" else UNKNOWN_LIMIT * cell.scenarios):
+        elif cell.unknown > (UNKNOWN_LIMIT * cell.scenarios if cell.drawn else 0):
             found.append(f"{cell.unknown} of {cell.scenarios} scenarios of {cell.key} have no verdict{because}")
     return found
 

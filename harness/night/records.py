@@ -52,7 +52,7 @@ class CellResult(_Strict):
 
     key: str
     engine: str
-    kind: Literal["case", "fixed", "generated"]
+    kind: Literal["case", "fixed", "generated", "mutated"]
     name: str
     expected: Literal["PASS", "FAIL", "unknown"]
     expected_kinds: Annotated[tuple[str, ...], Field(validation_alias=AliasChoices("expected_kinds", "foretold"))]
@@ -68,6 +68,11 @@ class CellResult(_Strict):
     ties: Count
     choices: Count
     seconds: Annotated[float, Field(ge=0.0)]
+
+    @property
+    def drawn(self) -> bool:
+        """Whether another seed asks something else, so that what does not show proves nothing."""
+        return self.kind in ("generated", "mutated")
 
     @property
     def mean_accepted(self) -> float | None:

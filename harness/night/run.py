@@ -27,6 +27,7 @@ from harness.driving.live import LiveEngines
 from harness.driving.progress import ScenarioResult
 from harness.engines.errors import EngineError
 from harness.night.cells import Cell
+from harness.night.mutated import ask
 from harness.night.records import CellResult, Seen
 from harness.night.store import disk
 from harness.search.tally import roots, size
@@ -36,6 +37,8 @@ NOT_A_CAUSE = ("not exercised", JUDGED_BY, NOT_COMPARED, ASSUMED)
 #: Words and reasons kept of one cell.
 MOST_REASONS, MOST_WORDS = 5, 2000
 
+#: What is no set of assumed issues.
+MUTATED = ("",)
 #: ids of known issues that are assumed -> the engines to use
 MakeEngines = Callable[[tuple[str, ...]], LiveEngines]
 
@@ -73,6 +76,10 @@ class Driver:
             self._live = None
 
     def _cell(self, cell: Cell) -> CellResult:
+        if cell.mutants is not None:
+            self.close()
+            self._live, self._assumed = self.make(()), MUTATED  # nothing else is driven on engines that fork
+            return ask(cell, cell.mutants, self._live, folder=self.folder)
         start = booted = time.monotonic()
         tally = _Tally(cell=cell)
         scenarios = self._scenarios(cell)

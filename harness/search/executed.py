@@ -9,6 +9,7 @@ import hashlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -64,13 +65,39 @@ class Sound(BaseModel):
         return line in self.lines.get(file, ())
 
 
+class One(BaseModel):
+    """One scenario, and file -> line -> the tensors that its expressions held."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sound: Sound
+    ran: Ran
+
+
 class Followed(BaseModel):
-    """All of them, and file -> line -> the tensors that its expressions held, over all."""
+    """All of them, and what ran in any that can be used."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     sounds: tuple[Sound, ...]
     ran: Ran
+
+    @staticmethod
+    def of(followed: Sequence[One]) -> Followed:
+        ran = merged(one.ran for one in followed if not one.sound.why)
+        return Followed(sounds=tuple(one.sound for one in followed), ran=ran)
+
+
+def keep_followed(path: Path, one: One) -> None:
+    """One write, so that whoever is ended keeps whole lines."""
+    with path.open("a") as file:
+        file.write(one.model_dump_json() + "\n")
+
+
+def read_followed(path: Path) -> list[One]:
+    """Those that were kept whole."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [One.model_validate_json(line) for line in lines if line.endswith("\n")]
 
 
 def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
@@ -79,7 +106,7 @@ def with_boot(launch: Launch, *, patience: float = 1.0, **asked: Any) -> Launch:
     return replace(launch, boot={**launch.boot, **asked}, beside=beside, patience=patience)
 
 
-def follow(engines: LiveEngines, scenario: Scenario, family: str) -> tuple[Sound, Ran]:
+def follow(engines: LiveEngines, scenario: Scenario, family: str) -> One:
     """One scenario driven and judged, with the tensors that its lines saw."""
     launch = with_boot(engines.launch(scenario), executed=list(PARTS))
     engines.use(launch)
@@ -102,7 +129,7 @@ def follow(engines: LiveEngines, scenario: Scenario, family: str) -> tuple[Sound
         lines={file: sorted(found) for file, found in tensors.items()},
         why="" if outcome.passed else f"{outcome.verdict.outcome}: {'; '.join(outcome.verdict.reasons[:2])}",
     )
-    return sound, tensors
+    return One(sound=sound, ran=tensors)
 
 
 def merged(found: Iterable[dict[str, dict[Any, dict[str, list[Any]]]]]) -> Ran:

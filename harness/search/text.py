@@ -116,7 +116,7 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
 def line_of(mutant: Asked, became: Became) -> str:
     """What became of a mutant of the source, and what that took."""
     by = f"{became.check} {', '.join(became.kinds)}" if became.end is End.KILLED else became.why
-    took = f"{became.seconds:.0f} s, {counted(became.scenarios, 'scenario')}"
+    took = f"{became.seconds:.0f} s, {counted(len(became.asked), 'scenario')}"
     return " ".join(f"{mutant.id} {mutant.operator}: {became.end} {by}".split()) + f" ({took})"
 
 
@@ -129,8 +129,11 @@ def render_board(console: Console, board: Board) -> None:
     for name, counts in (*board.by(lambda one: one.file).items(), *board.by(lambda one: one.operator).items()):
         say(console, f"  {name:<60} {_each(counts)}")
     say(console, f"of {counted(len(board.faults), 'mutant')} that are not equivalent, seen over the same runs by")
+    ended, faults = sum(line.fate.ended for line in board.faults), len(board.faults)
+    say(console, f"  {'':<28} all {faults:>4}    the {faults - ended} that leave the engine alive")
     for name, seen in board.beside().items():
-        say(console, f"  {name:<28} {seen:>4}  {100 * seen / max(len(board.faults), 1):.1f} %")
+        alive = f"{seen - ended:>4} {_share(seen - ended, faults - ended)}" if seen >= ended else ""
+        say(console, f"  {name:<28} {seen:>4} {_share(seen, faults)}    {alive}")
     for line in worst(board.lines):
         why = f": {line.explained.kind}: {line.explained.why}" if line.explained else ""
         rows = "rows differ" if line.fate.rows else "rows are the same"
@@ -140,6 +143,10 @@ def render_board(console: Console, board: Board) -> None:
     asked = f"{len(board.lines)} of {counted(len(campaign.mutants), 'mutant')} asked"
     took = f"{middle:.0f} s a mutant (median; mean {mean:.0f})"
     say(console, f"verdict {board.outcome}: {asked}, {_each(board.counts)}; {took}", style=STYLE[board.outcome])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:5.1f} %" if whole else "    -  "
 
 
 def _each(counts: Counter[str]) -> str:

@@ -1,0 +1,312 @@
+"""Mutants of a source: what is changed, that only that is, that functions run it, and what a board counts."""
+
+import gc
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from cases.meta import results
+from harness.both_sides.codes import changed, compiled, placed
+from harness.cli.report import _document
+from harness.contract.types import Outcome
+from harness.contract.usage import UsageError
+from harness.engine_side.host import source_swap
+from harness.search import fates
+from harness.search.board import Board, document
+from harness.search.executed import merged
+from harness.search.fates import Asked, Campaign, End, Explanation, Fate
+from harness.search.faults import draw
+from harness.search.operators import changes
+from reports.page import Beside, render_page
+from reports.reading import read_report
+
+SOURCE = '''"""Stays as it is: 1."""
+LIMIT = 3
+
+
+def pick(rows, lens, positions, *, last=True):
+    """Never changed: 0."""
+    kept = rows[1 : len(lens)].clone()
+    if last and len(lens) > 2:
+        kept = kept + positions
+    logger.info("%s", kept[0])
+    lens.add_(1)
+    out = torch.cat(kept, lens)
+    out = (
+        mix(out, 2, dim=0, keep=True)
+    )
+    return out
+
+
+@triton.jit
+def kernel(rows):
+    return rows + 1
+'''
+TENSOR = ["torch.int64", 4]
+
+
+def lines(*numbers, **tensors):
+    return {number: tensors if number == 9 else {} for number in numbers}
+
+
+def afters(source=SOURCE, ran=None, **tensors):
+    """operator -> everything that it makes of the source."""
+    ran = ran if ran is not None else lines(*range(1, source.count("\n") + 1), **tensors)
+    found = {}
+    for one in changes(source, ran):
+        found.setdefault(one.operator, []).append(" ".join(one.after.split()))
+    return found
+
+
+def test_every_operator_finds_its_places():
+    found = afters(kept=TENSOR, positions=TENSOR)
+    assert {"(rows[1 + 1:len(lens)])", "(rows[1:len(lens) - 1])", "(rows)"} <= set(found["slice"])
+    assert found["clone left out"] == ["(rows[1:len(lens)])"]
+    assert "(len(lens) >= 2)" in found["comparison"]
+    assert {"(last or len(lens) > 2)", "(last)", "(len(lens) > 2)"} == set(found["boolean"])
+    assert "(not (last and len(lens) > 2))" in found["not"]
+    assert "(kept - positions)" in found["arithmetic"]
+    assert found["in place"] == ["(kept.add_(positions))"]
+    assert found["in place on a copy"] == ["(lens.clone().add_(1))"]
+    assert "(torch.cat(lens, kept))" in found["arguments swapped"]
+    assert "(mix(out, 2, dim=True, keep=0) )" in found["arguments swapped"] or any(
+        "dim=True, keep=0" in one for one in found["arguments swapped"]
+    )
+    assert any("mix(out, 2, dim=0)" in one for one in found["argument dropped"])
+    assert "pass" in found["statement dropped"]
+    assert {"(kept.flip(0))", "(positions.flip(0))"} <= set(found["rows reversed"])
+    assert "(kept + 1)" in found["values shifted"]
+    assert {"(positions)", "(kept)"} == set(found["other tensor"])
+    assert "(False)" in found["constant"]
+
+
+def test_nothing_is_changed_outside_functions_in_kernels_and_in_what_only_says():
+    for one in changes(SOURCE, lines(*range(1, 22))):
+        assert 6 < one.line < 17, one
+        assert one.line != 10, one
+
+
+def test_only_lines_that_ran_are_changed():
+    assert {one.line for one in changes(SOURCE, lines(8, 9))} == {8, 9}
+
+
+def test_tensors_of_one_row_or_another_shape_are_left_alone():
+    found = afters(kept=["torch.float32", 1], positions=["torch.float32", 1, 8])
+    assert not {"rows reversed", "values shifted", "other tensor"} & set(found)
+
+
+@pytest.mark.parametrize("source", [SOURCE, SOURCE.replace("Never", "Né¶ver").replace("rows[1", "rows_é[1")])
+def test_a_change_is_all_that_differs_and_no_line_moves(source):
+    found = changes(source, lines(*range(1, 22)))
+    assert found
+    for one in found:
+        assert source[one.start : one.end] == one.before
+        text = source[: one.start] + one.after + source[one.end :]
+        compiled(text, "x.py")
+        assert text.count("\n") == source.count("\n"), one
+
+
+def test_a_drawn_mutant_is_the_same_for_a_seed_and_another_for_another(tmp_path):
+    for package in ("speculative", "managers"):
+        (tmp_path / "srt" / package).mkdir(parents=True)
+        (tmp_path / "srt" / package / "one.py").write_text(SOURCE)
+    ran = {f"srt/{package}/one.py": lines(*range(1, 22)) for package in ("speculative", "managers")}
+    drawn = draw(tmp_path, ran, count=8, seed=1)
+    assert drawn == draw(tmp_path, ran, count=8, seed=1)
+    assert drawn[:4] == draw(tmp_path, ran, count=4, seed=1), "a larger draw begins with the smaller one"
+    assert drawn != draw(tmp_path, ran, count=8, seed=2)
+    assert len({(one.file, one.line) for one in drawn}) == 8
+    assert {one.file.split("/")[1] for one in drawn[:4]} == {"managers", "speculative"}, "packages take turns"
+    assert len({one.id for one in drawn}) == 8
+    for one in drawn:
+        assert one.applied(SOURCE) != SOURCE
+
+
+def test_what_closes_over_other_variables_or_changes_nothing_is_not_drawn():
+    outer = "def f(a, b):\n    def g():\n        return a + b\n    return g\n"
+    assert placed(outer, outer.replace("a + b", "a - b"))
+    assert not placed(outer, outer.replace("a + b", "a")), "its cells would not fit"
+    assert not placed(outer, outer), "nothing differs"
+    assert not placed(outer, outer.replace("+", "+ +*")), "it does not compile"
+    assert not placed("LIMIT = 1\n", "LIMIT = 2\n"), "it runs once, at import"
+
+
+def make_module(tmp_path, source, name):
+    file = tmp_path / f"{name}.py"
+    file.write_text(source)
+    module = types.ModuleType(name)
+    module.__file__ = str(file)
+    exec(compiled(source, str(file)), module.__dict__)
+    return module
+
+
+def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp_path, monkeypatch):
+    source = (
+        "def double(f):\n    def twice(x):\n        return 2 * f(x)\n    return twice\n\n\n"
+        "@double\ndef one(x):\n    return x + 1\n\n\n"
+        "class Box:\n    def get(self):\n        return [y + 3 for y in (1, 2)]\n\n\n"
+        "def untouched():\n    return 7\n"
+    )
+    module = make_module(tmp_path, source, "swapped_module")
+    monkeypatch.setitem(sys.modules, "swapped_module", module)
+    held, bound, untouched = module.one, module.Box().get, module.untouched.__code__
+    mutated, swap = tmp_path / "mutated.py", source_swap.Swap()
+
+    def to(before, after):
+        mutated.write_text(source.replace(before, after))
+        return swap.to("swapped_module", str(mutated))
+
+    gc.freeze()  # as a process that is forked from does
+    try:
+        assert to("x + 1", "x - 1") == 1
+        assert held(5) == 8
+        assert to("y + 3", "y * 3") == 1
+        assert (bound(), held(5)) == ([3, 6], 12), "the one before is as it was"
+        assert to("2 * f", "3 * f") >= 1
+        assert held(5) == 18, "an inner function that was made before has its code too"
+        assert module.untouched.__code__ is untouched
+        assert swap.to("", "") == 0
+        assert (held(5), bound()) == (12, [4, 5])
+    finally:
+        gc.unfreeze()
+
+
+def test_what_cannot_be_swapped_is_an_error_and_changes_nothing(tmp_path):
+    swap = source_swap.Swap()
+    with pytest.raises(LookupError, match="no_such_module is not imported"):
+        swap.to("no_such_module", str(tmp_path))
+    assert not swap.back
+
+
+def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkeypatch):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "sglang" / "srt" / "speculative"
+    folder.mkdir(parents=True)
+    source = "def f(batch, n):\n    a = batch.lens\n    if n:\n        b = a + 1\n    return batch.text\n"
+    module = make_module(folder, source, "followed")
+    other = make_module(tmp_path, source, "not_followed")
+    follow = source_swap.Executed(parts=("srt/speculative/",))
+    batch = types.SimpleNamespace(lens=torch.zeros(3, dtype=torch.int32), text="")
+    before = sys.gettrace()
+    sys.settrace(follow.enter)
+    try:
+        module.f(batch, 0)
+        other.f(batch, 1)
+    finally:
+        sys.settrace(before)
+    file = "srt/speculative/followed.py"
+    assert follow.take() == {file: {2: {"batch.lens": ["torch.int32", 3]}, 3: {}, 5: {}}}
+    assert follow.take() == {}, "taken once"
+
+
+def test_a_property_is_not_asked_for_a_tensor():
+    class Batch:
+        @property
+        def lens(self):
+            raise AssertionError("looked at")
+
+    found = {}
+    source_swap._note(found, ["batch", "lens"], {"batch": Batch()})
+    assert found == {}
+
+
+def test_merged_lines_keep_the_largest_tensor():
+    one = {"f.py": {"3": {"x": ["torch.int64", 1]}}}
+    other = {"f.py": {"3": {"x": ["torch.int64", 4]}, "9": {}}}
+    assert merged([one, other]) == merged([other, one]) == {"f.py": {3: {"x": ["torch.int64", 4]}, 9: {}}}
+
+
+def test_changed_code_is_found_through_every_level():
+    old = compiled("class A:\n    def f(self):\n        return lambda: 1\n", "")
+    new = compiled("class A:\n    def f(self):\n        return lambda: 2\n", "")
+    assert [one.co_qualname for one, _ in changed(old, new)] == ["A.f", "A.f.<locals>.<lambda>"]
+
+
+def asked(name, operator="slice", file="srt/speculative/one.py"):
+    return Asked(id=name, file=file, line=3, function="f", operator=operator, what="a -> b", start=0, end=1, after="b")
+
+
+CAMPAIGN = Campaign(
+    engine="0.5.23",
+    device="cpu",
+    families=("eagle",),
+    seed=1,
+    examples=0,
+    left_out=(),
+    mutants=(asked("killed"), asked("dead"), asked("same", "index"), asked("open"), asked("text")),
+)
+FOUND = {
+    "killed": Fate(id="killed", end=End.KILLED, check="chain", kinds=("TOKEN",), accepted=(90, 100), sound=(100, 100)),
+    "dead": Fate(id="dead", end=End.KILLED, check="ledger", kinds=("CRASH",)),
+    "same": Fate(id="same", end=End.SURVIVED),
+    "open": Fate(id="open", end=End.SURVIVED, rows=True, accepted=(50, 100), sound=(100, 100)),
+    "text": Fate(id="text", end=End.KILLED, check="texts", kinds=("TOKEN",), text=True, seconds=4.0),
+}
+EQUIVALENT = {"same": Explanation(kind="equivalent", why="never read", mutants=("same",))}
+
+
+def test_board_counts_what_is_not_equivalent_and_who_else_would_have_seen_it():
+    board = Board.of(CAMPAIGN, FOUND, EQUIVALENT)
+    assert board.counts == {"killed": 3, "equivalent": 1, "survived": 1}
+    assert [line.mutant.id for line in board.faults] == ["killed", "dead", "open", "text"]
+    assert board.beside() == {
+        "eaglecheck": 3,
+        "text parity": 2,
+        "accept length below 95%": 3,
+        "accept length below 80%": 2,
+        "engine died or hung": 1,
+    }
+    said = document(board)
+    assert said["by_operator"] == {"index": {"equivalent": 1}, "slice": {"killed": 3, "survived": 1}}
+    assert said["mutants"][0]["killed_by"] == ["chain"]
+    assert said["counted"] == 4
+
+
+def test_board_fails_for_a_survivor_that_nobody_explained_and_is_unknown_while_some_were_not_asked():
+    assert Board.of(CAMPAIGN, FOUND, EQUIVALENT).outcome is Outcome.FAIL
+    explained = EQUIVALENT | {"open": Explanation(kind="open", why="issue 20", mutants=("open",))}
+    assert Board.of(CAMPAIGN, FOUND, explained).outcome is Outcome.PASS
+    assert Board.of(CAMPAIGN, FOUND, explained).counts["survived"] == 1, "an open gap still counts"
+    part = {name: fate for name, fate in FOUND.items() if name != "text"}
+    assert Board.of(CAMPAIGN, part, explained).outcome is Outcome.UNKNOWN
+    failed = FOUND | {"text": Fate(id="text", end=End.ERROR)}
+    assert Board.of(CAMPAIGN, failed, explained).outcome is Outcome.UNKNOWN
+
+
+def test_fates_are_kept_line_by_line_and_a_torn_line_does_not_count(tmp_path):
+    for fate in FOUND.values():
+        fates.append(tmp_path, fate)
+    fates.append(tmp_path, FOUND["open"].model_copy(update={"end": End.UNKNOWN}))
+    with (tmp_path / fates.FATES).open("a") as file:
+        file.write('{"id": "half", "end": "KIL')
+    found = fates.read_fates([tmp_path])
+    assert set(found) == set(FOUND)
+    assert found["open"].end is End.UNKNOWN, "asked again"
+
+
+def test_every_mutant_is_in_one_shard():
+    parts = [fates.shares(CAMPAIGN.mutants, (number, 3)) for number in (1, 2, 3)]
+    assert sorted(one.id for part in parts for one in part) == sorted(FOUND)
+
+
+def test_explained_survivors_are_explained_once(tmp_path):
+    fates.explanations()
+    twice = tmp_path / "survivors.toml"
+    entry = '[[survivors]]\nkind = "equivalent"\nwhy = "w"\nmutants = ["a"]\n'
+    twice.write_text(entry + entry)
+    with pytest.raises(UsageError, match="explained twice"):
+        fates.explanations(twice)
+    assert Path(fates.EXPLAINED).exists()
+
+
+def test_the_page_of_a_report_shows_the_board(tmp_path):
+    run = results.store(tmp_path / "runs", ("single", results.sound))
+    file = tmp_path / "mutate.json"
+    file.write_text(json.dumps(document(Board.of(CAMPAIGN, FOUND, EQUIVALENT))))
+    text = render_page(read_report(run), beside=Beside(mutants=_document(file, "mutants")))
+    assert "Of 4 that are not equivalent, seen over the same runs by: eaglecheck 3, text parity 2," in text
+    assert "<code>srt/speculative/one.py</code>" in text
+    assert "never read" in text, "why a survivor is equivalent"

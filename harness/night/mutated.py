@@ -1,0 +1,101 @@
+"""The mutants of a night: some lines of a release's source written wrong, and which of them nothing noticed.
+
+A survivor that nobody explained is a finding of the night like any other, known or new. It must not judge a night.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.contract.types import Outcome
+from harness.driving.live import LiveEngines
+from harness.engines.errors import EngineError
+from harness.night.cells import Cell, Mutants
+from harness.night.records import CellResult, Seen
+from harness.search.board import Board, Line
+from harness.search.executed import Followed, Sound, follow
+from harness.search.fates import Campaign, Fate, explanations
+from harness.search.faults import draw
+from harness.search.mutate import Hunt, rounds
+from harness.search.text import line_of
+
+
+def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> CellResult:
+    """What the cell's mutants showed; those that the time does not last for are left out, and said."""
+    start = time.monotonic()
+    engines.copies = True
+    package = engines.environment(cell.engine).package
+    if package is None:
+        return _result(cell, None, start=start, why=f"the source of SGLang {cell.engine} is not on this disk")
+    try:
+        followed = [follow(engines, one, cell.name) for one in cell.scenarios]
+    except EngineError as error:
+        return _result(cell, None, start=start, why=str(error))
+    every = Followed.of(followed)
+    campaign = Campaign(
+        engine=cell.engine,
+        device="cpu",
+        families=(cell.name,),
+        seed=wanted.seed,
+        examples=wanted.examples,
+        left_out=_unsound(every.sounds),
+        mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
+    )
+    hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
+    fates = dict[str, Fate]()
+    for tasks in rounds(
+        campaign.mutants, every.sounds, release=cell.engine, examples=wanted.examples, seed=wanted.seed
+    ):
+        for one in tasks:
+            task = one.after(fates.get(one.mutant.id))
+            if task is not None and time.monotonic() - start < wanted.seconds:
+                fates[one.mutant.id] = hunt.ask(task)
+    return _result(cell, Board.of(campaign, fates, explanations()), start=start)
+
+
+def _unsound(sounds: Sequence[Sound]) -> tuple[str, ...]:
+    return tuple(f"{one.scenario.name}: {one.why}" for one in sounds if one.why)
+
+
+def _result(cell: Cell, board: Board | None, *, start: float, why: str = "") -> CellResult:
+    """A mutant counts as a scenario: a survivor has failed, and one that is neither killed nor survived is unknown."""
+    lines = () if board is None else board.lines
+    left = [line for line in lines if line.stands == "survived" and line.explained is None]
+    unknown = [line for line in lines if line.stands in ("unknown", "error", "not run")]
+    reasons = [f"{line.mutant.id}: {line.fate.why}" for line in unknown]
+    outcome = Outcome.FAIL if left else Outcome.UNKNOWN if unknown or why or not lines else Outcome.PASS
+    return CellResult(
+        key=cell.key,
+        engine=cell.engine,
+        kind=cell.kind,
+        name=cell.name,
+        expected=cell.expected,
+        expected_kinds=(),
+        verdict=outcome,
+        reasons=tuple([why] if why else reasons[:5]),
+        scenarios=len(lines) or 1,
+        failed=len(left),
+        unknown=len(unknown) if lines else 1,
+        left_out=0 if board is None else len(board.campaign.mutants) - len(lines),
+        findings=tuple(_seen(line) for line in left),
+        accepted={},
+        ties=0,
+        choices=0,
+        seconds=round(time.monotonic() - start, 1),
+    )
+
+
+def _seen(line: Line) -> Seen:
+    """A survivor, named by what was changed and not by the line, which moves with the release."""
+    mutant = line.mutant
+    return Seen(
+        signature=f"SURVIVED:{mutant.file}:{mutant.function}:{mutant.operator}",
+        scenarios=1,
+        divergences=1,
+        shown=1,
+        tried=1,
+        first=f"{mutant.where} {mutant.function}: {mutant.what}\n{line_of(mutant, line.fate)}",
+        reproducer=None,
+    )
