@@ -238,7 +238,7 @@ def unserved(scenario: Scenario, *, version: str) -> str:
     taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
-            f"op 'retract' of all requests with engine.disaggregation: SGLang {version} "
+            f"op 'retract' with engine.disaggregation, of every request: SGLang {version} "
             f"then has prompts read again on the prefill side, which the "
             "transfers of this version do not serve\n"
             "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "

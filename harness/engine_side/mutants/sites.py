@@ -191,7 +191,7 @@ class Sites:
     @contextmanager
     def _head(self, runner: Any, phase: str) -> Iterator[None]:
         """The weights behind a draft's logits, for one forward; the target's are those of its newest forward."""
-        head = getattr(getattr(runner.model, "lm_head", None), "weight", None)
+        head: Any = getattr(getattr(runner.model, "lm_head", None), "weight", None)
         target = self._target_head
         if not runner.is_draft_worker:
             self._target_head = head
