@@ -18,7 +18,10 @@ from cases.boots import (
     PAGES,
     PAIR,
     PD_BOOTS,
+    RANKED_FIVE,
     RANKED_PAIR,
+    SPELLED_BOOTS,
+    STATES,
     TP_BOOTS,
     TRAINED,
     TREES,
@@ -26,6 +29,7 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
+from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import rank_shapes, shared_shapes
 from cases.fixed_text import text_shapes
@@ -76,7 +80,7 @@ _EAGLE = Family(
     name="eagle",
     why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
     scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
-    boots=tuple(BOOTS.values()),
+    boots=(*BOOTS.values(), STATES),
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
@@ -177,6 +181,17 @@ _ADAPTIVE = Family(
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
+_TEXTS = Family(
+    name="texts",
+    why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
+    scenarios=tuple(held_texts()),
+    boots=tuple(SPELLED_BOOTS.values()),
+    coverage_points=(
+        *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
+        *("stop_string_inside_run", "grammar_after_thoughts"),
+    ),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -238,9 +253,19 @@ _DISAGG = Family(
 _DISAGG_DP = Family(
     name="disagg-dp",
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
-    scenarios=tuple(ranked_handoffs()),
-    boots=(RANKED_PAIR,),
-    coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    scenarios=(
+        *ranked_handoffs(),
+        *ranked_handoffs(boot=RANKED_FIVE, prefix="five-"),
+        *parts(RANKED_FIVE, prefix="five-"),
+    ),
+    boots=(RANKED_PAIR, RANKED_FIVE),
+    coverage_points=(
+        *names(Where.HANDOFF_RANKS),
+        *OF_PARTS,
+        "prebuilt_all_finished",
+        "failed_transfer",
+        "abort_in_transfer",
+    ),
 )
 
 _TRAINED = Family(
@@ -253,20 +278,22 @@ _TRAINED = Family(
             (TRAINED["trained-long"], "long-", TEXT_FEW),
             (TRAINED["trained-tree"], "tree-", TEXT_FEW),
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
+            (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, prefix=prefix, only=only)
+        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+    "texts": ("grammars", "strings"),
 }
 
 

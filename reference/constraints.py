@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.contract.batches import Part
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import Event, Trace
 from harness.contract.types import Phase
 from reference.engine_view import EngineView
-from reference.languages import KEYS, Language, NoLanguageError
+from reference.languages import Language, NoLanguageError
 from reference.spelling import Spelling
 from reference.timeline import timelines
 from reference.tree import Tree
@@ -39,7 +39,7 @@ class Constraints:
 
     def __post_init__(self) -> None:
         for request in self.scenario.requests:
-            if any(getattr(request, key) is not None for key in KEYS):
+            if any(getattr(request, key) is not None for key in GRAMMARS):
                 try:
                     self.languages[request.rid] = self._language(request)
                 except NoLanguageError as error:

@@ -22,7 +22,6 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 from harness.contract.requests import RequestSpec
 from reference.spelling import Spelling
 
-KEYS = ("json_schema", "regex", "ebnf")
 #: Words of JSON Schema that both libraries take for the same texts (compared over random texts, see docs/grammar.md).
 SCHEMA_WORDS = frozenset(("properties", "required", "items", "minItems", "maxItems", "enum", "const", "anyOf", "type"))
 TYPES = ("object", "array", "string", "number", "boolean", "null")

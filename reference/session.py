@@ -8,8 +8,9 @@ trace only through `EngineView`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from reference.draft import best
 from reference.engine_view import Conditions, EngineView
 from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts
+from reference.languages import Language
 from reference.layer_drafts import LayerDrafts
 from reference.logit_rules import Rules
 from reference.logprobs import logprobs
@@ -104,10 +106,18 @@ class ReferenceSession:
         return Generated(tokens=tuple(claim), margins=tuple((top[:, 0] - top[:, 1]).tolist()))
 
     @torch.inference_mode()
-    def replay(self, scenario: Scenario, engine: Trace, *, expecting: bool = True) -> Trace:
+    def replay(
+        self,
+        scenario: Scenario,
+        engine: Trace,
+        *,
+        expecting: bool = True,
+        languages: Mapping[str, Language] = MappingProxyType({}),
+    ) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
+        languages: of the requests that have a grammar, by rid.
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
@@ -125,7 +135,7 @@ class ReferenceSession:
         self._replayed = {tuple(drafts.timeline.tokens): drafts.final for _, drafts in followed}
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
-            rules = Rules(request=request, ends=request.stops(eos))
+            rules = Rules(request=request, ends=request.stops(eos), language=languages.get(request.rid))
             events += write(writer, drafts, rules, departures=departures)
             if expecting and request.greedy:
                 events += expected_accepts(drafts, rules)
@@ -141,19 +151,21 @@ class ReferenceSession:
         chunk: int | None = None,
         scenario_id: str = "",
         uniform: Callable[[], float] | None = None,
+        rules: Rules | None = None,
     ) -> Trace:
         """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
 
+        rules: those of the request where it has a grammar, or ends at more than its stop ids.
         uniform: where uniform numbers come from, for a request with a temperature; each round's are an event 'coins'.
         ValueError if this kind of draft draws none.
         """
         if uniform is not None and isinstance(self.head, MtpHead):
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         tokens, parts, events = list(request.input_ids), self._chunks(request, chunk), list[Event]()
-        rules = Rules(request=request, ends=request.stop_token_ids)
+        rules = rules or Rules(request=request, ends=request.stop_token_ids)
         parts[-1] = parts[-1][0], self._first_token(rules, uniform)
         tokens += parts[-1][1]
-        while (end := _ended(request, tokens[len(request.input_ids) :])) is None:
+        while (end := _ended(request, rules.ends, tokens[len(request.input_ids) :])) is None:
             part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
             numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.num_draft_tokens)
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
@@ -256,9 +268,9 @@ class ReferenceSession:
         )
 
 
-def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+def _ended(request: RequestSpec, ends: Sequence[int], output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
-    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+    stops = [index for index, token in enumerate(output) if token in ends]
     if stops and stops[0] < request.max_new_tokens:
         return "stop", tuple(output[: stops[0] + 1])
     if len(output) >= request.max_new_tokens:

@@ -52,7 +52,7 @@ class Spelling:
 
     def stop(self, request: RequestSpec, output: Sequence[int]) -> Stop | None:
         """Where an output ends by the request's strings and patterns, None if by none of them."""
-        if not (request.stop or request.stop_regex):
+        if not request.ends_by_text:
             return None
         for length in range(1, len(output) + 1):
             text = self.text(output[:length])

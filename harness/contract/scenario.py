@@ -136,6 +136,8 @@ class EngineConfig(Strict):
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
+
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
 
@@ -167,6 +169,7 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    server_args: dict[str, Any] = Field(default={})
 
     @property
     def attention_tp_size(self) -> int:
@@ -247,6 +250,7 @@ class Scenario(Strict):
                 raise ValueError(f"{', '.join(wrong)}; allowed: exactly once{where}, by an op 'submit' with its rid")
         _check_sides(self)
         _check_served(self)
+        _check_samples(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
         ranked = [request.rid for request in self.requests if request.priority is not None]
@@ -284,11 +288,29 @@ class Scenario(Strict):
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
     def request(self, rid: str) -> RequestSpec:
-        """The request called `rid`; KeyError if there is none."""
-        for request in self.requests:
+        """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
+        for request in (*self.requests, *self.sampled.requests):
             if request.rid == rid:
                 return request
         raise KeyError(rid)
+
+    @property
+    def sampled(self) -> Scenario:
+        """With the requests that SGLang runs: those with n > 1 are several. Its id is another then."""
+        runs = {request.rid: request.runs for request in self.requests}
+        if all(len(one) == 1 for one in runs.values()):
+            return self
+        ops = (
+            op.model_copy(update={"rids": tuple(one.rid for rid in op.rids for one in runs[rid])}) for op in self.script
+        )
+        return self.model_copy(
+            update={"requests": tuple(one for run in runs.values() for one in run), "script": tuple(ops)}
+        )
+
+
+def room(prompt: int, engine: EngineConfig) -> int:
+    """New tokens that SGLang lets a request write that asks for no number: all but two of the context, or the pool."""
+    return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
 TRANSFERS = ("hold", "release", "fail", "drop", "fake")
@@ -346,6 +368,18 @@ def _check_served(scenario: Scenario) -> None:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
                 raise ValueError(f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}")
+
+
+def _check_samples(scenario: Scenario) -> None:
+    """What is driven with n > 1."""
+    several = [request.rid for request in scenario.requests if request.n > 1]
+    names = [request.rid for request in scenario.sampled.requests]
+    if len(set(names)) != len(names):
+        raise ValueError(
+            f"request {several[0]!r}: its samples are called {several[0]}.0, {several[0]}.1, …, as another is"
+        )
+    if several and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
+        raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

@@ -24,8 +24,8 @@ DEVICES = tuple(BACKENDS)
 MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
-#: The first release with `speculative_use_rejection_sampling`, by reading.
-FIRST_WITH_REJECTION = Version("0.5.14")
+#: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
+FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version("0.5.16")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -56,6 +56,7 @@ class Wanted:
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
     trust_remote_code: bool | None = None
+    server_args: dict[str, Any] | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -82,10 +83,16 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     try:
-        engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+        engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine})
+
+
+def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that a scenario has and the command line does not name stay."""
+    server_args = before["server_args"] | changes.get("server_args", {})
+    return {**before, **changes, "server_args": server_args}
 
 
 def refused_setting(error: ValidationError) -> str:
@@ -171,10 +178,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
-    if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
+    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    if engine.rejection_sampling and Version(version) < drawing:
         return (
             f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
-            f"  allowed: engine.rejection_sampling false, or a release from {FIRST_WITH_REJECTION} on"
+            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
         )
     if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (

@@ -6,7 +6,6 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -86,10 +85,13 @@ class Oracle:
     def answer(self, scenario: Scenario, engine: Trace) -> Trace:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
         one 'logprobs' where it asks for them."""
-        held = str(engine.header.get("dtype") or scenario.engine.dtype)
-        reference = self._session(scenario.spec, held=held).replay(scenario, engine)
+        held, scenario = str(engine.header.get("dtype") or scenario.engine.dtype), scenario.sampled
+        constraints = self._constraints(scenario, engine, held=held)
+        languages = constraints.languages if constraints else {}
+        reference = self._session(scenario.spec, held=held).replay(scenario, engine, languages=languages)
         if held != "float32":
-            own = self._session(scenario.spec, held=held, dtype=held).replay(scenario, engine, expecting=False)
+            session = self._session(scenario.spec, held=held, dtype=held)
+            own = session.replay(scenario, engine, expecting=False, languages=languages)
             reference = with_own(reference, own)
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
@@ -97,30 +99,36 @@ class Oracle:
                 scenario.spec,
                 held=held,
                 claim=outputs.get(request.rid, ()),
-                rules=Rules(request=request, ends=request.stops(engine.header.get(EOS, ()))),
+                rules=Rules(
+                    request=request,
+                    ends=request.stops(engine.header.get(EOS, ())),
+                    language=languages.get(request.rid),
+                ),
+                spelling=None if constraints is None else constraints.spelling,
             )
             for request in scenario.requests
             if not (request.rules and defects.change_texts(self.assumed))
+            and not (constraints and request.rid in constraints.why)
         )
+        texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
         session = self._session(scenario.spec, held=held)
         said = tuple(
             session.logprobs(Rules(request=request), outputs[request.rid])
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs
         )
-        texts += tuple(self._constraints(scenario, engine, held=held))
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
 
-    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Iterator[Event]:
-        """What grammars and stop strings say; nothing where the engine has no tokenizer."""
+    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
+        """What grammars and stop strings say; None where the engine has no tokenizer."""
         folder = tokenizer_for(scenario, self.target)
-        if folder is not None:
-            vocab, ends = self._models[held][0].vocab, engine.header.get(EOS, ())
-            own = Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
-            yield from own.events(engine, scenario.spec)
+        if folder is None:
+            return None
+        vocab, ends = self.load(held=held)._models[held][0].vocab, engine.header.get(EOS, ())
+        return Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
         asked = (spec, held, dtype)
@@ -130,7 +138,9 @@ class Oracle:
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(self, spec: SpecConfig, *, held: str, claim: tuple[int, ...], rules: Rules) -> Event:
+    def _greedy(
+        self, spec: SpecConfig, *, held: str, claim: tuple[int, ...], rules: Rules, spelling: Spelling | None
+    ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
         request, stops = rules.request, rules.ends
         key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
@@ -141,6 +151,9 @@ class Oracle:
                 request.input_ids, request.max_new_tokens, stops, rules
             )
         text = self._texts[key]
+        stop = None if spelling is None else spelling.stop(request, text.tokens)
+        if stop is not None:
+            text = Generated(tokens=text.tokens[: stop.length], margins=text.margins[: stop.length])
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", scheduler_step=0, data=data)
 
