@@ -53,6 +53,25 @@ def test_state_of_a_neighbouring_row_is_named_so(made, step, hint):
     assert seen(scenario, engine, reference) == {f"NUMERIC:extend:EXTEND:hidden_in-{hint}": (1, None)}
 
 
+@pytest.mark.parametrize(("same", "hint"), [(True, "own-other-row"), (False, "neighbours-row")])
+def test_a_state_of_another_row_of_the_batch_says_whose(made, same, hint):
+    scenario, engine, reference = made
+    rows = engine.rows
+    verify = np.flatnonzero((rows.strings["phase"] == "VERIFY") & (rows.ints["hidden_out"] >= 0))
+    pairs = [
+        (one, other)
+        for one in verify
+        for other in verify
+        if rows.ints["round"][one] == rows.ints["round"][other]
+        and (rows.strings["rid"][one] == rows.strings["rid"][other]) is same
+        and abs(rows.ints["hidden_out"][one] - rows.ints["hidden_out"][other]) > 1
+    ]
+    one, other = pairs[0]
+    states = engine.tensors["hidden_out.VERIFY"]
+    states[rows.ints["hidden_out"][one]] = states[rows.ints["hidden_out"][other]]
+    assert {f"NUMERIC:verify:VERIFY:hidden_out-{hint}"} == {*seen(scenario, engine, reference)}
+
+
 def test_state_of_zeros_and_of_nan_are_named_so(made):
     scenario, engine, reference = made
     tensor, row = hidden_row(engine, "hidden_in", "EXTEND", nth=1)
