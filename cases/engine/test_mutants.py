@@ -19,8 +19,8 @@ BOOT = EXERCISES["chain"][0].boot_key()
 #: Few that show the checks of several ranks.
 OF_RANKS = ("idle-width", "counts-exchanged")
 BESIDE = {"announced", "idle_width"}
-#: Checks that only a tree over pages can show, and those that only a pair of engines can.
-ELSEWHERE = {"tails", "handoff", "handover"}
+#: Checks that only a tree over pages, a pair of engines or a tokenizer can show.
+ELSEWHERE = {"tails", "handoff", "handover", "grammar", "texts"}
 RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 
 
