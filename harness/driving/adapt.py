@@ -28,6 +28,8 @@ FIRST_V2_ONLY = Version("0.5.13")
 FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version("0.5.16")
 #: The first release that mixes prompt chunks and requests that speculate, by reading.
 FIRST_MIXED = Version("0.5.19")
+#: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
+FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -187,6 +189,7 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
     drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
     if engine.rejection_sampling and Version(version) < drawing:
         return (
             f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
