@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from harness.contract.requests import RequestSpec
 
 FILE = "tokenizer.json"
@@ -33,6 +31,8 @@ class Spelling:
     """The tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer  # here, since few runs spell anything
+
         self.content = (folder / FILE).read_text()
         self._tokenizer = Tokenizer.from_str(self.content)
 
