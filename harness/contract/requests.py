@@ -6,7 +6,7 @@ This module must not import torch, sglang or any other room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -39,8 +39,11 @@ class Strict(BaseModel):
 class RequestSpec(Strict):
     """One request; its prompt is token ids, and temperature 0 is greedy.
 
+    expect: what becomes of it; refusal: SGLang does not take it, since it is too long or the queue is full;
+    exhaustion: it alone outgrows the pool, and SGLang gives it up.
+
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
-    at its default is not sent. max_new_tokens None: as many as SGLang finds room for.
+    at its default is not sent. unlimited: max_new_tokens is not sent either: it is the number that SGLang comes to.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
@@ -76,6 +79,8 @@ class RequestSpec(Strict):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     stream: bool = False
+    unlimited: bool = False
+    expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
     @field_validator("temperature")
     @classmethod
@@ -104,6 +109,15 @@ class RequestSpec(Strict):
     def ends_by_text(self) -> bool:
         """Whether strings or patterns may end it: where, check `texts` says."""
         return bool(self.stop or self.stop_regex)
+
+    @property
+    def runs(self) -> tuple[RequestSpec, ...]:
+        """What SGLang makes of it: itself, or with n > 1 a request that reads the prompt, `.0`, then n samples."""
+        if self.n == 1:
+            return (self,)
+        reads = {"rid": f"{self.rid}.0", "n": 1, "max_new_tokens": 1, "stream": False}
+        samples = (self.model_copy(update={"rid": f"{self.rid}.{i}", "n": 1}) for i in range(1, self.n + 1))
+        return (self.model_copy(update=reads), *samples)
 
     @property
     def greedy(self) -> bool:

@@ -13,10 +13,10 @@ scenarios, verdicts and reports and must not change afterwards; it yields one `P
   that brings it about. A point that comes about by itself is named in that test instead.
 """
 
-from harness.coverage import answers, decode, handoff, prefill, ranks, rules, texts
+from harness.coverage import answers, decode, handoff, prefill, ranks, rules, served, texts
 from harness.coverage.points import POINTS, CoveragePoint, Reach, ReachTable, Where, count, names, reach_of
 
 #: Importing a subject's module registers its points.
-SUBJECTS = (prefill, decode, ranks, handoff, rules, answers, texts)
+SUBJECTS = (prefill, decode, served, ranks, handoff, rules, answers, texts)
 
 __all__ = ["POINTS", "SUBJECTS", "CoveragePoint", "Reach", "ReachTable", "Where", "count", "names", "reach_of"]

@@ -116,7 +116,7 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
 def line_of(mutant: Asked, became: Became) -> str:
     """What became of a mutant of the source, and what that took."""
     by = f"{became.check} {', '.join(became.kinds)}" if became.end is End.KILLED else became.why
-    took = f"{became.seconds:.0f} s, {counted(became.scenarios, 'scenario')}"
+    took = f"{became.seconds:.0f} s, {counted(len(became.asked), 'scenario')}"
     return " ".join(f"{mutant.id} {mutant.operator}: {became.end} {by}".split()) + f" ({took})"
 
 
