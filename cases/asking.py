@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from cases.boots import Boot
+from harness.checks.logprobs import LOOSE
 from harness.contract.requests import RequestSpec
 
 #: Ids that a request may ask the log-probabilities of.
@@ -17,8 +18,12 @@ MOST_IDS = 3
 
 
 def asking(random: Random, boot: Boot, requests: tuple[RequestSpec, ...], *, cached: bool) -> tuple[RequestSpec, ...]:
-    """Each with what it asks for, about half of them nothing. cached: the program needs its prompts' prefixes."""
-    ids = _ids(random, boot) if random.random() < 0.25 else ()
+    """Each with what it asks for, about half of them nothing. cached: the program needs its prompts' prefixes.
+
+    Log-probabilities only where they are judged.
+    """
+    loose = any({*LOOSE} & {*request.asked} for request in requests)
+    ids = _ids(random, boot) if random.random() < 0.25 and not loose else ()
     return tuple(
         request.model_copy(update=_returned(random, boot, request, ids=ids, cached=cached)) for request in requests
     )
@@ -31,7 +36,7 @@ def _returned(
     asked: dict[str, Any] = {"stream": True} if random.random() < 0.25 else {}
     if boot.engine.enable_return_hidden_states and random.random() < 0.5:
         asked["return_hidden_states"] = True
-    if not ids and random.random() < 0.5:
+    if {*LOOSE} & {*request.asked} or (not ids and random.random() < 0.5):
         return asked
     asked |= {"return_logprob": True}
     asked |= {"token_ids_logprob": ids} if ids else {}

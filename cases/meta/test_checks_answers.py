@@ -11,7 +11,7 @@ from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.answers import flat_states
 from harness.contract.batches import parts_of
-from harness.contract.trace import Event
+from harness.contract.trace import EOS, Event
 
 ASKED = {
     "return_logprob": True,
@@ -221,6 +221,17 @@ def test_rows_come_in_chunks_and_one_by_one():
     assert flat_states([[[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0]]).tolist() == [[1, 2], [3, 4], [5, 6]]
     assert flat_states([]) is None
     assert flat_states([[1.0], [2.0, 3.0]]) is None
+
+
+@pytest.mark.parametrize(("eos", "signatures"), [((), ["stopped-without-stop-token"]), ((END.output_ids[4],), [])])
+def test_the_checkpoints_eos_ends_a_request_that_has_stop_ids_too(eos, signatures):
+    stopped = GIVEN.requests[0].model_copy(update={"stop_token_ids": (60, 59)})
+    given = GIVEN.model_copy(update={"requests": (stopped, GIVEN.requests[1])})
+    assert not set(stopped.stop_token_ids) & set(END.output_ids[:5])
+    end = replace(END, reason="stop", output_ids=END.output_ids[:5])
+    engine = replace(ENGINE, header=ENGINE.header | {EOS: list(eos)}, ends=(end,))
+    result = run_check(CHECKS["finish"], gather(given, engine, REFERENCE))
+    assert [found.hint for found in result.divergences] == signatures
 
 
 def test_a_trace_that_does_not_say_what_came_back_is_not_judged():

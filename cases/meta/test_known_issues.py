@@ -112,7 +112,7 @@ def test_its_signatures_are_such_as_our_checks_make(one):
         assert phase in set(Phase)
         assert check in CHECKS or check in words
         of_a_place = kind in ("CRASH", "HANG")
-        assert re.fullmatch(r"\*[a-z0-9_/.*]*:\w+", hint) if of_a_place else made_of(hint.replace("*", ""), words)
+        assert re.fullmatch(r"\*[a-z0-9_/.*]*:[\w<>]+", hint) if of_a_place else made_of(hint.replace("*", ""), words)
 
 
 @ISSUES

@@ -99,6 +99,8 @@ def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[st
     found: dict[str, Any] = {"prompt_tokens": len(request.input_ids), "completion_tokens": len(end.output_ids)}
     if not attempts:
         return found  # aborted before it ran
+    if evidence.scenario.engine.dp_size > 1:
+        found["dp_rank"] = request.dp_rank
     if attempts[0][0].record.mode == "PREFILL":
         found["cached_tokens"] = attempts[0][0].start
     if end.reason != "abort" and not evidence.scenario.engine.disaggregation:

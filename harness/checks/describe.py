@@ -65,6 +65,8 @@ RELATION: dict[str, str] = {
     "hidden_in-previous-row": "equals the reference's previous row",
     "hidden_in-next-row": "equals the reference's next row",
     "hidden_in-zeros": "all zeros",
+    **{f"{side}-own-other-row": "another row of this request in this batch" for side in ("hidden_in", "hidden_out")},
+    **{f"{side}-neighbours-row": "a row of another request of this batch" for side in ("hidden_in", "hidden_out")},
     "choice-runner-up": "the reference's neighbouring choice, but not within a tie",
     "choice-outside-top": "not among the reference's recorded top logits",
     "owned-by-another": "the slot belongs to another live request",

@@ -46,11 +46,11 @@ MOST_DROWNED = 0.25
 def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[Verdict, list[Divergence]]:
     """Judge one scenario: the verdict, and every divergence in order of time with its cause."""
     try:
-        evidence = gather(scenario, engine, reference)
+        evidence = gather(scenario.sampled, engine, reference)
     except Exception as error:  # reported, never dropped
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
-    unknown = [*check_handshake(evidence), *not_given(engine.header), *not_judged(evidence)]
+    unknown = [*check_handshake(evidence, asked=scenario.id), *not_given(engine.header), *not_judged(evidence)]
     result = CheckResult(unknown=unknown, notes=[*not_published(engine.header)])
     # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
     for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):

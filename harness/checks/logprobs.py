@@ -20,8 +20,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.tolerance import budget_for
 from harness.contract.types import Divergence, Kind, Policy
 
-#: Keys of requests of which SGLang says that a verify follows them loosely, or that nobody follows here: what comes
-#: back is of logits that are judged where they choose.
+#: Keys of requests that SGLang says a verify follows loosely, or that nobody follows here: what comes back
+#: is of logits that are judged where they choose.
 LOOSE = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "custom_logit_processor"),
     *("json_schema", "regex", "ebnf"),

@@ -60,6 +60,7 @@ def settings_of(
         "disable_overlap_schedule": engine.overlap_schedule is False,
         "disaggregation": engine.disaggregation,
         "enable_deterministic_inference": engine.deterministic_inference,
+        "enable_return_hidden_states": engine.enable_return_hidden_states,
         "rejection_sampling": engine.rejection_sampling,
         "enable_custom_logit_processor": engine.enable_custom_logit_processor,
         "plugin": spec.plugin is not None,

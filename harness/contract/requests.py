@@ -111,6 +111,15 @@ class RequestSpec(Strict):
         return bool(self.stop or self.stop_regex)
 
     @property
+    def runs(self) -> tuple[RequestSpec, ...]:
+        """What SGLang makes of it: itself, or with n > 1 a request that reads the prompt, `.0`, then n samples."""
+        if self.n == 1:
+            return (self,)
+        reads = {"rid": f"{self.rid}.0", "n": 1, "max_new_tokens": 1, "stream": False}
+        samples = (self.model_copy(update={"rid": f"{self.rid}.{i}", "n": 1}) for i in range(1, self.n + 1))
+        return (self.model_copy(update=reads), *samples)
+
+    @property
     def greedy(self) -> bool:
         """Whether it takes the best token of each row: at temperature 0, or where only one token is left."""
         return self.temperature == 0.0 or self.top_k == 1

@@ -15,13 +15,16 @@ import torch
 
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
-from ..probes.recorder import plain_rid
 from ..probes.verify_probe import mask_of
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
+from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 
 Original = Callable[..., Any]
+#: Where a model's weights are loaded anew.
+WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater.update_weights_from_disk")
+RUNNER_WEIGHTS = "ModelRunner.update_weights_from_disk"
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
@@ -29,33 +32,14 @@ TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibl
 #: Who is kept first where the pool runs out.
 KEPT_FIRST = "_get_decode_retraction_order"
 SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
-#: Value of a site -> field of what is sent back, which has an entry a request.
-ANSWERS = {
-    "logprobs": "output_token_logprobs_val",
-    "states": "output_hidden_states",
-    "verifies": "spec_verify_ct",
-    "cached": "cached_tokens",
-    "completion": "completion_tokens",
-}
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
-
-
-#: Where what is sent back leaves the scheduler.
-SENDER = "sglang.srt.managers.scheduler_components.output_sender"
-
-
-def flat(value: Any) -> torch.Tensor:
-    """A number [1], numbers [m], or rows [m,h] of which some come in lists of several."""
-    if not isinstance(value, list):
-        return torch.tensor([value])
-    parts = [part if isinstance(part, list) and isinstance(part[0], list) else [part] for part in value]
-    return torch.tensor([row for part in parts for row in part])
 
 
 def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     """The mutants of a scheduler process, with every site wrapped."""
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
+    AnswerSites(mutants).install()
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
@@ -105,15 +89,14 @@ class Sites:
             (parallel, "GroupCoordinator.all_reduce", self._reduced),
             (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
+        loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
+        inside.append((loader, WEIGHTS[1], self._weights) if loader else (runner, RUNNER_WEIGHTS, self._weights))
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
         if release.sample is not None:  # the v1 worker's verify is one with its walk
             inside.append((pages, release.sample[1], self._verify_settings))
             inside.append((runner, "ModelRunner._preprocess_logits", self._first_settings))
-        sender = sys.modules.get(SENDER)
-        if sender is not None:  # 0.5.13 and later
-            inside.append((sender, "SenderWrapper.send_output", self._sent_back))
         inside += [(owner, name, self._uniforms) for owner, name in sampled_walks(release)]
         for module, dotted, site in inside:
             hooks.wrap(module, dotted, around(site), innermost=True)
@@ -184,22 +167,6 @@ class Sites:
         rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
         return original(draft_input, rows, *args, **kwargs)
 
-    def _sent_back(self, original: Original, sender: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._mutants.at("answers") and hasattr(output, ANSWERS["logprobs"]):
-            for number, rid in enumerate(output.rids):
-                self._answer(output, number, plain_rid(rid))
-        return original(sender, output, *args, **kwargs)
-
-    def _answer(self, output: Any, number: int, rid: str) -> None:
-        for name, attribute in ANSWERS.items():
-            column = getattr(output, attribute) or []
-            if len(column) > number and column[number]:
-                value = flat(column[number])
-                changed = self._mutants.apply("answers", {name: value}, shares=[Share(rid, 0, len(value))])
-                if name in changed:
-                    made = changed[name].tolist()
-                    column[number] = made if isinstance(column[number], list) else made[0]
-
     # -- forwards ----------------------------------------------------------------------------------------------
 
     def _forward(self, original: Original, runner: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
@@ -231,14 +198,14 @@ class Sites:
         changed: Values = {}
         if runner.is_draft_worker and head is not None and target is not None and head.shape == target.shape:
             changed = self._mutants.apply("head", {"own": head.data, "target": target.data}, phase=phase)
-        own = None if head is None else head.data
-        if "own" in changed:
-            head.data = changed["own"]
+        if head is None or "own" not in changed:
+            yield
+            return
+        own, head.data = head.data, changed["own"]
         try:
             yield
         finally:
-            if "own" in changed:
-                head.data = own
+            head.data = own
 
     def _inputs(self, forward_batch: Any, phase: str, step: int, *, busy: bool) -> Values:
         """What goes in instead."""
@@ -251,6 +218,12 @@ class Sites:
         counts = getattr(forward_batch, COUNTS, None)
         values |= {} if counts is None else {"counts": torch.tensor(counts)}
         return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool)})
+        return (True, "not loaded by a mutant") if "loads" in changed else original(owner, *args, **kwargs)
 
     # -- what ranks exchange -----------------------------------------------------------------------------------
 
