@@ -84,6 +84,7 @@ TIGHT = EngineConfig(**OUTGROWN)
 HEADS_OF_FIVE = SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
+FIRST_MIXED = "0.5.19"
 #: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
 V2 = "0.5.13"
 
@@ -334,6 +335,13 @@ DP_BOOTS = _named(
             HEADS_OF_FIVE,
             TWO_RANKS.model_copy(update=OUTGROWN),
         ),
+        (
+            "dp-lm-head",
+            "two ranks, each with logits of its own requests alone",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
+        ),
     )
 )
 
@@ -367,6 +375,29 @@ ADAPTIVE_BOOTS = _named(
             ADAPTIVE.model_copy(update={"algorithm": "EAGLE3"}),
             _paged(4),
         ),
+    )
+)
+
+MIXED_ENGINE = EngineConfig(enable_mixed_chunk=True)
+MIXED_BOOTS = _named(
+    Boot(
+        name=name,
+        why=why,
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=MIXED_ENGINE.model_copy(update=engine),
+        since=FIRST_MIXED,
+    )
+    for name, why, checkpoint, spec, engine in (
+        ("mixed", "prompt chunks and running requests in one batch", CHECKPOINT, SpecConfig(), {}),
+        (
+            "mixed-eagle3",
+            "the same with an EAGLE-3 head, over pages of four tokens",
+            "eagle3-tiny",
+            HEADS,
+            {"page_size": 4},
+        ),
+        ("mixed-tree", "the same with two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}),
     )
 )
 

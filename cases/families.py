@@ -15,6 +15,7 @@ from cases.boots import (
     EAGLE3_BOOTS,
     LATENT,
     LAYERED,
+    MIXED_BOOTS,
     PAGES,
     PAIR,
     PD_BOOTS,
@@ -31,7 +32,7 @@ from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
 from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
-from cases.fixed_ranks import rank_shapes, shared_shapes
+from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
@@ -142,6 +143,12 @@ _DP = Family(
         *rank_shapes(checkpoint="qwen3-tiny"),
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
+        *rank_shapes(
+            checkpoint="qwen3-tiny",
+            engine=DP_BOOTS["dp-lm-head"].engine,
+            prefix="lm-head-",
+            only=("held-back", "uneven-batches"),
+        ),
     ),
     boots=tuple(DP_BOOTS.values()),
     coverage_points=(*names(Where.RANKS), *OF_PARTS),
@@ -151,12 +158,12 @@ _TP = Family(
     name="tp",
     why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
     scenarios=(
-        *shared_shapes(TP_BOOTS["tp"]),
-        *shared_shapes(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
+        *on_boot(TP_BOOTS["tp"]),
+        *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
         *(
             one
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
-            for one in shared_shapes(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
+            for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
         *rank_shapes(
             checkpoint=TP_BOOTS["tp-dp"].checkpoint,
@@ -175,7 +182,7 @@ _ADAPTIVE = Family(
     scenarios=tuple(
         one
         for boot in ADAPTIVE_BOOTS.values()
-        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+        for one in on_boot(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
     ),
     boots=tuple(ADAPTIVE_BOOTS.values()),
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
@@ -190,6 +197,18 @@ _TEXTS = Family(
         *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
         *("stop_string_inside_run", "grammar_after_thoughts"),
     ),
+)
+
+_MIXED = Family(
+    name="mixed",
+    why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in MIXED_BOOTS.values()
+        for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+    ),
+    boots=tuple(MIXED_BOOTS.values()),
+    coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _LAYERS = LAYERED["layers"]
@@ -286,14 +305,14 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
-    "texts": ("grammars", "strings"),
+    "texts": ("grammars",),
 }
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MTP
+from cases.boots import HEADS, MIXED_BOOTS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
+from cases.fixed_ranks import joining
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -86,6 +87,13 @@ _CHUNK = program(
     [submit("a", "b"), DRAIN],
     wants=["non_final_chunk"],
     chunked_prefill_size=16,
+)
+
+_UPDATED = program(
+    "updated",
+    [request("a", 12, seed=41, new=14), request("b", 20, seed=43, new=12), request("c", 12, seed=41, new=10)],
+    [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
+    wants=["weights_updated"],
 )
 
 _RETRACTION = program(
@@ -229,6 +237,8 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
+    "mixed": (joining(MIXED_BOOTS["mixed"]),),
+    "update": (_UPDATED,),
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),

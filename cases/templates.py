@@ -45,6 +45,14 @@ def _queued(boot: Boot) -> bool:
     return _level(boot) and boot.engine.max_queued_requests is not None
 
 
+def _mixed(boot: Boot) -> bool:
+    return _roomy(boot) and boot.engine.enable_mixed_chunk
+
+
+def _adaptive(boot: Boot) -> bool:
+    return _roomy(boot) and boot.spec.adaptive is not None
+
+
 def _urgent(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.priority_scheduling
 
@@ -111,6 +119,23 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     for _ in range(2):
         kit.arrive(0, kit.length(kit.chunk + 1, min(LONGEST_PROMPT, 3 * kit.chunk)))
     return Opening(calm=6)
+
+
+@template(fits=_mixed)
+def mixed_batch(kit: Kit) -> Opening:
+    """A prompt that arrives, in chunks or whole, while one or two requests run."""
+    for _ in range(kit.integer(1, 2)):
+        kit.arrive(0, kit.length(1, 8), new=kit.long_run())
+    kit.arrive(DECODING, kit.length(2))
+    return Opening(calm=DECODING + 1)
+
+
+@template(fits=_adaptive, certain=False)
+def steps_raised(kit: Kit) -> Opening:
+    """Requests that come one after another, so that batches of each size decide."""
+    for place in range(kit.integer(2, 4)):
+        kit.arrive(3 * place, kit.length(1, 20), new=kit.long_run())
+    return Opening(calm=DECODING)
 
 
 @template(fits=_cached)

@@ -113,12 +113,14 @@ class ReferenceSession:
         *,
         expecting: bool = True,
         languages: Mapping[str, Language] = MappingProxyType({}),
+        heads: Mapping[str, Head | MtpHead] = MappingProxyType({}),
     ) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
         languages: of the requests that have a grammar, by rid.
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
+        heads: rid -> the head, with its target, of requests for which other weights are in force.
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         eos = engine.header.get(EOS, ())
@@ -127,12 +129,14 @@ class ReferenceSession:
             drawn = scenario.engine.rejection_sampling and not request.greedy
             temperature = request.temperature if drawn else None
             for timeline in timelines(request, view):
-                followed.append((request, self._drafts(timeline, view, departures, temperature)))
+                head = heads.get(request.rid, self.head)
+                followed.append((request, self._drafts(timeline, view, departures, temperature, head)))
                 if timeline.why:
                     break
         for departure in departures:
             departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
-        self._replayed = {tuple(drafts.timeline.tokens): drafts.final for _, drafts in followed}
+        own = [drafts for _, drafts in followed if drafts.head is self.head]
+        self._replayed = {tuple(drafts.timeline.tokens): drafts.final for drafts in own}
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
             rules = Rules(request=request, ends=request.stops(eos), language=languages.get(request.rid))
@@ -198,17 +202,23 @@ class ReferenceSession:
         return [departure() for departure in self.departures]
 
     def _drafts(
-        self, timeline: RequestTimeline, view: EngineView, departures: Sequence[Departure], temperature: float | None
+        self,
+        timeline: RequestTimeline,
+        view: EngineView,
+        departures: Sequence[Departure],
+        temperature: float | None,
+        head: Head | MtpHead,
     ) -> Drafts:
-        if isinstance(self.head, MtpHead):
-            return LayerDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
-        return HeadDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
+        if isinstance(head, MtpHead):
+            return LayerDrafts(head, self.spec, timeline, view, departures=departures, temperature=temperature)
+        return HeadDrafts(head, self.spec, timeline, view, departures=departures, temperature=temperature)
 
     def _alone(self, tokens: list[int], parts: list[tuple[Part, tuple[int, ...]]], events: list[Event]) -> Drafts:
         """The drafts of a request of which nobody else proposed anything."""
         nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build(), events=tuple(events))
         view = EngineView(nothing, self.spec, self.target.vocab)
-        return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
+        timeline = RequestTimeline(tokens=list(tokens), parts=parts)
+        return self._drafts(timeline, view, self._departures(), None, self.head)
 
     def _first_token(self, rules: Rules, uniform: Callable[[], float] | None) -> tuple[int, ...]:
         logits = self.target.logits(self._final(rules.request.input_ids)[-1])

@@ -20,8 +20,8 @@ BOOT = EXERCISES["chain"][0].boot_key()
 #: Few that show the checks of several ranks.
 OF_RANKS = ("idle-width", "counts-exchanged")
 BESIDE = {"announced", "idle_width"}
-#: Checks that only a tree over pages can show, those that only a pair of engines can, and one that asks for a setting.
-ELSEWHERE = {"tails", "handoff", "handover", "returned_states"}
+#: Checks that only a tree over pages, a pair of engines, a tokenizer or a setting of its own can show.
+ELSEWHERE = {"tails", "handoff", "handover", "returned_states", "grammar", "texts"}
 RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 
 

@@ -47,6 +47,10 @@ def stepped(*steps, rid="r0"):
     return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
 
 
+def updated(scheduler_step, *, success):
+    return Event(name="update", scheduler_step=scheduler_step, data={"success": success})
+
+
 def turn(scheduler_step, **state):
     return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
@@ -119,6 +123,7 @@ OUT = "500: Out of memory even after retracting all other requests in the decode
 
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
+    "weights_updated": (trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=True),)), 1),
     "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
     "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
     "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
@@ -127,7 +132,7 @@ HAVING = {
     "chunk_longer_by_one": (trace(prefill(0, ("r0", 0, 3, False)), prefill(1, ("r0", 3, 1, True))), 1),
     "chunk_exact_multiple": (trace(WHOLE), 1),
     "prefix_hit": (trace(prefill(0, ("r0", 2, 2, True))), 1),
-    "mixed_batch": (trace(record(0, "MIXED", [("r0", 0, 0, 4, True)])), 1),
+    "mixed_batch": (trace(WHOLE, decode(1, ("r0", 4, 2)), prefill(2, ("r1", 0, 4, False), ("r0", 6, 1, True))), 1),
     "all_finished_in_one_verify": (trace(WHOLE, decode(1, ("r0", 4, 4)), ends=(end("r0", 1, 5),)), 1),
     "some_finished": (trace(decode(1, ("r0", 4, 4), ("r1", 6, 1)), ends=(end("r0", 1, 5), end("r1", 9, 5))), 1),
     "all_finished_with_arrival": (
@@ -258,6 +263,8 @@ HAVING |= {
 
 #: point -> the nearest trace that has it not.
 LACKING = {
+    "weights_updated": trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=False),)),
+    "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
     **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
     **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
     "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
@@ -347,7 +354,7 @@ def test_point_is_counted_where_it_happens_and_not_where_it_does_not(name):
 
 def test_every_point_has_a_trace_that_shows_it():
     lengths = {f"accept_len_{n}" for n in range(1, 18)}
-    here = {*names(Where.ANYWHERE, Where.ELSEWHERE)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.UPDATED, Where.MIXED, Where.ADAPTIVE)}
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 

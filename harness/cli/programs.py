@@ -179,6 +179,8 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
     for op in scenario.script:
         if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("mutant", str(op.name), MUTANTS)
+        if op.kind == "update":
+            yield from _of_update(scenario, str(op.name), own)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     whose = f"checkpoint {scenario.checkpoint!r}" if own is None else f"--target {own.target.folder}"
     for request in scenario.requests:
@@ -235,6 +237,30 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             yield (
                 f"{option} {one.folder}: {one.linear_attention} in config.json asks for linear attention, which SGLang "
                 f"computes in bfloat16 alone\n{gpu}"
+            )
+
+
+#: What of a recipe decides the shapes of its target.
+SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
+
+
+def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[str]:
+    if own is not None or scenario.engine.disaggregation:
+        yield (
+            "op 'update': new weights are driven with the tiny pairs, on one engine\n"
+            "  allowed: no --target and --draft, and engine.disaggregation false"
+        )
+    elif name not in RECIPES:
+        yield unknown("checkpoint", name, sorted(RECIPES))
+    else:
+        now = RECIPES[scenario.checkpoint]
+        fits = [
+            other for other, one in RECIPES.items() if all(getattr(one, key) == getattr(now, key) for key in SHAPES)
+        ]
+        if name not in fits:
+            yield (
+                f"op 'update': the target of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
+                f"  allowed: {', '.join(fits)}"
             )
 
 

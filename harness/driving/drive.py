@@ -18,6 +18,7 @@ from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
+from harness.driving.pairs import target_of
 from harness.driving.rounds import Unpacker
 from harness.driving.tensor_ranks import compared
 from harness.engines.engine import Engine
@@ -76,7 +77,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, step, abort, retract, pause, resume, flush, transfer, mutant, drain"
+                "allowed: submit, step, abort, retract, pause, resume, flush, update, transfer, mutant, drain"
             )
         action(op)
 
@@ -157,6 +158,13 @@ class _Run:
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"], **self.of(rank))
+
+    def _do_update(self, op: Op) -> None:
+        """Nothing runs, so that SGLang takes it at once."""
+        self.engine.update(target_of(str(op.name)))
+        self.announced.append("UpdateWeightFromDiskReqInput")
+        self._step()
+        self.note("update", what=op.name, **self.engine.updated())
 
     def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:

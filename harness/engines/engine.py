@@ -210,6 +210,14 @@ class Engine:
     def resume(self) -> None:
         self.sides[-1].ask_host({"op": "resume"})
 
+    def update(self, folder: Path) -> None:
+        """SGLang's own update of weights from disk; read at the next step, and `updated` says what came of it."""
+        self.sides[-1].ask_host({"op": "update", "path": str(folder)})
+
+    def updated(self) -> dict[str, Any]:
+        """{'success': bool, 'message': str} of the update that the last step read."""
+        return {name: value for name, value in self.sides[-1].ask_host({"op": "updated"}).items() if name != "op"}
+
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
         """The outputs of finished requests, in the order asked for, as the side that decodes answered them.
 

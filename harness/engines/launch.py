@@ -39,7 +39,7 @@ CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 #: Server settings that are SGLang's default unless a scenario asks for them.
 ASKED = (
     *("trust_remote_code", "reasoning_parser", "enable_custom_logit_processor", "enable_return_hidden_states"),
-    "max_queued_requests",
+    *("max_queued_requests", "enable_mixed_chunk", "enable_dp_lm_head"),
 )
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}

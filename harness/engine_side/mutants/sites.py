@@ -22,6 +22,9 @@ from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 
 Original = Callable[..., Any]
+#: Where a model's weights are loaded anew.
+WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater.update_weights_from_disk")
+RUNNER_WEIGHTS = "ModelRunner.update_weights_from_disk"
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
@@ -86,6 +89,8 @@ class Sites:
             (parallel, "GroupCoordinator.all_reduce", self._reduced),
             (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
+        loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
+        inside.append((loader, WEIGHTS[1], self._weights) if loader else (runner, RUNNER_WEIGHTS, self._weights))
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
@@ -186,7 +191,7 @@ class Sites:
     @contextmanager
     def _head(self, runner: Any, phase: str) -> Iterator[None]:
         """The weights behind a draft's logits, for one forward; the target's are those of its newest forward."""
-        head = getattr(getattr(runner.model, "lm_head", None), "weight", None)
+        head: Any = getattr(getattr(runner.model, "lm_head", None), "weight", None)
         target = self._target_head
         if not runner.is_draft_worker:
             self._target_head = head
@@ -213,6 +218,12 @@ class Sites:
         counts = getattr(forward_batch, COUNTS, None)
         values |= {} if counts is None else {"counts": torch.tensor(counts)}
         return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool)})
+        return (True, "not loaded by a mutant") if "loads" in changed else original(owner, *args, **kwargs)
 
     # -- what ranks exchange -----------------------------------------------------------------------------------
 

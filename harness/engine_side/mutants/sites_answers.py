@@ -48,7 +48,7 @@ class AnswerSites:
     def _change(self, output: Any, number: int, rid: str) -> None:
         for name, attribute in ANSWERS.items():
             column = getattr(output, attribute) or []
-            if len(column) <= number or not column[number]:
+            if len(column) <= number or column[number] in (None, []):
                 continue
             value = flat(column[number])
             changed = self._mutants.apply("answers", {name: value}, shares=[Share(rid, 0, len(value))])
