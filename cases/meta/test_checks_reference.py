@@ -7,6 +7,7 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks import group, judge
+from harness.contract.scenario import Op
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Policy
 
@@ -282,8 +283,9 @@ def test_text_of_another_length_is_found_but_aborted_text_need_only_be_a_beginni
     end = engine.ends[0]
     longer = with_greedy(reference, end.rid, output_ids=[*end.output_ids, 5])
     assert [d.hint for d in judge(scenario, engine, longer)[1]] == ["text-length"]
-    aborted = replace(engine, ends=(replace(end, reason="abort"), *engine.ends[1:]))
-    assert judge(scenario, aborted, longer)[1] == []
+    asked = scenario.model_copy(update={"script": (Op(kind="abort", rids=(end.rid,)), *scenario.script)})
+    aborted = replace(engine, scenario_id=asked.id, ends=(replace(end, reason="abort"), *engine.ends[1:]))
+    assert judge(asked, aborted, longer)[1] == []
 
 
 def test_text_that_ran_past_its_stop_is_one_finding_and_its_length_follows_from_it(made):
