@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from packaging.version import Version
 
@@ -33,6 +34,11 @@ class Boot:
     def vocab(self) -> int:
         """Token ids that prompts are drawn below."""
         return BYTES if self.text else VOCAB
+
+    @property
+    def spelled(self) -> bool:
+        """Whether its engine has a tokenizer, so that requests can have grammars and stop strings."""
+        return not self.engine.skip_tokenizer_init
 
     @property
     def assumes(self) -> tuple[str, ...]:
@@ -70,9 +76,15 @@ def _paged(page: int) -> EngineConfig:
 
 
 BYTES = 256
+MOST_WAITING = 5
 UNCACHED = EngineConfig(radix_cache=False)
+#: A pool that a few requests outgrow, and more of them admitted than it can hold to their ends.
+OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
+TIGHT = EngineConfig(**OUTGROWN)
+HEADS_OF_FIVE = SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
+FIRST_MIXED = "0.5.19"
 #: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
 V2 = "0.5.13"
 
@@ -80,16 +92,30 @@ BOOTS = _named(
     (
         Boot(name="plain", why="the default chain: three steps, pages of one token, prefix cache"),
         Boot(name="pages", why="pages of four tokens", engine=_paged(4)),
-        Boot(name="small-pool", why="a pool that a few requests fill", engine=EngineConfig(max_total_tokens=160)),
+        Boot(name="small-pool", why="a pool that a few requests outgrow", engine=TIGHT),
+        Boot(
+            name="apart",
+            why="a pair of which no two tensors are alike, five steps, a pool that a few requests outgrow",
+            checkpoint="eagle-apart",
+            spec=_chain(5),
+            engine=TIGHT,
+        ),
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
-            why="five steps, two requests at a time",
+            why="five steps, two requests at a time, and five that wait",
             spec=_chain(5),
-            engine=EngineConfig(max_running_requests=2),
+            engine=EngineConfig(max_running_requests=2, max_queued_requests=MOST_WAITING),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
     )
+)
+
+#: Apart, since every release fails there (F-041, F-044).
+STATES = Boot(
+    name="states",
+    why="hidden states come back",
+    engine=EngineConfig(enable_return_hidden_states=True, max_running_requests=4),
 )
 
 #: Multi-layer MTP: before 0.5.17 the worker runs neither eagerly nor in CUDA graphs without a known issue.
@@ -97,7 +123,7 @@ LAYERED = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.17")
     for name, why, checkpoint, spec, engine in (
         ("layers", "three MTP layers, no prefix cache", "mtp-tiny", MTP, UNCACHED),
-        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, EngineConfig()),
+        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, PLAIN),
         (
             "layers-pages",
             "two MTP layers, pages of four tokens",
@@ -114,19 +140,47 @@ LAYERED = _named(
             MTP,
             UNCACHED,
         ),
+        (
+            "layers-apart",
+            "five MTP layers of which no two tensors are alike, a pool that a few requests outgrow",
+            "mtp-apart",
+            SpecConfig(algorithm="MTP", num_steps=5, num_draft_tokens=6),
+            EngineConfig(radix_cache=False, **OUTGROWN),
+        ),
+        (
+            "chained-apart",
+            "five MTP layers that read each other's output, of which no two tensors are alike",
+            "mtp-chained-apart",
+            SpecConfig(algorithm="MTP", num_steps=5, num_draft_tokens=6),
+            UNCACHED,
+        ),
     )
 )
 
 #: From three steps on every release deviates.
 TREES = _named(
-    Boot(name=name, why=why, spec=spec, since=V2)
-    for name, why, spec in (
-        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6)),
-        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8)),
-        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3)),
-        ("full-tree", "two steps, every node kept", _tree(2, 2, 7)),
-        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16)),
-        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10)),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, spec, checkpoint, engine in (
+        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6), CHECKPOINT, PLAIN),
+        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8), CHECKPOINT, PLAIN),
+        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3), CHECKPOINT, PLAIN),
+        ("full-tree", "two steps, every node kept", _tree(2, 2, 7), CHECKPOINT, PLAIN),
+        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16), CHECKPOINT, PLAIN),
+        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10), CHECKPOINT, PLAIN),
+        (
+            "tree-apart",
+            "three candidates a step, two steps, a pair of which no two tensors are alike, a pool that is outgrown",
+            _tree(2, 3, 8),
+            "eagle-apart",
+            TIGHT,
+        ),
+        (
+            "deep-apart",
+            "five steps, three candidates a step, the same pair and pool",
+            _tree(5, 3, 12),
+            "eagle-apart",
+            TIGHT,
+        ),
     )
 )
 
@@ -134,6 +188,13 @@ PAGES = _named(
     (
         Boot(name="pages-16", why="pages of 16 tokens", engine=_paged(16)),
         Boot(name="pages-64", why="pages of 64 tokens", engine=_paged(64)),
+        Boot(
+            name="pages-apart",
+            why="pages of four tokens, five steps, a pair of which no two tensors are alike, a pool that is outgrown",
+            checkpoint="eagle-apart",
+            spec=_chain(5),
+            engine=EngineConfig(page_size=4, **OUTGROWN),
+        ),
         Boot(
             name="pages-4-tree",
             why="pages of four tokens, two candidates a step: branches begin on pages of their own",
@@ -166,7 +227,15 @@ EAGLE3_BOOTS = _named(
             name="eagle3-wide",
             why="one feature, a draft wider than the target, five steps",
             checkpoint="eagle3-wide",
-            spec=SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
+            spec=HEADS_OF_FIVE,
+            since="0.5.12",
+        ),
+        Boot(
+            name="eagle3-apart",
+            why="three features by name, a head of its own for all tokens, five steps, a pool that is outgrown",
+            checkpoint="eagle3-apart",
+            spec=HEADS_OF_FIVE,
+            engine=TIGHT,
             since="0.5.12",
         ),
         Boot(
@@ -181,25 +250,34 @@ EAGLE3_BOOTS = _named(
 
 #: Latent attention, with the NextN layer as the draft.
 LATENT = _named(
-    Boot(name=name, why=why, checkpoint="mla-tiny", spec=spec, engine=engine, since=since)
-    for name, why, spec, engine, since in (
-        ("latent", "latents in the cache, a chain of three steps", SpecConfig(), EngineConfig(), "0"),
-        ("latent-pages", "latents over pages of four tokens", SpecConfig(), _paged(4), "0"),
-        ("latent-tree", "latents, two candidates a step, two steps", _tree(2, 2, 6), EngineConfig(), V2),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=since)
+    for name, why, checkpoint, spec, engine, since in (
+        ("latent", "latents in the cache, a chain of three steps", "mla-tiny", SpecConfig(), EngineConfig(), "0"),
+        ("latent-pages", "latents over pages of four tokens", "mla-tiny", SpecConfig(), _paged(4), "0"),
+        ("latent-tree", "latents, two candidates a step, two steps", "mla-tiny", _tree(2, 2, 6), EngineConfig(), V2),
+        (
+            "latent-apart",
+            "latents of other sizes, five steps, a pool that is outgrown",
+            "mla-apart",
+            _chain(5),
+            TIGHT,
+            "0",
+        ),
     )
 )
 
 #: Trained weights, of which one tree is enough: from three steps on every release deviates.
 TRAINED = _named(
-    Boot(name=name, why=why, checkpoint=f"trained-{head}", spec=spec, since=since, text=True)
-    for name, why, head, spec, since in (
-        ("trained", "trained weights, an EAGLE-3 chain of three steps", "eagle3", HEADS, "0.5.12"),
+    Boot(name=name, why=why, checkpoint=f"trained-{head}", spec=spec, engine=engine, since=since, text=True)
+    for name, why, head, spec, since, engine in (
+        ("trained", "trained weights, an EAGLE-3 chain of three steps", "eagle3", HEADS, "0.5.12", PLAIN),
         (
             "trained-long",
             "trained weights, an EAGLE-3 chain of five steps",
             "eagle3",
-            SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6),
+            HEADS_OF_FIVE,
             "0.5.12",
+            PLAIN,
         ),
         (
             "trained-tree",
@@ -207,17 +285,63 @@ TRAINED = _named(
             "eagle3",
             SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=4, num_draft_tokens=8),
             V2,
+            PLAIN,
         ),
-        ("trained-eagle1", "trained weights, an EAGLE-1 chain of three steps", "eagle1", SpecConfig(), "0"),
+        (
+            "trained-eagle1",
+            "trained weights, an EAGLE-1 chain of three steps",
+            "eagle1",
+            SpecConfig(),
+            "0",
+            PLAIN,
+        ),
+        (
+            "trained-tight",
+            "trained weights, an EAGLE-3 chain of five steps, a pool that a few requests outgrow",
+            "eagle3",
+            HEADS_OF_FIVE,
+            "0.5.12",
+            EngineConfig(max_total_tokens=320, schedule_conservativeness=0.1),
+        ),
+    )
+)
+
+SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
+SPELLED_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, SpecConfig(), SPELLED),
+        ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, _tree(2, 2, 6), SPELLED),
+        (
+            "texts-thoughts",
+            "grammars behind thoughts, a chain of three steps",
+            CHECKPOINT,
+            SpecConfig(),
+            SPELLED.model_copy(update={"reasoning_parser": "qwen3"}),
+        ),
     )
 )
 
 TWO_RANKS = EngineConfig(dp_size=2, tp_size=2, max_running_requests=4)
 DP_BOOTS = _named(
-    Boot(name=name, why=why, checkpoint=checkpoint, spec=HEADS, engine=TWO_RANKS, since=V2)
-    for name, why, checkpoint in (
-        ("dp", "DP attention over two ranks", "qwen3-tiny"),
-        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide"),
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("dp", "DP attention over two ranks", "qwen3-tiny", HEADS, TWO_RANKS),
+        ("dp-wide", "two ranks, a draft wider than its target", "qwen3-wide", HEADS, TWO_RANKS),
+        (
+            "dp-apart",
+            "two ranks, a head of its own, five steps, a pool that is outgrown",
+            "qwen3-apart",
+            HEADS_OF_FIVE,
+            TWO_RANKS.model_copy(update=OUTGROWN),
+        ),
+        (
+            "dp-lm-head",
+            "two ranks, each with logits of its own requests alone",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
+        ),
     )
 )
 
@@ -254,6 +378,29 @@ ADAPTIVE_BOOTS = _named(
     )
 )
 
+MIXED_ENGINE = EngineConfig(enable_mixed_chunk=True)
+MIXED_BOOTS = _named(
+    Boot(
+        name=name,
+        why=why,
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=MIXED_ENGINE.model_copy(update=engine),
+        since=FIRST_MIXED,
+    )
+    for name, why, checkpoint, spec, engine in (
+        ("mixed", "prompt chunks and running requests in one batch", CHECKPOINT, SpecConfig(), {}),
+        (
+            "mixed-eagle3",
+            "the same with an EAGLE-3 head, over pages of four tokens",
+            "eagle3-tiny",
+            HEADS,
+            {"page_size": 4},
+        ),
+        ("mixed-tree", "the same with two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}),
+    )
+)
+
 TP = EngineConfig(tp_size=2, max_running_requests=4)
 TP_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=TP.model_copy(update=engine), since=since)
@@ -285,7 +432,16 @@ PD_BOOTS = _named(
         ("pd-wide", "a draft wider than the target", "eagle3-wide", HEADS, PAIR),
         ("pd-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), PAIR),
         ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page_size": 4})),
+        ("pd-five", "five steps, a pair of which no two tensors are alike", "eagle-apart", _chain(5), PAIR),
     )
+)
+RANKED_FIVE = Boot(
+    name="pd-ranks-five",
+    why="the same with a head of its own, and five steps",
+    checkpoint="qwen3-apart",
+    spec=HEADS_OF_FIVE,
+    engine=PAIR.model_copy(update={"dp_size": 2, "tp_size": 2}),
+    since=V2,
 )
 RANKED_PAIR = Boot(
     name="pd-ranks",

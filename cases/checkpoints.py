@@ -40,6 +40,8 @@ from cases import (
 )
 from cases.recipes import (
     Eagle3Recipe,
+    FiveLayersRecipe,
+    FiveStepLayersRecipe,
     LatentRecipe,
     MtpRecipe,
     Noise,
@@ -54,6 +56,7 @@ from cases.recipes import (
     TrainedRecipe,
     Weights,
 )
+from cases.stirred import stirred
 from harness.contract import plain_files
 from harness.contract.usage import UserError
 
@@ -69,10 +72,19 @@ class CheckpointMakeError(UserError):
     """A pair cannot be made or reused: names the place, what is wrong and what to do."""
 
 
+_APART: dict[str, Any] = {
+    "hidden": 80,
+    "intermediate": 112,
+    "layers": 7,
+    "heads": 8,
+    "max_position": 640,
+}
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="eagle-tiny", seed=20240626),
+        # What an engine of the pair above is given for new weights: the same shapes.
+        Recipe(name="eagle-next", seed=20240628),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
@@ -98,6 +110,49 @@ RECIPES: dict[str, Recipe] = {
         # Latent attention, and a NextN layer for a draft.
         LatentRecipe(name="mla-tiny", seed=20241228),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
+        # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
+        Recipe(name="eagle-apart", seed=20261129, **_APART, upper_gain=0.03),
+        Recipe(
+            name="eagle-apart64",
+            seed=20261205,
+            **{**_APART, "hidden": 144, "intermediate": 176, "heads": 6},
+            head_dim=64,
+            upper_gain=0.03,
+        ),
+        Eagle3Recipe(
+            name="eagle3-apart",
+            seed=20261130,
+            **{**_APART, "hidden": 160, "intermediate": 192, "layers": 9, "heads": 4},
+            upper_gain=0.02,
+            aux_layers=(1, 4, 6),
+            draft_hidden=160,
+            vocab=520,
+            draft_vocab=520,
+        ),
+        FiveLayersRecipe(name="mtp-apart", seed=20261203, **_APART, upper_gain=0.03),
+        FiveStepLayersRecipe(name="mtp-chained-apart", seed=20261204, **{**_APART, "layers": 45}),
+        Qwen3Recipe(
+            name="qwen3-apart",
+            seed=20261202,
+            layers=9,
+            intermediate=96,
+            max_position=640,
+            upper_gain=0.02,
+            aux_layers=(1, 4, 6),
+            vocab=520,
+            draft_vocab=520,
+        ),
+        LatentRecipe(
+            name="mla-apart",
+            seed=20261201,
+            **{**_APART, "heads": 4},
+            upper_gain=0.03,
+            q_rank=60,
+            kv_rank=40,
+            nope=28,
+            value=24,
+            experts=3,
+        ),
         # Trained on text and kept as files: logits as peaked, and accepted runs as long, as those of published pairs.
         TrainedRecipe(name="trained-eagle1"),
         TrainedEagle3Recipe(name="trained-eagle3"),
@@ -105,6 +160,8 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
+#: Pairs whose draft and norms are moved, see `cases.stirred`.
+STIRRED = frozenset(name for name in RECIPES if "-apart" in name)
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
@@ -113,7 +170,9 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     NormedRecipe: eagle3_weights.pair,
     Qwen3Recipe: eagle3_weights.qwen3_pair,
     MtpRecipe: mtp_weights.pair,
+    FiveLayersRecipe: mtp_weights.pair,
     StepRecipe: step_weights.pair,
+    FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,
     TableRecipe: table_weights.pair,
     TrainedRecipe: trained_weights.pair,
@@ -122,21 +181,19 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
 #: The pair to use instead on a device whose kernels are not built for its head width; same vocabulary, same positions.
 MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
+    ("eagle-apart", "cuda"): "eagle-apart64",
     ("table-tiny", "cuda"): "table-head64",
 }
 #: Pairs without such a pair, and why an engine must not be started with them: it would die of its kernels.
 UNFIT: dict[tuple[str, str], str] = {
-    ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
+    (name, "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes"
+    for name in ("mla-tiny", "mla-apart")
 }
 
 #: Pairs whose MTP layers read each other's output.
 CHAINED = frozenset(name for name, recipe in RECIPES.items() if isinstance(recipe, StepRecipe))
 #: Pairs whose draft has a layer a step, and how many.
-DRAFT_LAYERS = {
-    name: step_weights.LAYERS if name in CHAINED else mtp_weights.LAYERS
-    for name, recipe in RECIPES.items()
-    if isinstance(recipe, MtpRecipe)
-}
+DRAFT_LAYERS = {name: recipe.draft_layers for name, recipe in RECIPES.items() if isinstance(recipe, MtpRecipe)}
 
 
 def on_device(name: str, device: str) -> str:
@@ -168,8 +225,15 @@ def _sums(root: Path) -> dict[str, str]:
     return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+def pair_of(recipe: Recipe) -> Pair:
+    """What a recipe makes, in memory."""
+    noise = Noise(recipe.seed)
+    pair = KINDS[type(recipe)](noise, recipe)
+    return stirred(noise, pair) if recipe.name in STIRRED else pair
+
+
 def _build(recipe: Recipe, root: Path) -> None:
-    pair = KINDS[type(recipe)](Noise(recipe.seed), recipe)
+    pair = pair_of(recipe)
     _write_model(root / "target", pair.target_config, pair.target)
     _write_model(root / "draft", pair.draft_config, pair.draft)
     manifest = _identity(recipe) | {"files": _sums(root)}

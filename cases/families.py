@@ -15,10 +15,14 @@ from cases.boots import (
     EAGLE3_BOOTS,
     LATENT,
     LAYERED,
+    MIXED_BOOTS,
     PAGES,
     PAIR,
     PD_BOOTS,
+    RANKED_FIVE,
     RANKED_PAIR,
+    SPELLED_BOOTS,
+    STATES,
     TP_BOOTS,
     TRAINED,
     TREES,
@@ -26,7 +30,9 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
-from cases.fixed_ranks import rank_shapes, shared_shapes
+from cases.fixed_held import held_texts
+from cases.fixed_parts import parts
+from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
@@ -61,13 +67,22 @@ TEXT_FEW = ("together", "chunks", "arrivals", "shared-prefix")
 #: The hand-overs that a configuration beside the first is driven through.
 HANDED = ("together", "last-chunk-of-one", "ends-at-once")
 COMMON = ("non_final_chunk", "batch_shrinks", "batch_grows")
+#: What every family shows of a part of a batch.
+OF_PARTS = ("partial_retraction", "abort_of_some", "pool_exhausted")
+
+
+def _apart(boot: Boot, *, only: tuple[str, ...] = FEW) -> tuple[Scenario, ...]:
+    """A configuration of five steps and a pool that is outgrown: some common shapes, and what happens to a part."""
+    usual = shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix="apart-", only=only)
+    return (*usual, *parts(boot, prefix="apart-"))
+
 
 _EAGLE = Family(
     name="eagle",
-    why="EAGLE-1 chains: the default set",
-    scenarios=tuple(default_scenarios()),
-    boots=tuple(BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    why="EAGLE-1 chains: the default set of three steps, and five steps on a pool that is outgrown",
+    scenarios=(*default_scenarios(), *_apart(BOOTS["apart"])),
+    boots=(*BOOTS.values(), STATES),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 #: Chunks are whole pages, so a page of 64 needs a longer one.
@@ -84,22 +99,27 @@ _PAGED = Family(
             prefix="page4-tree-",
             only=(*FEW, "shared-prefix"),
         ),
+        *_apart(PAGES["pages-apart"]),
     ),
     boots=(BOOTS["pages"], *PAGES.values()),
-    coverage_points=(*COMMON, "prefix_hit"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit"),
 )
 
 _TREE = Family(
     name="tree",
-    why="trees of two, four and eight candidates a step, from a few nodes to all",
+    why="trees of two, four and eight candidates a step, from a few nodes to all; from three steps on they meet F-003",
     scenarios=(
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="t2-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=4, num_draft_tokens=8), prefix="t4-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=8, num_draft_tokens=16), prefix="t8-", only=FEW),
         *shapes(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=3), prefix="few-", only=FEW),
+        *_apart(TREES["tree-apart"]),
+        *shapes(spec=TREES["tree"].spec, prefix="three-steps-", only=FEW),
+        *shapes(spec=TREES["wide-tree"].spec, prefix="three-wide-", only=FEW),
+        *(one.model_copy(update={"name": f"five-steps-{one.name}"}) for one in _apart(TREES["deep-apart"])),
     ),
     boots=tuple(TREES.values()),
-    coverage_points=COMMON,
+    coverage_points=(*COMMON, *OF_PARTS),
 )
 
 _HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
@@ -110,9 +130,10 @@ _EAGLE3 = Family(
         *shapes(checkpoint="eagle3-tiny", spec=_HEADS, prefix="default-"),
         *shapes(checkpoint="eagle3-two", spec=_HEADS, prefix="two-", only=FEW),
         *shapes(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=FEW),
+        *_apart(EAGLE3_BOOTS["eagle3-apart"]),
     ),
     boots=tuple(EAGLE3_BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DP = Family(
@@ -121,21 +142,28 @@ _DP = Family(
     scenarios=(
         *rank_shapes(checkpoint="qwen3-tiny"),
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
+        *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
+        *rank_shapes(
+            checkpoint="qwen3-tiny",
+            engine=DP_BOOTS["dp-lm-head"].engine,
+            prefix="lm-head-",
+            only=("held-back", "uneven-batches"),
+        ),
     ),
     boots=tuple(DP_BOOTS.values()),
-    coverage_points=names(Where.RANKS),
+    coverage_points=(*names(Where.RANKS), *OF_PARTS),
 )
 
 _TP = Family(
     name="tp",
     why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
     scenarios=(
-        *shared_shapes(TP_BOOTS["tp"]),
-        *shared_shapes(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
+        *on_boot(TP_BOOTS["tp"]),
+        *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
         *(
             one
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
-            for one in shared_shapes(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
+            for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
         *rank_shapes(
             checkpoint=TP_BOOTS["tp-dp"].checkpoint,
@@ -154,30 +182,57 @@ _ADAPTIVE = Family(
     scenarios=tuple(
         one
         for boot in ADAPTIVE_BOOTS.values()
-        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+        for one in on_boot(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
     ),
     boots=tuple(ADAPTIVE_BOOTS.values()),
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
+_TEXTS = Family(
+    name="texts",
+    why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
+    scenarios=tuple(held_texts()),
+    boots=tuple(SPELLED_BOOTS.values()),
+    coverage_points=(
+        *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
+        *("stop_string_inside_run", "grammar_after_thoughts"),
+    ),
+)
+
+_MIXED = Family(
+    name="mixed",
+    why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in MIXED_BOOTS.values()
+        for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+    ),
+    boots=tuple(MIXED_BOOTS.values()),
+    coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
     why="multi-layer MTP: three layers, each proposing one token; they read the target's states, or each other's",
-    scenarios=tuple(
-        one
-        for boot, only in (
-            (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
-            (LAYERED["layers-pages"], FEW),
-            (LAYERED["layers-cache"], ("shared-prefix",)),
-            (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
-        )
-        for one in shapes(
-            checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
-        )
+    scenarios=(
+        *(
+            one
+            for boot, only in (
+                (_LAYERS, tuple(one.name for one in default_scenarios() if one.name != "shared-prefix")),
+                (LAYERED["layers-pages"], FEW),
+                (LAYERED["layers-cache"], ("shared-prefix",)),
+                (LAYERED["layers-chained"], (*FEW, "chunk-borders", "finish-together", "abort-midway")),
+            )
+            for one in shapes(
+                checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=f"{boot.name}-", only=only
+            )
+        ),
+        *_apart(LAYERED["layers-apart"]),
+        *parts(LAYERED["chained-apart"], prefix="chained-apart-", only=("some-taken-back", "some-aborted")),
     ),
     boots=tuple(LAYERED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _MLA = Family(
@@ -192,9 +247,10 @@ _MLA = Family(
             prefix="tree-",
             only=FEW,
         ),
+        *_apart(LATENT["latent-apart"]),
     ),
     boots=tuple(LATENT.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "all_finished_in_one_verify"),
 )
 
 _DISAGG = Family(
@@ -205,18 +261,30 @@ _DISAGG = Family(
         *handoffs(checkpoint="eagle3-wide", spec=_HEADS, prefix="wide-", only=HANDED),
         *handoffs(spec=SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), prefix="tree-", only=HANDED),
         *handoffs(engine=PAIR.model_copy(update={"page_size": 4}), prefix="page4-", only=HANDED),
+        *handoffs(checkpoint="eagle-apart", spec=PD_BOOTS["pd-five"].spec, prefix="apart-", only=HANDED),
+        *parts(PD_BOOTS["pd-five"], prefix="apart-"),
     ),
     boots=tuple(PD_BOOTS.values()),
     # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    coverage_points=tuple(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"),
+    coverage_points=(*(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"), *OF_PARTS),
 )
 
 _DISAGG_DP = Family(
     name="disagg-dp",
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
-    scenarios=tuple(ranked_handoffs()),
-    boots=(RANKED_PAIR,),
-    coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    scenarios=(
+        *ranked_handoffs(),
+        *ranked_handoffs(boot=RANKED_FIVE, prefix="five-"),
+        *parts(RANKED_FIVE, prefix="five-"),
+    ),
+    boots=(RANKED_PAIR, RANKED_FIVE),
+    coverage_points=(
+        *names(Where.HANDOFF_RANKS),
+        *OF_PARTS,
+        "prebuilt_all_finished",
+        "failed_transfer",
+        "abort_in_transfer",
+    ),
 )
 
 _TRAINED = Family(
@@ -229,20 +297,22 @@ _TRAINED = Family(
             (TRAINED["trained-long"], "long-", TEXT_FEW),
             (TRAINED["trained-tree"], "tree-", TEXT_FEW),
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
+            (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, prefix=prefix, only=only)
+        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+    "texts": ("grammars",),
 }
 
 

@@ -49,7 +49,7 @@ def handoffs(
         ),
         program(
             "full-side",
-            [request(rid, 6 + place, seed=216 + place, new=8) for place, rid in enumerate("abcdef")],
+            [request(rid, 6 + place, seed=216 + place, new=8 + place) for place, rid in enumerate("abcdef")],
             [submit(*"abcdef"), DRAIN],
             wants=["decode_side_full"],
         ),
@@ -68,7 +68,7 @@ def handoffs(
         ),
         program(
             "all-end-at-once",
-            [request("a", 8, seed=226, new=1), request("b", 13, seed=227, new=1), request("c", 6, seed=228, new=8)],
+            [request("a", 8, seed=226, new=1), request("b", 13, seed=227, new=1), request("c", 6, seed=228, new=9)],
             [submit("a", "b"), steps(4), submit("c"), DRAIN],
             wants=["finished_at_hand_over", "prebuilt_all_finished"],
         ),
@@ -80,7 +80,7 @@ def handoffs(
         ),
         program(
             "reordered",
-            [request("a", 10, seed=231, new=10), request("b", 14, seed=232, new=10)],
+            [request("a", 10, seed=231, new=10), request("b", 14, seed=232, new=9)],
             [
                 submit("a", "b"),
                 transfer("hold", "a", "b"),
@@ -126,27 +126,27 @@ def handoffs(
         ),
         program(
             "dropped",
-            [request("a", 10, seed=243, new=10), request("b", 9, seed=244, new=10)],
+            [request("a", 10, seed=243, new=10), request("b", 9, seed=244, new=12)],
             [submit("a", "b"), transfer("drop", "a"), steps(6), abort("a"), DRAIN],
             wants=["dropped_transfer", "abort_in_transfer"],
         ),
         program(
             "waiting-aborted",
             # Four that decode for long: under overlap scheduling KV arrives steps later than without.
-            [request(rid, 6 + place, seed=245 + place, new=20) for place, rid in enumerate("abcde")],
+            [request(rid, 6 + place, seed=245 + place, new=20 + place) for place, rid in enumerate("abcde")],
             [submit(*"abcd"), steps(1), submit("e"), steps(4), abort("e"), DRAIN],
             wants=["decode_side_full", "empty_prebuilt_batch"],
         ),
         program(
             "retracted",
-            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [request(rid, 20 + place, seed=251 + place, new=40 + place) for place, rid in enumerate("abc")],
             [submit(*"abc"), DRAIN],
             wants=["retracted_on_decode_side"],
         ),
         program(
             "retracted-aborted",
             # As above, and the one that was taken back is aborted before there is room for it again.
-            [request(rid, 20 + place, seed=251 + place, new=40) for place, rid in enumerate("abc")],
+            [request(rid, 20 + place, seed=251 + place, new=40 + place) for place, rid in enumerate("abc")],
             [submit(*"abc"), steps(20), abort("c"), DRAIN],
             wants=["empty_prebuilt_batch"],
         ),
@@ -176,7 +176,7 @@ def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list
             [
                 request("a", 7, seed=264, new=12),
                 request("b", 12, seed=265, new=10, dp_rank=1),
-                request("c", 5, seed=266, new=14, dp_rank=1),
+                request("c", 5, seed=266, new=15, dp_rank=1),
             ],
             [submit("a", "b", "c"), DRAIN],
             wants=["handed_over_on_each_rank"],
@@ -192,8 +192,8 @@ def ranked_handoffs(*, boot: Boot = RANKED_PAIR, prefix: str = "ranks-") -> list
             [
                 request("a", 8, seed=269, new=30),
                 request("b", 6, seed=270, new=8, dp_rank=1),
-                request("c", 10, seed=271, new=8, dp_rank=1),
-                request("d", 5, seed=272, new=8, dp_rank=1),
+                request("c", 10, seed=271, new=9, dp_rank=1),
+                request("d", 5, seed=272, new=10, dp_rank=1),
             ],
             [
                 submit("a"),

@@ -11,14 +11,15 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from cases import templates, templates_handoff
+from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
+from cases.asking import asking
 from cases.boots import Boot
-from cases.kit import TEMPLATES, Kit, possible, shortest_life
+from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
-ROOMS = (templates, templates_handoff)
+ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templates_texts)
 MOST_REQUESTS = 5
 
 
@@ -62,10 +63,25 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
         checkpoint=boot.checkpoint,
         spec=boot.spec,
         engine=boot.engine.model_copy(update={"chunked_prefill_size": kit.chunk, "running_limit": kit.running_limit}),
-        requests=kit.timeline.requests,
+        requests=asking(
+            random, boot, kit.timeline.requests if quiet else _with_keys(kit, opening), cached=opening.cached
+        ),
         script=kit.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
         wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),
+    )
+
+
+def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
+    """Of every second scenario, whatever its template, some requests sample or ask for more; drawn last of all.
+
+    Not those that the template needs as they are, for the lengths of what they accept.
+    """
+    own = kit.timeline.requests
+    if kit.chance():
+        return own
+    return tuple(
+        request if request.rules else templates_rules.perhaps_asking(request, kit.boot, kit.random) for request in own
     )
 
 
@@ -73,20 +89,26 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
     """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
     for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
         request = kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens(), stops=True)
+        if kit.boot.spelled:
+            request = templates_texts.perhaps_held(request, kit.random)
         kit.timeline.arrive(calm + kit.integer(0, 8), request)
 
 
 def _interference(kit: Kit, *, calm: int, protected: tuple[str, ...]) -> None:
-    """Up to two of: abort, retract, pause and resume, flush; from step `calm` on."""
+    """Up to two of: abort, retraction of all or some, pause and resume, flush; from step `calm` on."""
     gone = [rid for _, op in kit.timeline.ops if op.kind == "abort" for rid in op.rids]
     free = [entry for entry in kit.timeline.arrivals if entry[1].rid not in (*protected, *gone)]
     for _ in range(kit.integer(0, 2)):
-        kind = kit.random.choice(["retract", "pause", "flush", *(["abort"] if free else [])])
+        kind = kit.random.choice(["retract", "retract-some", "pause", "flush", *(["abort"] if free else [])])
         step = calm + kit.integer(0, 12)
         if kind == "abort":
             entry = kit.random.choice(free)
             _abort(kit, *entry, calm=calm)
             free.remove(entry)
+        elif kind == "retract-some":
+            rids = [request.rid for request in kit.timeline.requests]
+            chosen = kit.random.sample(rids, kit.integer(0, len(rids) - 1))
+            kit.timeline.at(step, "retract", *chosen, name=None if chosen else "test")
         else:
             kit.timeline.at(step, kind)
         if kind == "pause":

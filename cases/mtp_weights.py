@@ -17,26 +17,25 @@ from cases.llama_weights import uneven
 from cases.recipes import MtpRecipe, Noise, Pair, Weights
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
-#: MTP layers in the checkpoint: the most steps a scenario may ask for.
-LAYERS = 4
 
 
 def pair(noise: Noise, recipe: MtpRecipe) -> Pair:
     """Both folders hold the MTP layers: SGLang's users name one folder for both sides."""
     target = llama_weights.target(noise, recipe)
     target["model.norm.weight"] = uneven(noise, recipe.hidden)
-    draft = weights(noise, hidden=recipe.hidden, hidden_gain=recipe.hidden_gain, target=target)
-    both = config(llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    draft = weights(noise, recipe, target)
+    both = config(recipe, llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
     return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
 
 
-def weights(noise: Noise, *, hidden: int, hidden_gain: float, target: Weights) -> Weights:
+def weights(noise: Noise, recipe: MtpRecipe, target: Weights) -> Weights:
     """`model.mtp.layers.<i>.*`, as published MiMo-V2 checkpoints name them; embedding and head are the target's."""
     made: Weights = {}
+    hidden = recipe.hidden
     first = {name: value for name, value in target.items() if name.startswith("model.layers.0.")}
-    for index in range(LAYERS):
+    for index in range(recipe.draft_layers):
         prefix = f"model.mtp.layers.{index}."
-        mix = noise.draw(hidden, hidden, std=hidden_gain * hidden**-0.5)
+        mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
         made[f"{prefix}eh_proj.weight"] = np.concatenate([np.eye(hidden, dtype=np.float32), mix], axis=1)
         made[f"{prefix}enorm.weight"] = np.ones(hidden, dtype=np.float32)
         made[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
@@ -47,7 +46,7 @@ def weights(noise: Noise, *, hidden: int, hidden_gain: float, target: Weights) -
     return made
 
 
-def config(base: dict[str, Any]) -> dict[str, Any]:
+def config(recipe: MtpRecipe, base: dict[str, Any]) -> dict[str, Any]:
     """A MiMo-V2 config of the same sizes as the Llama config `base`."""
     layers, heads, groups = base["num_hidden_layers"], base["num_attention_heads"], base["num_key_value_heads"]
     return base | {
@@ -66,5 +65,5 @@ def config(base: dict[str, Any]) -> dict[str, Any]:
         "sliding_window_size": -1,
         "add_swa_attention_sink_bias": False,
         "add_full_attention_sink_bias": False,
-        "num_nextn_predict_layers": LAYERS,
+        "num_nextn_predict_layers": recipe.draft_layers,
     }

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MTP
+from cases.boots import HEADS, MIXED_BOOTS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
+from cases.fixed_ranks import joining
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -88,11 +89,26 @@ _CHUNK = program(
     chunked_prefill_size=16,
 )
 
+_UPDATED = program(
+    "updated",
+    [request("a", 12, seed=41, new=14), request("b", 20, seed=43, new=12), request("c", 12, seed=41, new=10)],
+    [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
+    wants=["weights_updated"],
+)
+
 _RETRACTION = program(
     "retracted",
-    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=14)],
+    [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
     [submit("a", "b"), steps(4), Op(kind="retract"), DRAIN],
     wants=["retract_resume"],
+)
+
+#: Of four that grow unevenly the second goes: the others stay in another order than they had, where SGLang has one.
+_PART = program(
+    "taken-back-in-part",
+    [request(rid, 23 - 6 * i, seed=35 + i, new=20 + i) for i, rid in enumerate("abcd")],
+    [submit(*"abcd"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+    wants=["partial_retraction"],
 )
 
 _STOP = program(
@@ -102,6 +118,34 @@ _STOP = program(
     wants=["stop_inside_accepted_run"],
 )
 
+_ABORT = program(
+    "aborted",
+    [request("a", 7, seed=11, new=30), request("b", 12, seed=21, new=12)],
+    [submit("a", "b"), steps(3), Op(kind="abort", rids=("a",)), DRAIN],
+    wants=["abort_in_decode"],
+)
+
+#: A queue and a pool that a few requests fill.
+_SMALL: dict[str, Any] = {"max_queued_requests": 3, "max_total_tokens": 160}
+_QUEUE = program(
+    "queued",
+    [
+        *(request(f"q{i}", 10, seed=20 + i, new=12) for i in range(4)),
+        request("q4", 10, seed=24, new=12).model_copy(update={"expect": "refusal"}),
+    ],
+    [submit("q0"), steps(2), submit("q1", "q2", "q3", "q4"), DRAIN],
+    wants=["full_queue_refused"],
+    **_SMALL,
+)
+
+_POOL = program(
+    "outgrown-together",
+    [request(rid, 36, seed=50 + i, new=24 + 6 * i) for i, rid in enumerate("abc")],
+    [submit("a"), steps(3), submit("b"), steps(3), submit("c"), DRAIN],
+    wants=["pool_exhausted"],
+    **_SMALL,
+)
+
 _SAMPLED = program(
     "sampled",
     [
@@ -109,6 +153,68 @@ _SAMPLED = program(
         for i, rid in enumerate("abc")
     ],
     [submit("a", "b", "c"), DRAIN],
+)
+
+#: Engines whose requests are texts.
+TEXTS: dict[str, Any] = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
+
+
+def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
+    return RequestSpec.model_validate(request(rid, length, seed=seed, new=24).model_dump() | keys)
+
+
+_GRAMMAR = program(
+    "constrained",
+    [_held("a", 7, 11, regex="([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
+    [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
+)
+
+_STRINGS = program(
+    "strings",
+    [_held("a", 7, 11, stop=("i",)), _held("b", 12, 21, stop=("tt",)), _held("c", 5, 22, stop_regex=("[0-9]{3}",))],
+    [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
+)
+
+#: By their names.
+_ASKING: dict[str, dict[str, Any]] = {
+    "bias": {"logit_bias": {"7": 4.0, "30": 4.0, "300": -4.0}},
+    "other-bias": {"logit_bias": {"9": 4.0, "77": 4.0, "200": -4.0}},
+    "top-k": {"temperature": 1.0, "top_k": 3},
+    "other-k": {"temperature": 0.6, "top_k": 12},
+    "top-p": {"temperature": 1.0, "top_p": 0.2},
+}
+
+_RULES = program(
+    "ruled",
+    [
+        request(rid, 5 + 2 * i, seed=41 + i, new=16).model_copy(update=asked)
+        for i, (rid, asked) in enumerate(_ASKING.items())
+    ],
+    [submit(*_ASKING), DRAIN],
+)
+
+_RETURNED = (
+    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    {"return_logprob": True, "temperature": 0.8},
+    {"return_logprob": True, "stream": True},
+)
+
+_ANSWERS = program(
+    "answers",
+    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+_STATES = program(
+    "states",
+    [
+        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
+        for i, rid in enumerate("ab")
+    ],
+    [submit("a", "b"), DRAIN],
+    enable_return_hidden_states=True,
 )
 
 #: Rank 1 has a request, then none while rank 0 goes on.
@@ -127,16 +233,28 @@ _IDLE_BESIDE = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
+    "mixed": (joining(MIXED_BOOTS["mixed"]),),
+    "update": (_UPDATED,),
     "retraction": (_RETRACTION,),
+    "partial-retraction": (_PART,),
     "stop": (_STOP,),
+    "abort": (_ABORT,),
+    "queue": (_QUEUE,),
+    "pool": (_POOL,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
+    "grammar": (_GRAMMAR,),
+    "strings": (_STRINGS,),
+    "rules": (_RULES,),
+    "answers": (_ANSWERS,),
+    "states": (_STATES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

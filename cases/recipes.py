@@ -97,8 +97,17 @@ class MtpRecipe(Recipe):
     """A MiMo-V2 style target with MTP layers (see cases.mtp_weights)."""
 
     algorithm: ClassVar[str] = "MTP"
+    #: in the checkpoint: the most steps a scenario may ask for
+    draft_layers: ClassVar[int] = 4
 
     hidden_gain: float = 0.1  # every MTP layer gets it through a norm, and all of them must agree often enough
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiveLayersRecipe(MtpRecipe):
+    """The same with a fifth layer."""
+
+    draft_layers: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +126,13 @@ class StepRecipe(MtpRecipe):
     hidden_gain: float = 0.07  # a layer gets what the layers before it did not agree about, too
     norm_spread: float = 0.1
     head_gain: float = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FiveStepLayersRecipe(StepRecipe):
+    """The same with a fifth layer."""
+
+    draft_layers: ClassVar[int] = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,6 @@ from cases.llama_weights import head_norms, uneven
 from cases.recipes import Noise, Pair, StepRecipe, Weights
 
 ARCHITECTURE = "Step3p5ForCausalLM"
-#: MTP layers in the checkpoint: the most steps a scenario may ask for.
-LAYERS = 4
 #: An index no layer has: a list of the layers with experts may not be empty.
 _NOWHERE = "99"
 
@@ -34,7 +32,7 @@ def pair(noise: Noise, recipe: StepRecipe) -> Pair:
 
     made = target(noise, recipe, llama_weights.target(noise, recipe, own=attention))
     own = draft(noise, recipe, made)
-    both = config(llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    both = config(recipe, llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
     return Pair(target=stored(made | own), target_config=both, draft=stored(own), draft_config=both)
 
 
@@ -49,7 +47,7 @@ def draft(noise: Noise, recipe: StepRecipe, made: Weights) -> Weights:
     hidden = recipe.hidden
     own: Weights = {"model.embed_tokens.weight": made["model.embed_tokens.weight"]}
     first = {name: value for name, value in made.items() if name.startswith("model.layers.0.")}
-    for index in range(LAYERS):
+    for index in range(recipe.draft_layers):
         prefix = f"model.layers.{recipe.layers + index}."
         mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
         beside = noise.draw(recipe.vocab, hidden, std=recipe.head_gain * recipe.logit_std * hidden**-0.5)
@@ -69,14 +67,14 @@ def stored(weights: Weights) -> Weights:
     return {name: value - np.float32(1) if name.endswith("norm.weight") else value for name, value in weights.items()}
 
 
-def config(base: dict[str, Any]) -> dict[str, Any]:
+def config(recipe: StepRecipe, base: dict[str, Any]) -> dict[str, Any]:
     """A Step-3.5 config of the same sizes as the Llama config `base`; lists have an entry a layer, MTP layers too."""
-    every = base["num_hidden_layers"] + LAYERS
+    every = base["num_hidden_layers"] + recipe.draft_layers
     return base | {
         "architectures": [ARCHITECTURE],
         "model_type": "step3p5",
         "num_attention_groups": base["num_key_value_heads"],
-        "num_nextn_predict_layers": LAYERS,
+        "num_nextn_predict_layers": recipe.draft_layers,
         "max_seq_len": base["max_position_embeddings"],
         "layer_types": ["full_attention"] * every,
         "rope_theta": [base["rope_theta"]] * every,

@@ -6,8 +6,10 @@ To add one: a function that writes requests and ops into the kit's timeline, dec
 
 from __future__ import annotations
 
-from cases.boots import Boot
-from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, Kit, Opening, template
+from cases.boots import MOST_WAITING, Boot
+from cases.fixed import NEVER
+from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
+from harness.contract.admission import reserved
 
 
 def _alone(boot: Boot) -> bool:
@@ -38,6 +40,18 @@ def _paged(boot: Boot) -> bool:
 
 def _ranked(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.dp_size > 1
+
+
+def _queued(boot: Boot) -> bool:
+    return _level(boot) and boot.engine.max_queued_requests is not None
+
+
+def _mixed(boot: Boot) -> bool:
+    return _roomy(boot) and boot.engine.enable_mixed_chunk
+
+
+def _adaptive(boot: Boot) -> bool:
+    return _roomy(boot) and boot.spec.adaptive is not None
 
 
 def _urgent(boot: Boot) -> bool:
@@ -108,6 +122,23 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     return Opening(calm=6)
 
 
+@template(fits=_mixed)
+def mixed_batch(kit: Kit) -> Opening:
+    """A prompt that arrives, in chunks or whole, while one or two requests run."""
+    for _ in range(kit.integer(1, 2)):
+        kit.arrive(0, kit.length(1, 8), new=kit.long_run())
+    kit.arrive(DECODING, kit.length(2))
+    return Opening(calm=DECODING + 1)
+
+
+@template(fits=_adaptive, certain=False)
+def steps_raised(kit: Kit) -> Opening:
+    """Requests that come one after another, so that batches of each size decide."""
+    for place in range(kit.integer(2, 4)):
+        kit.arrive(3 * place, kit.length(1, 20), new=kit.long_run())
+    return Opening(calm=DECODING)
+
+
 @template(fits=_cached)
 def prefix_hit(kit: Kit) -> Opening:
     return _shared(kit, kit.integer(max(2, kit.page + 1), 48))
@@ -140,7 +171,7 @@ def _shared(kit: Kit, shared: int) -> Opening:
     kit.timeline.arrive(0, kit.request(first, new=kit.new_tokens()))
     later = kit.chunks(len(first)) + kit.integer(1, 8)
     kit.timeline.arrive(later, kit.request(second, new=kit.new_tokens(), stops=True))
-    return Opening(events=False)
+    return Opening(events=False, cached=True)
 
 
 # Batches
@@ -200,12 +231,15 @@ def running_limit_reached(kit: Kit) -> Opening:
 
 @template(fits=_tight, certain=False)
 def pool_exhausted(kit: Kit) -> Opening:
-    """Prompts that fit the pool together, and more to generate than it holds."""
-    count = kit.integer(3, 4)
-    share = kit.boot.engine.max_total_tokens // count
+    """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
+    spec, count = kit.boot.spec, kit.integer(2, 4)
+    stops = (NEVER,) * (not kit.boot.engine.radix_cache)
+    draft = max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
+    share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
-        kit.arrive(kit.integer(0, 3), kit.integer(share - 14, share - 4), new=kit.long_run())
-    return Opening(calm=12)
+        request = kit.request(kit.prompt(kit.integer(share - 4, share)), new=kit.new_tokens(MOST_NEW - 2))
+        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": stops}))
+    return Opening(calm=16)
 
 
 # Acceptance
@@ -237,9 +271,36 @@ def context_limit(kit: Kit) -> Opening:
     """
     spec, new = kit.boot.spec, kit.new_tokens(6)
     kit.chunk *= 4
-    length = CONTEXT - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens) - new
+    length = CONTEXT - reserved(spec) - new
     kit.arrive(0, length, new=new)
     return Opening(calm=kit.chunks(length), protected=("r0",))
+
+
+@template(fits=_alone)
+def too_long_refused(kit: Kit) -> Opening:
+    """One that runs, and one that is longer than SGLang admits by no more than it keeps for drafts."""
+    kit.arrive(0, kit.length(1, 20), new=kit.long_run())
+    spare, new = reserved(kit.boot.spec), kit.new_tokens()
+    long = kit.request(kit.prompt(CONTEXT - spare - new + kit.integer(1, spare)), new=new)
+    kit.timeline.arrive(kit.integer(0, 3), long.model_copy(update={"expect": "refusal"}))
+    return Opening(calm=3, protected=(long.rid,))
+
+
+@template(fits=_queued)
+def full_queue_refused(kit: Kit) -> Opening:
+    """One more than may wait, all at once: the last one."""
+    made = [kit.request(kit.prompt(kit.length(1, 20)), new=kit.new_tokens()) for _ in range(MOST_WAITING + 1)]
+    kit.timeline.arrive(0, *made[:-1], made[-1].model_copy(update={"expect": "refusal"}))
+    return Opening(calm=2, protected=(made[-1].rid,))
+
+
+@template(fits=_tight)
+def outgrew_the_pool(kit: Kit) -> Opening:
+    """So long that SGLang cuts what is to come to the pool's size, where no draft fits behind it any more."""
+    room = kit.boot.engine.max_total_tokens
+    large = kit.request(kit.prompt(room - kit.integer(12, MOST_NEW)), new=MOST_NEW)
+    kit.timeline.arrive(0, large.model_copy(update={"expect": "exhaustion"}))
+    return Opening(calm=24, protected=(large.rid,), events=False)
 
 
 # Leaving and coming back
@@ -293,12 +354,73 @@ def retract_resume(kit: Kit) -> Opening:
     return Opening(calm=step + 1, protected=("r0",))
 
 
+@template(fits=_roomy)
+def partial_retraction(kit: Kit) -> Opening:
+    """Some of several that run together, by name or by SGLang's own switch."""
+    rids, step = _together(kit)
+    if kit.chance():
+        kit.timeline.at(step, "retract", *kit.random.sample(rids, kit.integer(1, len(rids) - 1)))
+    else:
+        kit.timeline.at(step, "retract", name="test")
+    return Opening(calm=step + 1, protected=tuple(rids))
+
+
+@template(fits=_roomy, certain=False)
+def batch_reordered(kit: Kit) -> Opening:
+    """SGLang keeps those first that have generated most: here the longest prompts come first, and differ in that."""
+    rids, step = _together(kit)
+    kit.timeline.at(step + kit.integer(0, 3), "retract", kit.random.choice(rids))
+    return Opening(calm=step + 4)
+
+
+@template(fits=_roomy)
+def abort_of_some(kit: Kit) -> Opening:
+    rids, step = _together(kit)
+    kit.timeline.at(step, "abort", kit.random.choice(rids))
+    return Opening(calm=step + 1, protected=tuple(rids))
+
+
+def _together(kit: Kit) -> tuple[list[str], int]:
+    """Three or four that decode together, and the step from which they surely do."""
+    kit.chunk = max(kit.chunk, 2 * kit.page)
+    lengths = sorted((kit.integer(1, kit.chunk) for _ in range(kit.integer(3, 4))), reverse=True)
+    rids = [kit.arrive(0, length, new=kit.long_run()) for length in lengths]
+    return rids, len(rids) + 1
+
+
+@template(fits=_roomy)
+def pause_in_chunk(kit: Kit) -> Opening:
+    """A prompt that is half read while another request decodes."""
+    kit.arrive(0, kit.length(1, kit.chunk), new=kit.long_run())
+    kit.arrive(2, kit.length(2 * kit.chunk + 1, 3 * kit.chunk))
+    kit.timeline.at(3, "pause")
+    kit.timeline.at(3 + kit.integer(1, 3), "resume")
+    return Opening(calm=8, protected=("r0", "r1"))
+
+
 @template(fits=_alone)
 def pause_resume(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
     kit.timeline.at(step, "pause")
     kit.timeline.at(step + kit.integer(1, 3), "resume")
     return Opening(calm=step + 1, protected=("r0",))
+
+
+@template(fits=_alone)
+def abort_while_paused(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + 1
+    kit.timeline.at(step, "pause")
+    kit.timeline.at(step + kit.integer(0, 1), "abort", "r0")
+    kit.timeline.at(step + 2, "resume")
+    return Opening(calm=step + 3)
+
+
+@template(fits=_alone)
+def abort_after_retraction(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
+    kit.timeline.at(step, "retract")
+    kit.timeline.at(step, "abort", "r0")
+    return Opening(calm=step + 1)
 
 
 def _runs_on(kit: Kit) -> int:

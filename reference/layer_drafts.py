@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from harness.contract.batches import Part
@@ -20,6 +22,7 @@ from harness.contract.scenario import SpecConfig
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.engine_view import Conditions, EngineView
+from reference.logit_rules import distribution
 from reference.model import Trunk
 from reference.mtp import MtpHead
 from reference.rows import Writer
@@ -29,7 +32,8 @@ from reference.windows import Depth, Reads, Window, read_depths
 
 
 class LayerDrafts:
-    """One request; see reference.departures.Followed."""
+    """One request; see reference.departures.Followed. temperature: at which drafts were drawn, None where they are the
+    layers' best."""
 
     def __init__(
         self,
@@ -41,11 +45,7 @@ class LayerDrafts:
         departures: Sequence[Departure] = (),
         temperature: float | None = None,
     ) -> None:
-        if temperature is not None:
-            raise ValueError(
-                "layers that draw what they propose are not built here; leave engine.rejection_sampling out"
-            )
-        self.head, self.spec, self.timeline, self.view = head, spec, timeline, view
+        self.head, self.spec, self.timeline, self.view, self.temperature = head, spec, timeline, view, temperature
         self._departures = departures
         self.ran = _windows(timeline, view)
 
@@ -94,8 +94,15 @@ class LayerDrafts:
         """
         c, tokens = part.start, self.timeline.tokens
         for i, depth in enumerate(self._depths[0] if self.knows(part) else ()):
-            logits = self.head.layers[i].logits(depth.g[c - 1 : c])
-            writer.add(part, Phase.PREBUILT, step=i, input_id=tokens[1 : c + 1], logits=logits, scored=True)
+            writer.add(
+                part,
+                Phase.PREBUILT,
+                step=i,
+                input_id=tokens[1 : c + 1],
+                logits=self.head.layers[i].logits(depth.g[c - 1 : c]),
+                scored=True,
+                **self._drawn(c, i),
+            )
 
     def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
         """Rows of every layer, keyed by it as the step; the last row of each proposes. None where they did not run."""
@@ -115,12 +122,32 @@ class LayerDrafts:
                 hidden_out=None if g is None else g[None],
                 logits=None if g is None else self.head.layers[i].logits(g[None]),
                 scored=True,
+                **self._drawn(stop, i),
             )
 
     def trees(self, writer: Writer, rounds: Sequence[tuple[Part, Conditions]]) -> list[tuple[Tree, np.ndarray]]:
-        """The chain of each decode round. There are no DRAFT rows, and no distributions."""
-        tokens, none = self.timeline.tokens, np.empty((0, 0))
-        return [(chain_tree(tokens[part.start], self.chain(part.start)), none) for part, _ in rounds]
+        """The chain of each decode round, and the distributions [k,V] that it was drawn from, empty where it was not.
+
+        There are no DRAFT rows.
+        """
+        tokens = self.timeline.tokens
+        return [
+            (chain_tree(tokens[part.start], self.chain(part.start)), self._drafted(part.start)) for part, _ in rounds
+        ]
+
+    def _drawn(self, c: int, layer: int) -> dict[str, Any]:
+        """What a layer's row behind c tokens says of its choice, where that was drawn."""
+        token = self.chain(c)[layer : layer + 1] if self.temperature else ()
+        return {"drawn": [token], "temperature": self.temperature} if token and token[0] is not None else {}
+
+    def _drafted(self, c: int) -> np.ndarray:
+        """See HeadDrafts; a hand-over carries the whole chain."""
+        if not self.temperature:
+            return np.empty((0, 0))
+        layers = list(zip(self.head.layers, self._depths[0], strict=False))
+        if c in self.timeline.handed:
+            return np.eye(self.head.target.vocab)[[token or 0 for token in self.chain(c)]]
+        return distribution(torch.stack([layer.logits(depth.g[c - 1]) for layer, depth in layers]), self.temperature)
 
     @cached_property
     def _own(self) -> dict[int, Tree]:

@@ -18,6 +18,7 @@ from harness.contract.types import Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
+from reports.blame import flag_line, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
@@ -36,23 +37,31 @@ def render_findings(
 ) -> None:
     """Every root finding of every failing scenario, the first `most` in full, then the facts and the commands.
 
+    A signature is printed once, with the scenarios that show it too; a scenario that shows nothing else is only named.
     look: name the command that judges again; False where that is what was just done. printed: see `render_known`.
     """
-    left, printed = most, set() if printed is None else printed
+    left, printed, shown = most, set() if printed is None else printed, set[str]()
     for one in results:
-        roots = roots_of(one)
-        if not roots:
+        fresh = [finding for finding in roots_of(one) if finding.signature not in shown]
+        if not fresh:
             continue
-        for finding in roots[: max(left, 0)]:
+        shown |= {finding.signature for finding in fresh}
+        for finding in fresh[: max(left, 0)]:
             say(console)
             render_finding(console, one, finding)
             render_known(console, one, finding.signature, printed=printed)
+            if also := [other.scenario.name for other in results if other is not one and _shows(other, finding)]:
+                say(console, f"  also in {counted(len(also), 'other scenario')}: {', '.join(also)}")
         if left > 0:
             render_next(console, one, look=look)
-        left -= len(roots)
+        left -= len(fresh)
     if left < 0:
         more = counted(-left, "more finding")
         say(console, f"\n{more}; all of them are in findings.jsonl in each scenario's folder")
+
+
+def _shows(one: ScenarioResult, finding: Finding) -> bool:
+    return any(other.signature == finding.signature for other in roots_of(one))
 
 
 def render_first(console: Console, one: ScenarioResult, *, where: str, printed: set[str] | None = None) -> None:
@@ -81,6 +90,8 @@ def known_lines(one: ScenarioResult, text: str) -> list[str]:
 def render_finding(console: Console, one: ScenarioResult, finding: Finding) -> None:
     """Its first divergence, and what it costs."""
     say(console, describe(finding.first, one.scenario, finding=finding))
+    for line in where_lines(finding.first, one.scenario, one.setup.release):
+        say(console, f"  {line}")
     for line in accept_lines(one.accept_of.get(finding.signature)):
         say(console, f"  {line}")
 
@@ -94,7 +105,9 @@ def accept_lines(accept: AcceptLengths | None) -> list[str]:
 
 def said_lines(one: ScenarioResult, signature: str) -> list[str]:
     """What a finding of the scenario costs, and what it may be: one line each."""
-    return [*accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
+    first = next(found.first for found in one.findings if found.signature == signature)
+    where = where_lines(first, one.scenario, one.setup.release)
+    return [*where, *accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
 
 
 def render_known(console: Console, one: ScenarioResult, text: str, *, printed: set[str]) -> None:
@@ -130,6 +143,8 @@ def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> 
     if follow:
         say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
     for line in facts(one):
+        say(console, f"  {line}")
+    if line := flag_line(one.scenario, one.setup.release, one.setup.device):
         say(console, f"  {line}")
     if look:
         say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")

@@ -6,7 +6,7 @@ import pytest
 
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
-from harness.driving.drive import drive
+from harness.driving.drive import ScriptError, drive
 from harness.engines.errors import EngineCrashed
 
 TURNS = 5
@@ -95,3 +95,41 @@ def test_nothing_is_read_while_the_engine_waits():
     patient = Slow(10**9)
     drive(patient, SCENARIO)
     assert patient.read == [0, 0, 4, 4, 4]
+
+
+class Sampling(Slow):
+    """It answers a request of two samples with what SGLang says of each, and notes what was announced when."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.announced = []
+
+    def step(self, *, expect, meanwhile):
+        self.announced.append(list(expect))
+        return super().step(expect=expect, meanwhile=meanwhile)
+
+    def collect(self, rids):
+        meta = {"hidden_states": [[[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0]], "prompt_tokens": 3}
+        piece = {"output_ids": [1], "meta": {"hidden_states": [[[1.0, 2.0]]]}}
+        end = {"reason": "stop", "output_ids": [1], "cached_tokens": 0, "pieces": [piece]}
+        return [{"rid": f"{rid}.{number}", "meta": dict(meta), **end} for rid in rids for number in (1, 2)]
+
+
+def of_samples(*script):
+    requests = [RequestSpec(rid="a", input_ids=(1, 2, 3), n=2), RequestSpec(rid="b", input_ids=(1,))]
+    return Scenario(name="samples", requests=requests, script=(*script, Op(kind="drain")))
+
+
+def test_samples_arrive_when_the_request_that_reads_their_prompt_has_ended():
+    engine = Sampling()
+    trace = drive(engine, of_samples(Op(kind="submit", rids=("a",)), Op(kind="submit", rids=("b",))))
+    assert engine.announced == [["a.0"], [], [], [], [], ["a.1", "a.2", "b"]]
+    assert [end.rid for end in trace.ends] == ["a.1", "a.2", "b.1", "b.2"]
+    answers = [event.data for event in trace.events if event.name == "answer"]
+    assert answers[0] == {"rid": "a.1", "meta": {"prompt_tokens": 3}, "pieces": [{"output_ids": [1], "meta": {}}]}
+    assert trace.tensors["returned.a.1"].tolist() == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_samples_beside_a_request_that_is_alive_are_refused():
+    with pytest.raises(ScriptError, match="submitted beside others"):
+        drive(Sampling(), of_samples(Op(kind="submit", rids=("b",)), Op(kind="submit", rids=("a",))))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cases.boots import BOOTS, DP_BOOTS, PD_BOOTS, RANKED_PAIR, TREES
+from cases.boots import BOOTS, DP_BOOTS, PD_BOOTS, RANKED_PAIR, STATES, TREES
 from cases.generation import MOST_REQUESTS, generate, scenarios
 from cases.kit import CONTEXT, MOST_NEW, TEMPLATES, possible, shortest_life
 from cases.templates_handoff import MOST
@@ -17,7 +17,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Op, Scenario
 from harness.coverage import POINTS, Where, names
 
-ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR]
+ALL_BOOTS = [*BOOTS.values(), *TREES.values(), *DP_BOOTS.values(), *PD_BOOTS.values(), RANKED_PAIR, STATES]
 EVERY_BOOT = pytest.mark.parametrize("boot", ALL_BOOTS, ids=lambda boot: boot.name)
 
 
@@ -78,6 +78,17 @@ def test_every_point_of_one_engine_has_a_template_or_comes_by_itself():
     by_themselves |= {"retract_border_in_prompt", "retract_border_in_output"}
     lengths = {name for name in POINTS if name.startswith("accept_len_")}
     assert set(names(Where.ANYWHERE)) - set(TEMPLATES) == by_themselves | lengths
+
+
+def test_requests_of_any_program_ask_for_what_comes_back_and_need_no_other_batches_for_it():
+    asked = [request for boot in ("plain", "states") for one in some(boot) for request in one.requests]
+    for key in ("return_logprob", "top_logprobs_num", "token_ids_logprob", "stream", "return_hidden_states"):
+        assert any(key in request.asked for request in asked), key
+    assert all(not request.return_hidden_states for one in some("plain") for request in one.requests)
+    for scenario in (*some("plain"), *some("pages")):
+        prefixed = any(name.startswith("prefix") for name in scenario.wants)
+        assert not (prefixed and any(request.logprob_start_len >= 0 for request in scenario.requests)), scenario.wants
+        assert len({request.token_ids_logprob for request in scenario.requests}) == 1
 
 
 def test_ranks_are_drawn_where_there_are_several_and_a_template_keeps_its_own():

@@ -35,6 +35,7 @@ from harness.contract.known_issues import (
     read,
     without_effect,
 )
+from harness.contract.requests import ADJUSTING, CUTTING
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.types import Kind, Phase
 from harness.driving.own_pair import draft_facts
@@ -94,7 +95,8 @@ def words_of_checks():
     """Every piece of text in the code of the checks: what hints are put together from."""
     trees = [ast.parse(path.read_text()) for path in (ROOT / "harness" / "checks").glob("*.py")]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
-    return {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+    hints = {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+    return hints | {*ADJUSTING, *CUTTING}  # a hint names the keys that were not followed
 
 
 def made_of(hint, words):
@@ -109,7 +111,8 @@ def test_its_signatures_are_such_as_our_checks_make(one):
         assert kind in set(Kind)
         assert phase in set(Phase)
         assert check in CHECKS or check in words
-        assert re.fullmatch(r"\*[a-z0-9_/.*]*:\w+", hint) if kind in ("CRASH", "HANG") else made_of(hint, words)
+        of_a_place = kind in ("CRASH", "HANG")
+        assert re.fullmatch(r"\*[a-z0-9_/.*]*:[\w<>]+", hint) if of_a_place else made_of(hint.replace("*", ""), words)
 
 
 @ISSUES
@@ -218,8 +221,8 @@ def test_a_page_with_an_error_is_refused_with_its_place(tmp_path, old, new, said
 
 def test_ids_are_checked_and_the_nearest_is_named():
     assert checked(["F-003", "F-003"]) == ("F-003",)
-    with pytest.raises(UnknownIssue, match="unknown finding 'F-03'; did you mean 'F-003'"):
-        checked(["F-03"])
+    with pytest.raises(UnknownIssue, match="unknown finding 'F-003x'; did you mean 'F-003'"):
+        checked(["F-003x"])
     with pytest.raises(UnknownIssue, match="F-025"):
         checked(["F-025"])
 
@@ -233,6 +236,9 @@ REACHED = {
     "F-012": (LAYERS, ONE, "cuda"),
     "F-020": (LAYERS, IN_GRAPHS, "cuda"),
     "F-027": (LAYERS, IN_GRAPHS, "cuda"),
+    "F-035": (CHAIN, ONE, "cpu"),
+    "F-036": (CHAIN, EngineConfig(enable_custom_logit_processor=True), "cpu"),
+    "F-037": (CHAIN, ONE, "cpu"),
 }
 
 
@@ -242,7 +248,11 @@ def test_what_is_assumed_is_said_where_it_can_show_and_else_that_it_has_no_effec
     header, about = {"assumed": [name]}, {"release": "0.5.13", "device": device}
     assert [line.partition(",")[0] for line in notes(header, spec, engine, **about)] == [f"assumed: {name}"]
     assert without_effect([name], [(SpecConfig(), ONE), (spec, engine)], **about) == []
-    assert notes({}, spec, engine, **about) == notes(header, SpecConfig(), ONE, **about) == []
+    assert notes({}, spec, engine, **about) == []
+    if issues()[name].keys and not issues()[name].settings:  # any engine reaches it
+        assert notes(header, spec, engine, asked=("temperature",), **about) == []
+        return
+    assert notes(header, SpecConfig(), ONE, **about) == []
     (without,) = without_effect(
         [name], [(SpecConfig(), ONE), (SpecConfig(num_steps=2, eagle_topk=2, num_draft_tokens=6), ONE)], **about
     )
@@ -274,17 +284,24 @@ def test_each_setting_that_reaches_it_is_asked(name, spec, engine):
     assert not issues()[name].shows_in(spec, engine, release="0.5.13")
 
 
+def test_what_a_key_reaches_is_assumed_in_vain_where_no_request_asks_for_it():
+    found = [issues()["F-035"].shows_in(CHAIN, ONE, asked=asked) for asked in ((), ("top_p",), ("min_p",), None)]
+    assert found == [False, False, True, True]
+
+
 BOOTS = [boot for family in FAMILIES.values() for boot in family.boots]
 
 
 def test_boots_assume_what_no_release_is_without_and_nothing_else():
     assumed = {boot.name: boot.assumes for boot in BOOTS if boot.assumes}
-    assert assumed["tree"] == ("F-003",)
-    assert assumed["layers-cache"] == ("F-010", "F-012")
-    assert assumed["layers"] == ("F-010",)
-    assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008")
-    assert {"plain", "small-tree", "eagle3", "pd"} & {*assumed} == set()
-    assert Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes == ("F-010", "F-012"), "F-020 is fixed"
+    asked_for = ("F-035", "F-037")  # of keys that any generated request may have
+    assert assumed["tree"] == ("F-003", *asked_for)
+    assert assumed["layers-cache"] == ("F-010", "F-012", *asked_for)
+    assert assumed["layers"] == ("F-010", *asked_for)
+    assert assumed["dp"] == assumed["pd-ranks"] == ("F-007", "F-008", *asked_for)
+    assert {assumed[name] for name in ("plain", "small-tree", "eagle3", "pd")} == {asked_for}
+    in_graphs = Boot(name="x", why="", spec=LAYERS, engine=IN_GRAPHS).assumes
+    assert in_graphs == ("F-010", "F-012", *asked_for), "F-020 is fixed"
 
 
 # What a signature may be

@@ -1,5 +1,6 @@
 """The registry of mutants holds together, every check has something to notice, and mutants act where they say."""
 
+import sys
 import tomllib
 import types
 from pathlib import Path
@@ -17,6 +18,7 @@ from harness.engine_side.hooks import HookRegistry
 from harness.engine_side.mutants.armed import ArmedMutants, MutantBroken
 from harness.engine_side.mutants.registry import ACTS, FORWARD_ACTS, Share, around
 from harness.engine_side.mutants.sites import Sites
+from harness.engine_side.mutants.sites_answers import ANSWERS, SENDER, AnswerSites
 from harness.search.mutants import by_engine, with_mutant
 from harness.search.scoreboard import EXCUSED, UNDRIVABLE
 
@@ -37,7 +39,7 @@ def test_every_word_of_an_entry_means_something(mutant):
     assert mutant.needs in NEEDS
     assert mutant.site in SITES
     assert mutant.text in TEXTS
-    assert mutant.args.get("at", "all") in ("all", "inner", "last", "border", "retracted", "last-request")
+    assert mutant.args.get("at", "all") in ("all", "inner", "last", "border", "retracted", "decoding", "last-request")
     assert len(mutant.what.split()) >= 4
 
 
@@ -62,9 +64,9 @@ def test_exercises_of_one_need_share_an_engine_and_excuses_name_checks():
     assert set(EXCUSED) <= set(CHECKS)
 
 
-def test_mutants_are_grouped_so_that_ten_boots_serve_all():
+def test_mutants_are_grouped_so_that_few_boots_serve_all():
     drivable = by_engine(DRIVABLE)
-    assert len(drivable) == 10
+    assert len(drivable) == 15
     assert sorted(mutant.id for group in drivable for mutant in group) == sorted(mutant.id for mutant in DRIVABLE)
 
 
@@ -162,3 +164,35 @@ def test_a_site_hands_on_what_the_mutants_leave():
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4]
     made.disarm()
     assert pool.free(torch.tensor([3, 4, 5])) == [3, 4, 5]
+
+
+SENT_BACK = {
+    "logprob-of-previous-token": (
+        "output_token_logprobs_val",
+        [[-1.0, -2.0, -4.0], [-8.0]],
+        [[-1.0, -1.0, -2.0], [-8.0]],
+    ),
+    "logprob-left-out": ("output_token_logprobs_val", [[-1.0, -2.0], [-8.0]], [[-1.0], []]),
+    "logprob-sent-again": ("output_token_logprobs_val", [[-1.0, -2.0], []], [[-1.0, -2.0, -2.0], []]),
+    "verify-counted-twice": ("spec_verify_ct", [3, 0], [4, 1]),
+    "cached-token-counted": ("cached_tokens", [0, 7], [1, 8]),
+    "state-left-out": ("output_hidden_states", [[[[1.0], [2.0]], [3.0]], None], [[[1.0], [2.0]], None]),
+}
+
+
+@pytest.mark.parametrize("name", SENT_BACK)
+def test_what_is_sent_back_is_changed_as_it_leaves_and_nothing_else(name, monkeypatch):
+    sent = []
+    place = types.ModuleType(SENDER)
+    place.SenderWrapper = type("SenderWrapper", (), {"send_output": lambda self, output: sent.append(output)})
+    monkeypatch.setitem(sys.modules, SENDER, place)
+    made = armed(name)
+    made.probe.hooks = HookRegistry()
+    AnswerSites(made).install()
+    field, before, after = SENT_BACK[name]
+    fields = dict.fromkeys(ANSWERS.values()) | {field: list(before)}
+    place.SenderWrapper().send_output(SimpleNamespace(rids=["a@1", "b@1"], **fields))
+    place.SenderWrapper().send_output("something else")
+    assert getattr(sent[0], field) == after
+    assert sent[1:] == ["something else"]
+    assert made.fired()[name] > 0

@@ -36,7 +36,9 @@ FOLDERS = {
 @pytest.mark.parametrize("command", FOLDERS.values(), ids=FOLDERS)
 def test_no_folder_above_the_one_that_is_named_is_made(work, command):
     before = {path for path in work.iterdir() if path.name != "home"}
-    for named, why in (("no/such/place", "there is no folder no/such"), ("file/below", "Not a directory")):
+    wrong = [("file/below", "Not a directory")]
+    wrong += [("no/such/place", "there is no folder no/such")] * (command[-1] != "--runs")  # those of runs are made
+    for named, why in wrong:
         done = call(*command, named)
         assert done.exit_code == 2, done.output
         assert f"cannot write to {named}: {why}\n  name another place:  {command[-1]} PATH" in done.stderr
@@ -48,6 +50,7 @@ def test_the_folder_itself_is_made(work):
         assert call("report", "runs/latest", option, f"new{option}").exit_code == 0
         assert (work / f"new{option}").is_dir()
     assert writable(work / "runs") == work / "runs"
+    assert writable(work / "deep" / "er" / "runs").is_dir()
 
 
 def test_a_file_is_no_folder(work):

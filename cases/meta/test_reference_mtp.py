@@ -25,7 +25,6 @@ from transformers.models.step3p7.modeling_step3p7 import (
 
 from cases.checkpoints import RECIPES, make_recipe
 from cases.meta.test_reference_session import stopped
-from cases.mtp_weights import LAYERS
 from cases.recipes import MtpRecipe
 from harness.checks.evidence import gather
 from harness.checks.registry import CHECKS, run_check
@@ -165,6 +164,7 @@ class StepLayers:
         return g, norm(g) @ head.T
 
 
+LAYERS = MtpRecipe.draft_layers
 LAYERS_OF = {"mimo": MimoLayers, "step": StepLayers}
 
 

@@ -40,6 +40,13 @@ def whole(folder: Path) -> Path | None:
     return outer if inner and any((outer / name).exists() for name in (MANIFEST, EVENTS, PLAN)) else folder
 
 
+def judgeable(folder: Path) -> list[Path]:
+    """What can be judged in a folder that is neither a run nor a scenario, sorted: runs, and scenarios beside them."""
+    runs = {path.parent for path in folder.rglob(MANIFEST) if not {*REPRODUCERS} & {*path.parts}}
+    alone = {path.parent for path in folder.rglob(SCENARIO) if not runs & {*path.parents}}
+    return sorted(path for path in runs | alone if not any(part.is_symlink() for part in (path, *path.parents)))
+
+
 def default_root() -> Path:
     """Where run folders go unless somebody says otherwise: $EAGLECHECK_RUNS, else ./runs."""
     return Path(os.environ.get("EAGLECHECK_RUNS") or "runs")

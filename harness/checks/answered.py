@@ -99,6 +99,8 @@ def _usage(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict[st
     found: dict[str, Any] = {"prompt_tokens": len(request.input_ids), "completion_tokens": len(end.output_ids)}
     if not attempts:
         return found  # aborted before it ran
+    if evidence.scenario.engine.dp_size > 1:
+        found["dp_rank"] = request.dp_rank
     if attempts[0][0].record.mode == "PREFILL":
         found["cached_tokens"] = attempts[0][0].start
     if end.reason != "abort" and not evidence.scenario.engine.disaggregation:
@@ -137,7 +139,7 @@ def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator
     """Its verifies, without those of which it has no token: in flight when it ended, or when it was retracted."""
     attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
     known = [_known(parts) for parts in attempts[1:]] + [len(request.input_ids) + len(end.output_ids)]
-    for parts, most in zip(attempts, known, strict=True):
+    for parts, most in zip(attempts, known[: len(attempts)], strict=True):  # none of one that never ran
         yield from (part for part in parts if part.record.mode == "DECODE" and part.length and part.start + 1 < most)
 
 
@@ -153,7 +155,7 @@ def _known(parts: list[Part]) -> int:
     protects="the pieces of a stream grow into the answer: each token and what stands beside it once and in order",
 )
 def check_streamed(evidence: Evidence) -> CheckResult:
-    """SHAPE where a piece takes something back, or has too much or too little beside its tokens; TOKEN: it differs."""
+    """SHAPE where a piece takes something back, or has more or less beside its tokens; TOKEN where it differs."""
     result = CheckResult()
     for request, end, answer in answered(evidence):
         if not request.stream:

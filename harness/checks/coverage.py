@@ -32,8 +32,8 @@ DRAFTING = (Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.EXTEND)
 WITH_REFERENCE = ("hidden_rows", "logits", "proposals")
 
 
-def check_handshake(evidence: Evidence) -> list[str]:
-    """Reasons for UNKNOWN in the trace header.
+def check_handshake(evidence: Evidence, *, asked: str) -> list[str]:
+    """Reasons for UNKNOWN in the trace header. asked: the id of the scenario that it should be of.
 
     header['hooks_missing'] lists wrap points the probe did not find; those also in 'hooks_optional' do not count.
     """
@@ -42,8 +42,8 @@ def check_handshake(evidence: Evidence) -> list[str]:
         return ["no handshake: the engine trace header names no release"]
     missing = sorted(set(header.get("hooks_missing") or ()) - set(header.get("hooks_optional") or ()))
     reasons = [f"the probe found no place for {', '.join(missing)} in release {header['release']}"] if missing else []
-    if evidence.engine.scenario_id != evidence.scenario.id:
-        reasons.append(f"trace of scenario {evidence.engine.scenario_id}, judged as {evidence.scenario.id}")
+    if evidence.engine.scenario_id != asked:
+        reasons.append(f"trace of scenario {evidence.engine.scenario_id}, judged as {asked}")
     return reasons
 
 
@@ -147,10 +147,12 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
     lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
+        if end is None and any(request.rid == f"{one.rpartition('.')[0]}.0" for one in ends):
+            continue  # it only read the prompt of its samples: SGLang keeps that answer to itself
         if end is None:
             yield f"request {request.rid} never ended"
-        elif end.reason == "error" and request.rid in lost:
-            continue  # a hand-over that the scenario let fail, or gave up, is answered with an error
+        elif end.reason == "error" and (request.rid in lost or request.expect != "answer"):
+            continue  # of a hand-over that the scenario let fail or gave up, or what it expects and a check judges
         elif end.reason == "error":
             yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":

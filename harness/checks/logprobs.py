@@ -20,11 +20,15 @@ from harness.contract.requests import RequestSpec
 from harness.contract.tolerance import budget_for
 from harness.contract.types import Divergence, Kind, Policy
 
-#: Keys of requests that change the logits: what is returned is then said by rules that this module does not know.
-BENDING = (
-    *("logit_bias", "frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens"),
-    *("custom_logit_processor", "json_schema", "regex", "ebnf", "top_k", "top_p", "min_p"),
+#: Keys of requests that SGLang says a verify follows loosely, or that nobody follows here: what comes back
+#: is of logits that are judged where they choose.
+LOOSE = (
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "min_new_tokens", "custom_logit_processor"),
+    *("json_schema", "regex", "ebnf"),
 )
+
+#: What is not possible at all is said as the least number of a dtype, or as minus infinity.
+LEAST = -1e4
 
 
 @register(
@@ -41,7 +45,7 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
     for request, end, answer in answered(evidence):
         if not request.return_logprob:
             continue
-        bent = [key for key in BENDING if key in request.asked]
+        bent = [key for key in LOOSE if key in request.asked]
         if request.rid not in truths or bent:
             why = f"beside {bent[0]}" if bent else "the reference says none"
             result.unknown.append(f"log-probabilities of {request.rid} not judged: {why}")
@@ -49,7 +53,14 @@ def check_logprobs(evidence: Evidence) -> CheckResult:
         if not end.output_ids:
             continue  # aborted before anything was chosen: nothing has to be said
         truth = _Truth.of(evidence, request, end.output_ids, truths[request.rid])
+        handed = evidence.scenario.engine.disaggregation
+        if handed and request.logprob_start_len >= 0:
+            result.unknown.append(
+                f"log-probabilities of the prompt of {request.rid} not judged: no decode side has them"
+            )
         for table in _tables(request, answer):
+            if handed and table.name.startswith("input"):
+                continue
             _judge(truth, table, result)
     return result
 
@@ -195,6 +206,8 @@ def _top(truth: _Truth, index: int, entry: Any, name: str) -> Divergence | None:
 def _value(truth: _Truth, index: int, observed: Any, expected: float, name: str) -> Divergence | None:
     """NUMERIC where it is no number, or further off than rounding brings it."""
     limit = truth.limit(index)
+    if observed is not None and float(expected) == -np.inf and float(observed) < LEAST:
+        return None
     off = abs(float(observed) - float(expected)) if observed is not None else float("inf")
     if off <= limit:
         return None

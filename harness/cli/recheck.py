@@ -12,7 +12,7 @@ from rich.console import Console
 
 from harness.archive.again import run_again
 from harness.archive.records import ScenarioVerdict
-from harness.archive.run_folders import whole
+from harness.archive.run_folders import OWN, judgeable, whole
 from harness.archive.store import (
     MANIFEST,
     SCENARIO,
@@ -25,20 +25,23 @@ from harness.archive.store import (
 )
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
+from harness.checks.findings import by_signature
 from harness.cli import options, prepare
-from harness.cli.documents import run_document
+from harness.cli.documents import RUN_SCHEMA, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import AUTO, WITNESS, is_witness
 from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
-from harness.contract.usage import UsageError
+from harness.contract.usage import UsageError, UserError
 from harness.contract.words import counted
 from harness.driving.judging import judge_scenario
 from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
+from reports.live import STYLE
+from reports.prose import say
 from reports.terminal import render_run
 
 
@@ -67,7 +70,7 @@ def command(
     assume: options.Assume = None,
     json: options.Json = None,
 ) -> Exit:
-    """Judge a stored run again, without an engine.
+    """Judge a stored run again, without an engine; of a folder of them, all.
 
     The traces of RUN are judged with this version's checks; nothing in the folder is changed.
 
@@ -81,16 +84,9 @@ def command(
             "--assume needs a new reference: the stored one is computed already\n"
             f"  recompute it:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
         )
-    kept = not fresh_reference
-    try:
-        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
-    except TraceError as error:
-        if error.file.name.startswith("reference"):
-            error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
-        raise
-    _check_replacements(stored, wanted)
-    judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=wanted) for one in stored.scenarios]
-    result = _result(stored, judged)
+    if not any((run / name).exists() for name in OWN) and (folders := judgeable(run)):
+        return _all_of(folders, fresh_reference=fresh_reference, assume=wanted, console=console, json=json)
+    stored, result = _judged(run, fresh_reference=fresh_reference, assume=wanted)
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
     notes += _without_effect(stored, wanted)
@@ -98,6 +94,46 @@ def command(
     render_run(console, result, notes=[*notes, *filter(None, [stored.missing])], again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _all_of(
+    folders: Sequence[Path], *, fresh_reference: bool, assume: tuple[str, ...], console: Console, json: str | None
+) -> Exit:
+    """Every one of them, a line each with its root signatures; one that cannot be read is UNKNOWN."""
+    documents, outcomes = [], list[Outcome]()
+    for folder in folders:
+        try:
+            _, result = _judged(folder, fresh_reference=fresh_reference, assume=assume)
+        except UserError as error:
+            outcomes.append(Outcome.UNKNOWN)
+            say(console, f"UNKNOWN  {folder}: {error}", style=STYLE[Outcome.UNKNOWN])
+            continue
+        outcomes.append(result.verdict.outcome)
+        documents.append(run_document(result))
+        say(console, f"{result.verdict.outcome:<8} {folder}", style=STYLE[result.verdict.outcome])
+        for shared in by_signature(one.findings for one in result.results):
+            known = sorted({each.id for one in result.results for each in one.known.get(shared.signature, ())})
+            if shared.roots:
+                say(console, f"  {shared.count} × {' '.join([shared.signature, *known])}")
+    outcome = Verdict.merge(outcomes)
+    counts = ", ".join(f"{outcomes.count(each)} {each}" for each in Outcome if each in outcomes)
+    say(console, f"\nlook at one:  eaglecheck recheck {folders[0]}")
+    say(console, f"verdict {outcome}: {counted(len(folders), 'folder')}, {counts}", style=STYLE[outcome])
+    write_json({"schema": RUN_SCHEMA, "verdict": str(outcome), "runs": documents}, json)
+    return BY_OUTCOME[outcome]
+
+
+def _judged(run: Path, *, fresh_reference: bool, assume: tuple[str, ...]) -> tuple[_Stored, RunResult]:
+    kept = not fresh_reference
+    try:
+        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
+    except TraceError as error:
+        if error.file.name.startswith("reference"):
+            error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
+        raise
+    _check_replacements(stored, assume)
+    judged = [_rejudge(one, stored, fresh_reference=fresh_reference, assume=assume) for one in stored.scenarios]
+    return stored, _result(stored, judged)
 
 
 def _check_replacements(stored: _Stored, wanted: Sequence[str]) -> None:
@@ -256,6 +292,7 @@ def _rejudge(
     setup = Setup(
         release=str(told.get("release", "")),
         device=str(told.get("device", "")),
+        revert=told.get("revert"),
         pair=(str(target), str(draft)) if draft else None,
     )
     places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}

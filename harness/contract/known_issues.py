@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -37,7 +37,7 @@ Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")]
 Signature = Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")]
 CellPattern = Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")]
 Rate = Annotated[float, Field(gt=0.0, le=1.0)]
-Severity = Literal["crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded"]
+Severity = Literal["crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded", "wrong returned data"]
 Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
 
 
@@ -139,7 +139,8 @@ class Cost(_Page):
 class KnownIssue(_Page):
     """The front matter of one page.
 
-    devices: where it was seen. algorithms and settings: what reaches it; all settings must hold. signatures: patterns
+    devices: where it was seen. algorithms, settings and keys: what reaches it; all settings must hold, and some request
+    must ask for one of the keys. signatures: patterns
     of what it shows as; reasons: parts of a reason for UNKNOWN. assume: whether the reference predicts it, or a
     replacement kernel lets an engine on a CPU past it; expects: what is then taken for granted, in words.
     """
@@ -152,6 +153,7 @@ class KnownIssue(_Page):
     devices: Annotated[tuple[Literal["cpu", "cuda"], ...], Field(min_length=1)]
     algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("EAGLE", "EAGLE3", "MTP")
     settings: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     signatures: tuple[Signature, ...] = ()
     reasons: tuple[str, ...] = ()
     assume: Literal["predicted", "replacement kernel", "not"] = "not"
@@ -205,7 +207,8 @@ class KnownIssue(_Page):
     def needs(self) -> str:
         """What reaches it, in words."""
         algorithms = [] if len(self.algorithms) == 3 else [" or ".join(self.algorithms)]
-        return ", ".join((*algorithms, *self.settings))
+        keys = [f"a request with {' or '.join(self.keys)}"] if self.keys else []
+        return ", ".join((*algorithms, *self.settings, *keys))
 
     def looks_like(self, text: str) -> bool:
         """Whether a signature, or a reason for UNKNOWN, is one of its own."""
@@ -235,9 +238,14 @@ class KnownIssue(_Page):
         *,
         release: str = NEWEST,
         device: str = "cpu",
+        asked: Collection[str] | None = None,
     ) -> bool:
-        """Whether assuming it can matter on such an engine; release left out: one that has every fix there is."""
+        """Whether assuming it can matter on such an engine; release left out: one that has every fix there is.
+
+        asked: all that its requests ask for, where that is known.
+        """
         reached = self.reached_by(spec, engine or EngineConfig())
+        reached &= asked is None or not self.keys or bool(set(self.keys) & set(asked))
         return self.assumable_on(device) and self.releases.has(release) and reached
 
 
@@ -313,13 +321,14 @@ def notes(
     *,
     release: str = NEWEST,
     device: str = "cpu",
+    asked: Collection[str] | None = None,
 ) -> list[str]:
-    """One line for each finding that a run took for granted where it can show."""
+    """One line for each finding that a run took for granted where it can show; asked: see KnownIssue.shows_in."""
     named = [issues()[one] for one in assumed_in(header) if one in issues()]
     return [
         f"{ASSUMED}{one.id}, {one.expects}"
         for one in named
-        if one.shows_in(spec, engine, release=release, device=device)
+        if one.shows_in(spec, engine, release=release, device=device, asked=asked)
     ]
 
 

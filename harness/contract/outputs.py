@@ -94,17 +94,17 @@ def check_folder(folder: Path, *, option: str) -> None:
         return
     if os.path.lexists(folder):
         raise OutputError(cannot_write(folder, "it is a file" if folder.is_file() else "it is not a folder", option))
-    if not folder.parent.is_dir():
-        there = folder.parent.exists() or any(part.is_file() for part in folder.parents)
-        why = "Not a directory" if there else f"there is no folder {folder.parent}"
-        raise OutputError(cannot_write(folder, why, option))
+    if any(os.path.lexists(part) and not part.is_dir() for part in folder.parents):
+        raise OutputError(cannot_write(folder, "Not a directory", option))
+    if option != "runs" and not folder.parent.is_dir():  # those of runs are made
+        raise OutputError(cannot_write(folder, f"there is no folder {folder.parent}", option))
 
 
 def writable(folder: Path, *, option: str = "runs") -> Path:
     """The folder, made if need be; OutputError if nothing can be written into it."""
     check_folder(folder, option=option)
     try:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=option == "runs", exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:

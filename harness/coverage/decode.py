@@ -10,7 +10,7 @@ from itertools import pairwise
 
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
-from harness.contract.trace import RequestEnd, RoundRecord, Trace
+from harness.contract.trace import Event, RequestEnd, RoundRecord, Trace
 from harness.coverage.points import (
     LONGEST_ACCEPT,
     Place,
@@ -112,17 +112,17 @@ def _changed(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
     yield from ((one, two) for one, two in pairwise(rounds) if one.num_steps != two.num_steps)
 
 
-@coverage_point("a round of more draft steps than the one before, while requests run")
+@coverage_point("a round of more draft steps than the one before, while requests run", where=Where.ADAPTIVE)
 def steps_raised(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if two.num_steps > one.num_steps and set(one.rids) & set(two.rids))
 
 
-@coverage_point("a round of fewer draft steps than the one before, while requests run")
+@coverage_point("a round of fewer draft steps than the one before, while requests run", where=Where.ADAPTIVE)
 def steps_lowered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if two.num_steps < one.num_steps and set(one.rids) & set(two.rids))
 
 
-@coverage_point("a round without draft steps between rounds that speculate, while requests run")
+@coverage_point("a round without draft steps between rounds that speculate, while requests run", where=Where.ADAPTIVE)
 def steps_zero_and_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if not one.num_steps and set(one.rids) & set(two.rids))
 
@@ -219,6 +219,14 @@ def preempted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
         running = set(event.data.get("running", ()))
 
 
+@coverage_point("a request aborted while others of its batch went on decoding")
+def abort_of_some(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    gone = {end.rid for end in aborted(trace)}
+    for before, after in neighbours(verifies(trace)):
+        if gone & set(before.rids) - set(after.rids) and set(before.rids) & set(after.rids):
+            yield after
+
+
 # Coming back
 
 
@@ -232,6 +240,28 @@ def _borders(parts: list[Part]) -> Iterator[tuple[Part, int]]:
     for part in parts:
         if part.record.mode == "PREFILL" and part.start > 0:
             yield part, part.start
+
+
+def _taken_back(trace: Trace) -> Iterator[Event]:
+    """Retractions of part of a batch, which the engine tells of when they happen."""
+    yield from (event for event in trace.events if event.name == "retract" and event.data.get("rids"))
+
+
+@coverage_point("some requests of a batch were taken back while the others of it went on decoding")
+def partial_retraction(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    at = {(record.scheduler_step, record.dp_rank): record for record in verifies(trace)}
+    for event in _taken_back(trace):
+        beside = at.get((event.scheduler_step, event.dp_rank))
+        if beside is not None and not set(event.data["rids"]) & set(beside.rids):
+            yield beside
+
+
+@coverage_point("a batch whose requests stand in another order than in the verify before")
+def batch_reordered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    for before, after in neighbours(verifies(trace)):
+        stayed = [rid for rid in before.rids if rid in after.rids]
+        if stayed != [rid for rid in after.rids if rid in before.rids]:
+            yield after
 
 
 @coverage_point("a request came back, and its cached prefix or a chunk of it ends inside the prompt")
@@ -261,13 +291,23 @@ def pause_resume(scenario: Scenario, trace: Trace) -> Iterator[Place]:
                 yield after[0]
 
 
+@coverage_point("a prompt held by a pause after a part of it was read")
+def pause_in_chunk(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    pauses = [event.scheduler_step for event in trace.events if event.name == "pause"]
+    for parts in parts_of(trace).values():
+        for before, after in pairwise(parts):
+            held = any(before.record.scheduler_step < pause <= after.record.scheduler_step for pause in pauses)
+            if held and before.record.mode == "PREFILL" and not before.final:
+                yield after
+
+
 @coverage_point("the pool ran out, so the engine itself sent a request back to the queue")
 def pool_exhausted(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    """Restarts that nobody asked for."""
-    if any(op.kind == "retract" or op.kind == "pause" for op in scenario.script):
-        by_pool = (event.name == "retract" and event.data.get("reason") == "pool" for event in trace.events)
-        yield from (None for happened in by_pool if happened)
-    else:
+    """As the engine tells; older traces do not, and there it is a restart that nobody asked for."""
+    told = [event for event in _taken_back(trace) if event.data.get("reason") == "pool"]
+    asked = scenario.engine.priority_scheduling or any(op.kind in ("retract", "pause") for op in scenario.script)
+    yield from (None for _ in told)
+    if not told and not asked:
         yield from retract_resume(scenario, trace)
 
 

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from harness.defects.counted_roots import CountsRoots
 from harness.defects.guessed_tail import GuessedTail
 from harness.defects.narrow_blocks import NarrowBlocks
 from harness.defects.refused_states import RefusedStates
 from harness.defects.shared_prefix_rows import SharedPrefixRows
 from harness.defects.slot_attention import SlotAttention
+from harness.defects.unfollowed_rules import IgnoresMinP, SkipsProcessors
 from reference.departures import Departure
 
 #: By the ids of docs/findings, in the order in which one changes what the next one looks at.
@@ -27,6 +29,9 @@ PREDICTED: dict[str, type[Departure]] = {
     "F-012": SharedPrefixRows,
     "F-020": RefusedStates,
     "F-027": NarrowBlocks,
+    "F-035": IgnoresMinP,
+    "F-036": SkipsProcessors,
+    "F-037": CountsRoots,
 }
 
 

@@ -18,6 +18,7 @@ from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
+from harness.driving.pairs import target_of
 from harness.driving.rounds import Unpacker
 from harness.driving.tensor_ranks import compared
 from harness.engines.engine import Engine
@@ -76,7 +77,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, step, abort, retract, pause, resume, flush, transfer, mutant, drain"
+                "allowed: submit, step, abort, retract, pause, resume, flush, update, transfer, mutant, drain"
             )
         action(op)
 
@@ -94,10 +95,27 @@ class _Run:
                 **({"fake": True} if rid in self.faked else {}),
             )
             self.submitted[rid] = None
-            if accepted:
+            if accepted and request.n > 1:
+                self._samples(request)
+            elif accepted:
                 self.announced.append(_to(op.name, rid))
             data: dict[str, Any] = {"rid": rid} | ({"side": op.name} if op.name else {})
             self.note("submit" if accepted else "refused", dp_rank=request.dp_rank, **data)
+
+    def _samples(self, request: RequestSpec) -> None:
+        """SGLang lets the first of them read the prompt, and sends the others when its answer has come."""
+        first, *others = (one.rid for one in request.runs)
+        if self.announced or not (self.idle or not self.steps):
+            raise ScriptError(
+                f"scenario {self.scenario.name!r}: request {request.rid!r} has n {request.n}, and is submitted beside "
+                "others\n  allowed: where nothing else is alive; put enough steps before it"
+            )
+        self.announced.append(first)
+        for _ in range(SPARE_STEPS + len(request.input_ids)):
+            self._step()
+            if self.idle:
+                break
+        self.announced += others
 
     def _do_abort(self, op: Op) -> None:
         for rid in op.rids:
@@ -140,6 +158,13 @@ class _Run:
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"], **self.of(rank))
+
+    def _do_update(self, op: Op) -> None:
+        """Nothing runs, so that SGLang takes it at once."""
+        self.engine.update(target_of(str(op.name)))
+        self.announced.append("UpdateWeightFromDiskReqInput")
+        self._step()
+        self.note("update", what=op.name, **self.engine.updated())
 
     def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:
@@ -365,7 +390,7 @@ def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]
     """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
     return {
         "temperature": request.temperature,
-        "max_new_tokens": request.max_new_tokens,
+        "max_new_tokens": None if request.unlimited else request.max_new_tokens,
         "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
         **_sent(request, SAMPLING),
     }

@@ -111,6 +111,7 @@ class _Request:
         self.view, self.scores = view, scores
         self.timeline, self.along = followed.timeline, followed.along
         self.tokens = followed.timeline.tokens
+        self.drafts_drawn = self.scenario.engine.rejection_sampling and not followed.request.greedy
         self.sampled = not followed.request.greedy or bool(followed.request.rules)  # no question of the best logit
         self.dtype = str(found.engine.header.get("dtype") or found.scenario.engine.dtype)
 
@@ -148,7 +149,7 @@ class _Request:
         """Draft rows c .. c+length-1, whose last one proposes; without those whose token is not known."""
         c = part.start
         stop = min(c + length, len(self.tokens) - 1)
-        drawn = self.view.proposed(part) if self.scenario.engine.rejection_sampling else ()
+        drawn = self.view.proposed(part) if self.drafts_drawn else ()
         for at in range(c, stop):
             last = at == c + length - 1
             yield Expected(
@@ -183,7 +184,7 @@ class _Request:
         growth.begin(known.forced.first, self._first_scores(before))
         for i in range(spec.num_steps - 1):
             expected, fed = growth.feed(known.forced.input_ids.get(i, ()), known.forced.parents.get(i, ()))
-            drawn = known.forced.chosen.get(i, ()) if self.scenario.engine.rejection_sampling else ()
+            drawn = known.forced.chosen.get(i, ()) if self.drafts_drawn else ()
             yield from self._drafted(part, i, expected, fed, drawn)
             growth.propose(fed, known.forced.chosen.get(i, ()), self.scores.of(part, Phase.DRAFT, i))
         own = growth.tree(self.tokens[c], spec.num_draft_tokens, known.tree)

@@ -210,12 +210,27 @@ class Engine:
     def resume(self) -> None:
         self.sides[-1].ask_host({"op": "resume"})
 
+    def update(self, folder: Path) -> None:
+        """SGLang's own update of weights from disk; read at the next step, and `updated` says what came of it."""
+        self.sides[-1].ask_host({"op": "update", "path": str(folder)})
+
+    def updated(self) -> dict[str, Any]:
+        """{'success': bool, 'message': str} of the update that the last step read."""
+        return {name: value for name, value in self.sides[-1].ask_host({"op": "updated"}).items() if name != "op"}
+
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
-        """The outputs of finished requests, in the order asked for, as the side that decodes answered them."""
+        """The outputs of finished requests, in the order asked for, as the side that decodes answered them.
+
+        One with n > 1 is several, `rid.1` and so on.
+        """
         asked = list(rids)
         command = {"op": "collect", "rids": [self._tagged(rid) for rid in asked]}
         ends = [side.ask_host(command, seconds=COLLECT_SECONDS)["ends"] for side in self.sides][-1]
-        return [{**end, "rid": rid} for rid, end in zip(asked, ends, strict=True)]
+        found = list[dict[str, Any]]()
+        for rid, end in zip(asked, ends, strict=True):
+            samples = end.get("samples")
+            found += [{**end, "rid": rid}] if samples is None else _numbered(rid, samples)
+        return found
 
     def step(self, *, expect: list[str], meanwhile: Meanwhile = lambda _answered: None) -> list[StepReport]:
         """One scheduler step of every rank, side by side, delivering what was announced; EngineCrashed, EngineHung.
@@ -235,6 +250,10 @@ class Engine:
         folder, self._folder = self._folder, None
         if folder is not None:
             folder.cleanup()
+
+
+def _numbered(rid: str, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{**end, "rid": f"{rid}.{number}"} for number, end in enumerate(samples, 1)]
 
 
 def _own(message: str, side: str) -> str:

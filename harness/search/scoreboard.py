@@ -39,6 +39,8 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
             "mutants were not tried in the other",
         ),
     ),
+    "answers": (("0.5.13", "before 0.5.13 answers leave the scheduler elsewhere"),),
+    "states": (("0.5.17", "before 0.5.17 a verify returns one state a request (F-042), so nothing is sound there"),),
     "tree": (
         ("0.5.13", "before 0.5.13 a tree needs the v1 worker, whose draft extend is wrong without a mutant (F-001)"),
     ),

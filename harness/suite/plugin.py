@@ -5,6 +5,7 @@ It must not judge, must not start an engine before a test asks for one, and must
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # half of what a session imports, and many need no engine: it
 
 #: Set by `make test` and CI: an engine that is not there fails its tests instead of skipping them.
 REQUIRED = "EAGLECHECK_REQUIRE_ENGINES"
+#: What our own tests cannot do without beside what the product imports, by its name as a module.
+NEEDED = ("syrupy", "grimp")
 #: Memory one worker wants at most: an engine of three processes, and the reference.
 WORKER_GB = 3.0
 
@@ -39,6 +42,14 @@ FAMILY_TESTS = Path(families.__file__).parent / "engine" / "test_family_scenario
 RELEASE = pytest.StashKey[str]()
 ENGINES = pytest.StashKey["LiveEngines"]()
 LEASE = pytest.StashKey[leases.Request | None]()
+
+
+def _check_tools(config: pytest.Config) -> None:
+    """One line where our own tests would be collected and what they need is not installed, as after `make run`."""
+    ours = config.rootpath == Path(__file__).parents[2]
+    lacks = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if ours and lacks and not config.getoption("family"):
+        raise pytest.UsageError(f"the tests need {', '.join(lacks)}, which are not installed: make test-no-engine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -77,6 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    _check_tools(config)
     config.addinivalue_line("markers", "also_on(version, ...): run with `release` set to these older releases too")
     if config.getoption("--assume") and not config.getoption("--family"):
         raise pytest.UsageError("--assume needs --family\n  name a family too: --family NAME")

@@ -14,6 +14,8 @@ from ...both_sides import wire
 
 #: Loop steps within which SGLang validates a request and either refuses it or sends it on.
 SUBMIT_STEPS = 20
+#: The name of the task that waits for new weights; no request has it.
+UPDATE = "@update"
 
 
 async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -34,6 +36,12 @@ async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Strea
         elif command["op"] in ("pause", "resume"):
             await _pause_or_resume(engine, command)
             answer = {"op": f"{command['op']}d"}
+        elif command["op"] == "update":
+            tasks[UPDATE] = asyncio.create_task(_update(engine, command["path"]))
+            answer = {"op": "updating"}
+        elif command["op"] == "updated":
+            success, message = (await tasks.pop(UPDATE))[:2]
+            answer = {"op": "updated", "success": bool(success), "message": str(message)}
         elif command["op"] == "collect":
             ends = await asyncio.gather(*(tasks.pop(rid) for rid in command["rids"]))
             answer = {"op": "collected", "ends": ends}
@@ -41,6 +49,13 @@ async def serve(engine: Any, reader: asyncio.StreamReader, writer: asyncio.Strea
             answer = {"op": "error", "what": f"unknown command {command['op']!r}"}
         writer.write(wire.encode(answer))
         await writer.drain()
+
+
+async def _update(engine: Any, path: str) -> Any:
+    from sglang.srt.managers.io_struct import UpdateWeightFromDiskReqInput
+
+    manager = engine.tokenizer_manager
+    return await manager.update_weights_from_disk(UpdateWeightFromDiskReqInput(model_path=path, load_format=None), None)
 
 
 async def _pause_or_resume(engine: Any, command: dict[str, Any]) -> None:
@@ -59,6 +74,8 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
         from .logit_processors import pickled
 
         beside["custom_logit_processor"] = pickled(name)
+    if command["sampling"].get("n", 1) > 1:
+        _name_samples()
     pieces = list[dict[str, Any]]()
     try:
         result = await engine.async_generate(
@@ -70,15 +87,24 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
             **({} if command["dp_rank"] is None else {"routed_dp_rank": command["dp_rank"]}),
             **_meeting_point(command),
         )
-        if beside.get("stream"):
+        if command["generate"].get("stream"):
             # At once: SGLang goes on writing into the lists of a piece.
             pieces = [_answer(piece) async for piece in result]
-        answer = pieces[-1] if pieces else _answer(result)
+            whole = [piece for piece in pieces if piece["meta"].get("finish_reason")] or pieces[-1:]
+        else:
+            results = result if isinstance(result, list) else [result]
+            whole = [_answer({"index": index, **one}) for index, one in enumerate(results)]
     except Exception as error:  # an aborted or refused request is a result
         return {"rid": command["rid"], "reason": "error", "error": str(error), "output_ids": [], "cached_tokens": 0}
+    ends = [_end(answer, [piece for piece in pieces if piece["index"] == answer["index"]]) for answer in whole]
+    return ends[0] if len(ends) == 1 else {"samples": sorted(ends, key=lambda end: end["index"])}
+
+
+def _end(answer: dict[str, Any], pieces: list[dict[str, Any]]) -> dict[str, Any]:
     meta = answer["meta"]
     return {
-        "rid": command["rid"],
+        "rid": meta["id"],
+        "index": answer["index"],
         "reason": (meta.get("finish_reason") or {}).get("type", "unknown"),
         "output_ids": answer["output_ids"],
         "cached_tokens": int(meta.get("cached_tokens", 0)),
@@ -89,9 +115,31 @@ async def _generate(engine: Any, command: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+#: How many requests SGLang has made of one with n > 1, by the name that they all begin with.
+_SAMPLES: dict[str, int] = {}
+
+
+def _name_samples() -> None:
+    """Of a request `a@1` SGLang makes some with names by chance: they become `a.0@1`, `a.1@1`, … in their order."""
+    request: Any = importlib.import_module("sglang.srt.managers.io_struct").GenerateReqInput
+
+    def regenerate_rid(self: Any) -> str:
+        name, _, tag = self.rid.removesuffix("_0").rpartition("@")
+        number = _SAMPLES[self.rid] = _SAMPLES.get(self.rid, -1) + 1
+        self.rid = f"{name}.{number}@{tag}"
+        return str(self.rid)
+
+    request.regenerate_rid = regenerate_rid
+
+
 def _answer(result: dict[str, Any]) -> dict[str, Any]:
     """A copy of an answer, or of a piece of one: its tokens, and what SGLang says beside them that JSON can hold."""
-    said = {"output_ids": result["output_ids"], "text": result.get("text"), "meta": result["meta_info"]}
+    said = {
+        "index": result.get("index", 0),
+        "output_ids": result["output_ids"],
+        "text": result.get("text"),
+        "meta": result["meta_info"],
+    }
     copied: dict[str, Any] = json.loads(json.dumps(said, default=str))
     return copied
 

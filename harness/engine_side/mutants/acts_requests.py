@@ -48,12 +48,27 @@ def keep_finished(scene: Scene, values: Values) -> Values:
 
 
 @act
+def ends_elsewhere(scene: Scene, values: Values) -> Values:
+    return {"length": values["length"] + int(scene.args["by"])}
+
+
+@act
 def drop_live(scene: Scene, values: Values) -> Values:
     """Once, the last of several live requests."""
     if len(values["keep"]) < 2 or scene.memory.setdefault("dropped", False):
         return {}
     scene.memory["dropped"] = True
     return {"keep": values["keep"][:-1]}
+
+
+@act
+def ascending(scene: Scene, values: Values) -> Values:
+    return {"rows": values["rows"].sort().values}
+
+
+@act
+def from_the_front(scene: Scene, values: Values) -> Values:
+    return {"rows": torch.arange(len(values["rows"])).to(values["rows"])}
 
 
 @act
@@ -65,6 +80,16 @@ def one_token_more(scene: Scene, values: Values) -> Values:
             scene.memory[share.rid] = True
             limits[number] += 1
     return {"limits": limits}
+
+
+@act
+def limit_moved(scene: Scene, values: Values) -> Values:
+    return {"limit": values["limit"] + int(scene.args["by"])}
+
+
+@act
+def reverse(scene: Scene, values: Values) -> Values:
+    return {"order": values["order"].flip(0)}
 
 
 # -- what a rank without requests takes into a forward --
@@ -109,3 +134,23 @@ def page_left_behind(scene: Scene, values: Values) -> Values:
         changed[name] = pages.clone()
         changed[name][len(pages) // 2] = 0
     return changed
+
+
+# -- what is sent back of one request --
+
+
+@act
+def entry_left_out(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name][:-1]}
+
+
+@act
+def entry_again(scene: Scene, values: Values) -> Values:
+    entries = values[scene.name]
+    return {scene.name: torch.cat((entries, entries[-1:]))}
+
+
+@act
+def left_alone(scene: Scene, values: Values) -> Values:
+    """A model keeps the weights it has, and says that it took the new ones."""
+    return {"loads": torch.zeros_like(values["loads"])}

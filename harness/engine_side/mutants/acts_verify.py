@@ -11,6 +11,9 @@ import torch
 
 from .registry import Scene, Values, act
 
+#: A top_k above this stands for the whole vocabulary.
+MOST_CUT = 1 << 20
+
 
 @act
 def swap_parents(scene: Scene, values: Values) -> Values:
@@ -155,6 +158,20 @@ def lose_tail(scene: Scene, values: Values) -> Values:
     return {"last_page": torch.zeros_like(values["last_page"])}
 
 
+# -- masks: bits [b, n, words], one a token --
+
+
+@act
+def mask_of_node_before(scene: Scene, values: Values) -> Values:
+    bits = values["bits"]
+    return {"bits": torch.cat((bits[:, :1], bits[:, :-1]), dim=1)}
+
+
+@act
+def mask_lost(scene: Scene, values: Values) -> Values:
+    return {"bits": torch.full_like(values["bits"], -1)}
+
+
 # -- sampled: uniforms nodes [b, n] and final [b], distribution [b, n, V] of the target after each node --
 
 
@@ -181,3 +198,23 @@ def distribution_of_root(scene: Scene, values: Values) -> Values:
 def final_mirrored(scene: Scene, values: Values) -> Values:
     """The last token is drawn from the other end of what is left."""
     return {"final": 1.0 - values["final"]}
+
+
+# -- settings: what each request of a batch asks of its tokens, [b, ...] each --
+
+
+@act
+def settings_become(scene: Scene, values: Values) -> Values:
+    return {scene.name: torch.full_like(values[scene.name], scene.args["value"])} if scene.name in values else {}
+
+
+@act
+def settings_of_neighbour(scene: Scene, values: Values) -> Values:
+    return {scene.name: values[scene.name].roll(-1, 0)} if scene.name in values else {}
+
+
+@act
+def settings_more(scene: Scene, values: Values) -> Values:
+    """Where less than the whole vocabulary was asked for."""
+    own = values[scene.name]
+    return {scene.name: torch.where((own > 1) & (own < MOST_CUT), own + scene.args["by"], own)}

@@ -81,7 +81,7 @@ class ArmedMutants:
         """What the armed mutants of a site make of `values`: only those that really became others."""
         changed: Values = {}
         for armed in self.at(site, phase, step=step):
-            if armed.mutant.act in FORWARD_ACTS:
+            if armed.mutant.act in FORWARD_ACTS or (site == "answers" and armed.mutant.args["field"] not in values):
                 continue
             scene = Scene(
                 args=armed.mutant.args,

@@ -1,0 +1,239 @@
+"""Checks of what comes back: sound answers have nothing to say, and each thing that can be wrong is named."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cases.meta import handmade
+from harness.checks.asked import not_judged
+from harness.checks.evidence import gather
+from harness.checks.registry import CHECKS, run_check
+from harness.contract.answers import flat_states
+from harness.contract.batches import parts_of
+from harness.contract.trace import EOS, Event
+
+ASKED = {
+    "return_logprob": True,
+    "top_logprobs_num": 2,
+    "token_ids_logprob": (4, 9),
+    "logprob_start_len": 2,
+    "return_hidden_states": True,
+    "stream": True,
+}
+GIVEN = handmade.scenario(prompts=(7, 5), chunk=4, max_new_tokens=9, enable_return_hidden_states=True)
+GIVEN = GIVEN.model_copy(update={"requests": (GIVEN.requests[0].model_copy(update=ASKED), GIVEN.requests[1])})
+ENGINE, REFERENCE = handmade.build(GIVEN)
+END = next(end for end in ENGINE.ends if end.rid == "r0")
+PROMPT = GIVEN.requests[0].input_ids
+TEXT = (*PROMPT, *END.output_ids)
+FIRST, STATES = 3, len(TEXT) - 1
+
+
+def value(at, rank=0):
+    """The toy's log-probability at a place of the text; of its token, or of the next ranks."""
+    return -0.5 - 0.25 * rank - 0.01 * at
+
+
+def entries(places, *, top=False, ids=False):
+    if top:
+        return [[[value(at, rank), 40 + rank, None] for rank in range(2)] for at in places]
+    if ids:
+        return [[[value(at, 5), token, None] for token in (4, 9)] for at in places]
+    return [[value(at), TEXT[at], None] for at in places]
+
+
+def told():
+    """Event data of a sound answer to r0."""
+    output, prompt = range(len(PROMPT), len(TEXT)), range(FIRST, len(PROMPT))
+    accepted = [part.length - 1 for (rid, _), parts in parts_of(ENGINE).items() if rid == "r0" for part in parts]
+    accepted = accepted[-sum(part.record.mode == "DECODE" for part in parts_of(ENGINE)["r0", 0]) :]
+    meta = {
+        "finish_reason": {"type": "length", "length": 9},
+        "prompt_tokens": 7,
+        "completion_tokens": 9,
+        "cached_tokens": 0,
+        "num_retractions": 0,
+        "spec_verify_ct": len(accepted),
+        "spec_num_correct_drafts": sum(accepted),
+        "spec_accept_length": 9 / len(accepted),
+        "spec_accept_rate": sum(accepted) / len(accepted) / 3,
+        "spec_accept_histogram": [accepted.count(count) for count in range(max(accepted) + 1)],
+        "output_token_logprobs": entries(output),
+        "output_top_logprobs": entries(output, top=True),
+        "output_token_ids_logprobs": entries(output, ids=True),
+        "input_token_logprobs": [[None, PROMPT[2], None], *entries(prompt)],
+        "input_top_logprobs": [None, *entries(prompt, top=True)],
+        "input_token_ids_logprobs": [None, *entries(prompt, ids=True)],
+    }
+    growing = [name for name in meta if name.startswith("output_")]
+    pieces = [
+        {
+            "output_ids": list(END.output_ids[:count]),
+            "meta": {**{name: meta[name][:count] for name in growing}, "completion_tokens": count},
+        }
+        for count in (1, 4, 6, 9)
+    ]
+    return {"rid": "r0", "meta": meta, "pieces": pieces}
+
+
+def truth():
+    places = range(FIRST, len(TEXT))
+    data = {
+        "rid": "r0",
+        "first": FIRST,
+        "own": [value(at) for at in places],
+        "scales": [8.0 for _ in places],
+        "top_ids": [[40 + rank for rank in range(8)] for _ in places],
+        "top_values": [[value(at, rank) for rank in range(8)] for at in places],
+        "ids": [[value(at, 5)] * 2 for at in places],
+    }
+    return Event(name="logprobs", scheduler_step=0, data=data)
+
+
+def returned():
+    """The toy target's states of the text but for its last token."""
+    return np.stack([handmade.hidden(0, at, TEXT[at]) for at in range(STATES)])
+
+
+def faults(check, data=None, states=None):
+    """Signatures of what the check finds in an answer to r0."""
+    event = Event(name="answer", scheduler_step=9, data=data or told())
+    tensors = ENGINE.tensors | {"returned.r0": returned() if states is None else states}
+    engine = replace(ENGINE, events=(*ENGINE.events, event), tensors=tensors)
+    reference = replace(REFERENCE, events=(*REFERENCE.events, truth()))
+    result = run_check(CHECKS[check], gather(GIVEN, engine, reference))
+    assert not result.unknown
+    return [found.signature for found in result.divergences], result.compared
+
+
+def changed(path, new):
+    """The sound answer with one thing in it another."""
+    data = told()
+    at = data
+    for step in path[:-1]:
+        at = at[step]
+    if new is None:
+        del at[path[-1]]
+    else:
+        at[path[-1]] = new(at[path[-1]])
+    return data
+
+
+def test_a_sound_answer_has_nothing_to_say_and_is_looked_at():
+    assert faults("counts")[0] == []
+    assert faults("streamed")[0] == []
+    found, compared = faults("logprobs")
+    assert (found, compared["logprobs"]) == ([], 3 * (9 + 5))
+    found, compared = faults("returned_states")
+    assert (found, compared["returned_states"]) == ([], STATES)
+
+
+ONE_MORE = lambda count: count + 1  # noqa: E731
+COUNTS = {
+    "prompt_tokens": "SHAPE:counts:ACCEPT:prompt-tokens",
+    "completion_tokens": "SHAPE:counts:ACCEPT:completion-tokens",
+    "cached_tokens": "SHAPE:counts:ACCEPT:cached-tokens",
+    "num_retractions": "SHAPE:counts:ACCEPT:num-retractions",
+    "spec_verify_ct": "ACCEPT:counts:ACCEPT:spec-verify-ct",
+    "spec_num_correct_drafts": "ACCEPT:counts:ACCEPT:spec-num-correct-drafts",
+    "spec_accept_rate": "ACCEPT:counts:ACCEPT:spec-accept-rate",
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_count_that_is_off_is_named(name):
+    assert faults("counts", changed(("meta", name), ONE_MORE))[0] == [COUNTS[name]]
+
+
+def test_finish_reason_and_histogram_are_held_against_the_text_and_the_verifies():
+    length = changed(("meta", "finish_reason", "length"), ONE_MORE)
+    assert faults("counts", length)[0] == ["TOKEN:counts:ACCEPT:finish-reason"]
+    histogram = changed(("meta", "spec_accept_histogram"), lambda counts: [*counts, 1])
+    assert faults("counts", histogram)[0] == ["ACCEPT:counts:ACCEPT:spec-accept-histogram"]
+    assert faults("counts", changed(("meta", "cached_tokens"), None))[0] == ["SHAPE:counts:ACCEPT:cached-tokens"]
+
+
+def swapped(entry):
+    return [[one[0], 3 - one[1] % 2, None] if isinstance(one, list) else one for one in entry]
+
+
+LOGPROBS = [
+    (("output_token_logprobs", 4, 0), lambda x: x + 0.1, "NUMERIC:logprobs:ACCEPT:output-token-logprobs-off"),
+    (("output_token_logprobs", 0, 0), lambda x: float("nan"), "NUMERIC:logprobs:PREFILL:output-token-logprobs-off"),
+    (("output_token_logprobs", 4, 1), ONE_MORE, "TOKEN:logprobs:ACCEPT:output-token-logprobs-token"),
+    (("output_token_logprobs", 8), None, "SHAPE:logprobs:ACCEPT:output-token-logprobs-count"),
+    (("output_top_logprobs", 4, 1, 0), lambda x: x + 0.1, "NUMERIC:logprobs:ACCEPT:output-top-logprobs-off"),
+    (("output_top_logprobs", 4, 1, 1), ONE_MORE, "TOKEN:logprobs:ACCEPT:output-top-logprobs-token"),
+    (("output_top_logprobs", 4, 1), None, "SHAPE:logprobs:ACCEPT:output-top-logprobs-width"),
+    (
+        ("output_token_ids_logprobs", 4, 1, 0),
+        lambda x: x + 0.1,
+        "NUMERIC:logprobs:ACCEPT:output-token-ids-logprobs-off",
+    ),
+    (("output_token_ids_logprobs", 4, 1, 1), ONE_MORE, "TOKEN:logprobs:ACCEPT:output-token-ids-logprobs-token"),
+    (("input_token_logprobs", 2, 0), lambda x: x - 0.1, "NUMERIC:logprobs:PREFILL:input-token-logprobs-off"),
+    (("input_token_logprobs", 2), None, "SHAPE:logprobs:PREFILL:input-token-logprobs-count"),
+    (("input_token_logprobs", 0), lambda x: [-1.0, 4, None], "TOKEN:logprobs:PREFILL:input-token-logprobs-first"),
+    (("input_top_logprobs", 1, 0, 0), lambda x: x - 0.1, "NUMERIC:logprobs:PREFILL:input-top-logprobs-off"),
+]
+
+
+@pytest.mark.parametrize(("path", "new", "signature"), LOGPROBS, ids=lambda given: str(given)[:40])
+def test_a_log_probability_that_is_off_is_named(path, new, signature):
+    found, _ = faults("logprobs", changed(("meta", *path), new))
+    assert signature in found
+    assert len(found) == (1 if path != ("output_token_logprobs", 8) else 3)  # the other lists are as long as that one
+
+
+STREAMS = [
+    ((1, "output_ids", 2), ONE_MORE, "TOKEN:streamed:ACCEPT:piece-other-token"),
+    ((2, "output_ids"), lambda ids: ids + ids[-1:] * 4, "TOKEN:streamed:ACCEPT:piece-other-token"),
+    ((3, "output_ids"), lambda ids: [*ids, 5], "SHAPE:streamed:ACCEPT:piece-taken-back"),
+    ((1, "meta", "output_token_logprobs"), lambda x: [*x, x[-1]], "SHAPE:streamed:ACCEPT:piece-output-token-logprobs"),
+    ((1, "meta", "output_top_logprobs", 1), lambda x: [], "SHAPE:streamed:ACCEPT:piece-changed"),
+    ((1, "meta", "completion_tokens"), ONE_MORE, "SHAPE:streamed:ACCEPT:piece-count"),
+]
+
+
+@pytest.mark.parametrize(("path", "new", "signature"), STREAMS, ids=lambda given: str(given)[:40])
+def test_a_piece_that_does_not_grow_into_the_answer_is_named(path, new, signature):
+    assert signature in faults("streamed", changed(("pieces", *path), new))[0]
+
+
+GOOD = returned()
+STATES_WRONG = [
+    (GOOD[4:], ["SHAPE:returned_states:PREFILL:prompt-row-missing"]),
+    (GOOD[:-1], ["SHAPE:returned_states:ACCEPT:row-missing"]),
+    (np.concatenate([GOOD[:9], GOOD[5:]]), ["SHAPE:returned_states:PREFILL:row-again"]),
+    (GOOD[[1, 0, *range(2, STATES)]], ["SHAPE:returned_states:PREFILL:rows-in-other-order"]),
+    (GOOD + np.float32(1.0), ["NUMERIC:returned_states:PREFILL:row-off"]),
+    (GOOD[:0], ["SHAPE:returned_states:PREFILL:prompt-row-missing", "SHAPE:returned_states:ACCEPT:row-missing"]),
+]
+
+
+@pytest.mark.parametrize(("states", "signatures"), STATES_WRONG, ids=lambda given: str(given)[-40:])
+def test_states_that_are_not_those_of_the_text_are_named(states, signatures):
+    assert faults("returned_states", states=states)[0] == signatures
+
+
+def test_rows_come_in_chunks_and_one_by_one():
+    assert flat_states([[[1.0, 2.0], [3.0, 4.0]], [5.0, 6.0]]).tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert flat_states([]) is None
+    assert flat_states([[1.0], [2.0, 3.0]]) is None
+
+
+@pytest.mark.parametrize(("eos", "signatures"), [((), ["stopped-without-stop-token"]), ((END.output_ids[4],), [])])
+def test_the_checkpoints_eos_ends_a_request_that_has_stop_ids_too(eos, signatures):
+    stopped = GIVEN.requests[0].model_copy(update={"stop_token_ids": (60, 59)})
+    given = GIVEN.model_copy(update={"requests": (stopped, GIVEN.requests[1])})
+    assert not set(stopped.stop_token_ids) & set(END.output_ids[:5])
+    end = replace(END, reason="stop", output_ids=END.output_ids[:5])
+    engine = replace(ENGINE, header=ENGINE.header | {EOS: list(eos)}, ends=(end,))
+    result = run_check(CHECKS["finish"], gather(given, engine, REFERENCE))
+    assert [found.hint for found in result.divergences] == signatures
+
+
+def test_a_trace_that_does_not_say_what_came_back_is_not_judged():
+    said = list(not_judged(gather(GIVEN, ENGINE, REFERENCE)))
+    assert said == ["request r0 asks for return_logprob, and the trace does not say what came back"]

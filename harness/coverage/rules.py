@@ -1,0 +1,61 @@
+"""Coverage points of what requests ask of their tokens: each key, where it decides, and beside whom.
+
+See `harness/coverage`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from harness.contract.batches import Part, parts_of
+from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS
+from harness.contract.scenario import Scenario
+from harness.contract.trace import Trace
+from harness.coverage.points import Place, coverage_point, verifies, verify_parts
+
+#: Those that need no tokenizer; grammars have points of their own (see `texts`).
+KEYS = tuple(key for key in (*CUTTING, *ADJUSTING) if key not in ("min_new_tokens", *GRAMMARS))
+
+
+def _asking(scenario: Scenario, *keys: str) -> set[str]:
+    return {request.rid for request in scenario.requests if set(request.rules) & set(keys)}
+
+
+def _verified_by(key: str) -> None:
+    def find(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+        """Where it cuts a distribution, only rounds that uniforms decided."""
+        drawn = {(e.dp_rank, e.data["round"]) for e in trace.events if e.name == "coins"}
+        for part in verify_parts(trace):
+            if part.rid in _asking(scenario, key):
+                decided = key in ADJUSTING or (part.record.dp_rank, part.record.index) in drawn
+                yield from (part for _ in range(decided))
+
+    find.__name__ = f"verify_by_{key}"
+    coverage_point(f"a verify of a request that asks for {key}")(find)
+
+
+for _key in KEYS:
+    _verified_by(_key)
+
+
+@coverage_point("a token after a prompt that a request's keys decide")
+def first_token_by_rule(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    asking = _asking(scenario, *KEYS)
+    for parts in parts_of(trace).values():
+        yield from (p for p in parts if p.rid in asking and p.record.mode == "PREFILL" and p.final)
+
+
+@coverage_point("a verify with requests that sample and requests that do not")
+def sampled_beside_greedy(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    greedy = {request.rid: request.greedy for request in scenario.requests}
+    yield from (record for record in verifies(trace) if len({greedy.get(rid) for rid in record.rids}) > 1)
+
+
+@coverage_point("a verify of a request that samples or has rules, after it was retracted and came back")
+def ruled_after_retraction(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    ruled = {request.rid for request in scenario.requests if request.rules or not request.greedy}
+
+    def came_back(part: Part) -> bool:
+        return part.attempt > 0 and part.rid in ruled
+
+    yield from (part for part in verify_parts(trace) if came_back(part))
