@@ -97,7 +97,11 @@ SCENARIOS = (
     # What a place is for
     Left(where="*shared-prefix", what="beginning: *", why="prompts that begin alike"),
     Left(where="*finish-together dp/every-rank-idle disagg/all-end-at-once", what="limit: *", why="they end together"),
-    Left(where="*pool-runs-out", what="stops: *", why="the id that is never proposed, so that a pool can run out"),
+    Left(
+        where="mtp/apart-pool-runs-out",
+        what="stops: *",
+        why="an id that is never proposed lets a pool run out",
+    ),
     # What another place shows
     Left(
         where="*",
@@ -113,10 +117,16 @@ SCENARIOS = (
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-*",
+        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-* texts/tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",
+    ),
+    Left(
+        where="texts/*",
+        what="length: *; limit: *; end: *; beginning: *",
+        why="short texts, chosen for the strings and grammars that end them",
+        apart="eagle/four-together",
     ),
     Left(
         where="corpus/mtp-shared-prefix corpus/pr24881",
