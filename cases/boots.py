@@ -36,6 +36,11 @@ class Boot:
         return BYTES if self.text else VOCAB
 
     @property
+    def spelled(self) -> bool:
+        """Whether its engine has a tokenizer, so that requests can have grammars and stop strings."""
+        return not self.engine.skip_tokenizer_init
+
+    @property
     def assumes(self) -> tuple[str, ...]:
         """Known issues that no release is without, and that would fail it if they were not assumed."""
         return tuple(name for name, one in assumable().items() if one.shows_in(self.spec, self.engine))
@@ -71,6 +76,7 @@ def _paged(page: int) -> EngineConfig:
 
 
 BYTES = 256
+MOST_WAITING = 5
 UNCACHED = EngineConfig(radix_cache=False)
 #: A pool that a few requests outgrow, and more of them admitted than it can hold to their ends.
 OUTGROWN: dict[str, Any] = {"max_total_tokens": 160, "schedule_conservativeness": 0.1}
@@ -78,6 +84,7 @@ TIGHT = EngineConfig(**OUTGROWN)
 HEADS_OF_FIVE = SpecConfig(algorithm="EAGLE3", num_steps=5, eagle_topk=1, num_draft_tokens=6)
 HEADS = SpecConfig(algorithm="EAGLE3", num_steps=3, eagle_topk=1, num_draft_tokens=4)
 MTP = SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)
+FIRST_MIXED = "0.5.19"
 #: Until 0.5.12.post1 trees need the v1 worker; from then on also DP attention and hand-overs are driven.
 V2 = "0.5.13"
 
@@ -96,9 +103,9 @@ BOOTS = _named(
         Boot(name="no-cache", why="no prefix cache, two steps", spec=_chain(2), engine=UNCACHED),
         Boot(
             name="long-draft",
-            why="five steps, two requests at a time",
+            why="five steps, two requests at a time, and five that wait",
             spec=_chain(5),
-            engine=EngineConfig(max_running_requests=2),
+            engine=EngineConfig(max_running_requests=2, max_queued_requests=MOST_WAITING),
         ),
         Boot(name="one-step", why="a draft of one token", spec=_chain(1)),
     )
@@ -116,7 +123,7 @@ LAYERED = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since="0.5.17")
     for name, why, checkpoint, spec, engine in (
         ("layers", "three MTP layers, no prefix cache", "mtp-tiny", MTP, UNCACHED),
-        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, EngineConfig()),
+        ("layers-cache", "three MTP layers with the prefix cache", "mtp-tiny", MTP, PLAIN),
         (
             "layers-pages",
             "two MTP layers, pages of four tokens",
@@ -154,12 +161,12 @@ LAYERED = _named(
 TREES = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
     for name, why, spec, checkpoint, engine in (
-        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6), CHECKPOINT, EngineConfig()),
-        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8), CHECKPOINT, EngineConfig()),
-        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3), CHECKPOINT, EngineConfig()),
-        ("full-tree", "two steps, every node kept", _tree(2, 2, 7), CHECKPOINT, EngineConfig()),
-        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16), CHECKPOINT, EngineConfig()),
-        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10), CHECKPOINT, EngineConfig()),
+        ("tree", "two candidates a step, three steps, six nodes", _tree(3, 2, 6), CHECKPOINT, PLAIN),
+        ("wide-tree", "four candidates a step, three steps", _tree(3, 4, 8), CHECKPOINT, PLAIN),
+        ("small-tree", "two steps, all but a few nodes left out", _tree(2, 2, 3), CHECKPOINT, PLAIN),
+        ("full-tree", "two steps, every node kept", _tree(2, 2, 7), CHECKPOINT, PLAIN),
+        ("widest-tree", "eight candidates a step, 16 nodes", _tree(2, 8, 16), CHECKPOINT, PLAIN),
+        ("deep-tree", "five steps, ten nodes", _tree(5, 2, 10), CHECKPOINT, PLAIN),
         (
             "tree-apart",
             "three candidates a step, two steps, a pair of which no two tensors are alike, a pool that is outgrown",
@@ -261,15 +268,16 @@ LATENT = _named(
 
 #: Trained weights, of which one tree is enough: from three steps on every release deviates.
 TRAINED = _named(
-    Boot(name=name, why=why, checkpoint=f"trained-{head}", spec=spec, since=since, text=True)
-    for name, why, head, spec, since in (
-        ("trained", "trained weights, an EAGLE-3 chain of three steps", "eagle3", HEADS, "0.5.12"),
+    Boot(name=name, why=why, checkpoint=f"trained-{head}", spec=spec, engine=engine, since=since, text=True)
+    for name, why, head, spec, since, engine in (
+        ("trained", "trained weights, an EAGLE-3 chain of three steps", "eagle3", HEADS, "0.5.12", PLAIN),
         (
             "trained-long",
             "trained weights, an EAGLE-3 chain of five steps",
             "eagle3",
             HEADS_OF_FIVE,
             "0.5.12",
+            PLAIN,
         ),
         (
             "trained-tree",
@@ -277,8 +285,40 @@ TRAINED = _named(
             "eagle3",
             SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=4, num_draft_tokens=8),
             V2,
+            PLAIN,
         ),
-        ("trained-eagle1", "trained weights, an EAGLE-1 chain of three steps", "eagle1", SpecConfig(), "0"),
+        (
+            "trained-eagle1",
+            "trained weights, an EAGLE-1 chain of three steps",
+            "eagle1",
+            SpecConfig(),
+            "0",
+            PLAIN,
+        ),
+        (
+            "trained-tight",
+            "trained weights, an EAGLE-3 chain of five steps, a pool that a few requests outgrow",
+            "eagle3",
+            HEADS_OF_FIVE,
+            "0.5.12",
+            EngineConfig(max_total_tokens=320, schedule_conservativeness=0.1),
+        ),
+    )
+)
+
+SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
+SPELLED_BOOTS = _named(
+    Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)
+    for name, why, checkpoint, spec, engine in (
+        ("texts", "grammars and stop strings, a chain of three steps", CHECKPOINT, SpecConfig(), SPELLED),
+        ("texts-tree", "the same, two candidates a step, two steps", CHECKPOINT, _tree(2, 2, 6), SPELLED),
+        (
+            "texts-thoughts",
+            "grammars behind thoughts, a chain of three steps",
+            CHECKPOINT,
+            SpecConfig(),
+            SPELLED.model_copy(update={"reasoning_parser": "qwen3"}),
+        ),
     )
 )
 
@@ -294,6 +334,13 @@ DP_BOOTS = _named(
             "qwen3-apart",
             HEADS_OF_FIVE,
             TWO_RANKS.model_copy(update=OUTGROWN),
+        ),
+        (
+            "dp-lm-head",
+            "two ranks, each with logits of its own requests alone",
+            "qwen3-tiny",
+            HEADS,
+            TWO_RANKS.model_copy(update={"enable_dp_lm_head": True}),
         ),
     )
 )
@@ -331,6 +378,29 @@ ADAPTIVE_BOOTS = _named(
     )
 )
 
+MIXED_ENGINE = EngineConfig(enable_mixed_chunk=True)
+MIXED_BOOTS = _named(
+    Boot(
+        name=name,
+        why=why,
+        checkpoint=checkpoint,
+        spec=spec,
+        engine=MIXED_ENGINE.model_copy(update=engine),
+        since=FIRST_MIXED,
+    )
+    for name, why, checkpoint, spec, engine in (
+        ("mixed", "prompt chunks and running requests in one batch", CHECKPOINT, SpecConfig(), {}),
+        (
+            "mixed-eagle3",
+            "the same with an EAGLE-3 head, over pages of four tokens",
+            "eagle3-tiny",
+            HEADS,
+            {"page_size": 4},
+        ),
+        ("mixed-tree", "the same with two candidates a step", CHECKPOINT, _tree(2, 2, 6), {}),
+    )
+)
+
 TP = EngineConfig(tp_size=2, max_running_requests=4)
 TP_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=TP.model_copy(update=engine), since=since)
@@ -364,6 +434,14 @@ PD_BOOTS = _named(
         ("pd-pages", "pages of four tokens", CHECKPOINT, SpecConfig(), PAIR.model_copy(update={"page_size": 4})),
         ("pd-five", "five steps, a pair of which no two tensors are alike", "eagle-apart", _chain(5), PAIR),
     )
+)
+RANKED_FIVE = Boot(
+    name="pd-ranks-five",
+    why="the same with a head of its own, and five steps",
+    checkpoint="qwen3-apart",
+    spec=HEADS_OF_FIVE,
+    engine=PAIR.model_copy(update={"dp_size": 2, "tp_size": 2}),
+    since=V2,
 )
 RANKED_PAIR = Boot(
     name="pd-ranks",

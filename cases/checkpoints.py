@@ -83,6 +83,8 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="eagle-tiny", seed=20240626),
+        # What an engine of the pair above is given for new weights: the same shapes.
+        Recipe(name="eagle-next", seed=20240628),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
@@ -109,7 +111,14 @@ RECIPES: dict[str, Recipe] = {
         LatentRecipe(name="mla-tiny", seed=20241228),
         TableRecipe(name="table-head64", seed=20221131, hidden=128, intermediate=256, head_dim=64),
         # Stirred (below): no two tensors are alike, and no two sizes that mean different things are one.
-        Recipe(name="eagle-apart", seed=20261129, **_APART, upper_gain=0.03),
+        Recipe(name="eagle-apart", seed=20261150, **_APART, upper_gain=0.03),
+        Recipe(
+            name="eagle-apart64",
+            seed=20261150,
+            **{**_APART, "hidden": 144, "intermediate": 176, "heads": 6},
+            head_dim=64,
+            upper_gain=0.03,
+        ),
         Eagle3Recipe(
             name="eagle3-apart",
             seed=20261130,
@@ -152,7 +161,7 @@ RECIPES: dict[str, Recipe] = {
 
 
 #: Pairs whose draft and norms are moved, see `cases.stirred`.
-STIRRED = frozenset(name for name in RECIPES if name.endswith("-apart"))
+STIRRED = frozenset(name for name in RECIPES if "-apart" in name)
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
@@ -172,11 +181,13 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
 #: The pair to use instead on a device whose kernels are not built for its head width; same vocabulary, same positions.
 MADE_INSTEAD: dict[tuple[str, str], str] = {
     ("eagle-tiny", "cuda"): "eagle-head64",
+    ("eagle-apart", "cuda"): "eagle-apart64",
     ("table-tiny", "cuda"): "table-head64",
 }
 #: Pairs without such a pair, and why an engine must not be started with them: it would die of its kernels.
 UNFIT: dict[tuple[str, str], str] = {
-    ("mla-tiny", "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes",
+    (name, "cuda"): "SGLang's kernels for latent attention are built for larger latents and hidden sizes"
+    for name in ("mla-tiny", "mla-apart")
 }
 
 #: Pairs whose MTP layers read each other's output.

@@ -15,10 +15,13 @@ from cases.boots import (
     EAGLE3_BOOTS,
     LATENT,
     LAYERED,
+    MIXED_BOOTS,
     PAGES,
     PAIR,
     PD_BOOTS,
+    RANKED_FIVE,
     RANKED_PAIR,
+    SPELLED_BOOTS,
     STATES,
     TP_BOOTS,
     TRAINED,
@@ -27,8 +30,9 @@ from cases.boots import (
 )
 from cases.fixed import default_scenarios, shapes
 from cases.fixed_handoff import handoffs, ranked_handoffs
+from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
-from cases.fixed_ranks import rank_shapes, shared_shapes
+from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
@@ -139,6 +143,12 @@ _DP = Family(
         *rank_shapes(checkpoint="qwen3-tiny"),
         *rank_shapes(checkpoint="qwen3-wide", prefix="wide-", only=("held-back", "idle-inside-chunks")),
         *parts(DP_BOOTS["dp-apart"], prefix="apart-"),
+        *rank_shapes(
+            checkpoint="qwen3-tiny",
+            engine=DP_BOOTS["dp-lm-head"].engine,
+            prefix="lm-head-",
+            only=("held-back", "uneven-batches"),
+        ),
     ),
     boots=tuple(DP_BOOTS.values()),
     coverage_points=(*names(Where.RANKS), *OF_PARTS),
@@ -148,12 +158,12 @@ _TP = Family(
     name="tp",
     why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
     scenarios=(
-        *shared_shapes(TP_BOOTS["tp"]),
-        *shared_shapes(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
+        *on_boot(TP_BOOTS["tp"]),
+        *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
         *(
             one
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
-            for one in shared_shapes(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
+            for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
         *rank_shapes(
             checkpoint=TP_BOOTS["tp-dp"].checkpoint,
@@ -172,10 +182,33 @@ _ADAPTIVE = Family(
     scenarios=tuple(
         one
         for boot in ADAPTIVE_BOOTS.values()
-        for one in shared_shapes(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
+        for one in on_boot(boot, only=("four-together", "staggered-arrivals", "shared-prefix", "retracted"))
     ),
     boots=tuple(ADAPTIVE_BOOTS.values()),
     coverage_points=("batch_shrinks", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
+_TEXTS = Family(
+    name="texts",
+    why="requests as texts, with a tokenizer: grammars, thoughts before them, stop strings and patterns",
+    scenarios=tuple(held_texts()),
+    boots=tuple(SPELLED_BOOTS.values()),
+    coverage_points=(
+        *("first_token_by_grammar", "draft_off_grammar", "constrained_beside_free", "grammar_ends_text"),
+        *("stop_string_inside_run", "grammar_after_thoughts"),
+    ),
+)
+
+_MIXED = Family(
+    name="mixed",
+    why="requests that decode by one token in batches of prompt chunks: EAGLE chains and trees, EAGLE-3 over pages",
+    scenarios=tuple(
+        one
+        for boot in MIXED_BOOTS.values()
+        for one in (*on_boot(boot, only=("staggered-arrivals", "shared-prefix", "retracted")), joining(boot))
+    ),
+    boots=tuple(MIXED_BOOTS.values()),
+    coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
 _LAYERS = LAYERED["layers"]
@@ -239,9 +272,19 @@ _DISAGG = Family(
 _DISAGG_DP = Family(
     name="disagg-dp",
     why="hand-overs to a decode side of two DP-attention ranks, one of them idle, busy, or handed over to as well",
-    scenarios=tuple(ranked_handoffs()),
-    boots=(RANKED_PAIR,),
-    coverage_points=(*names(Where.HANDOFF_RANKS), "prebuilt_all_finished", "failed_transfer", "abort_in_transfer"),
+    scenarios=(
+        *ranked_handoffs(),
+        *ranked_handoffs(boot=RANKED_FIVE, prefix="five-"),
+        *parts(RANKED_FIVE, prefix="five-"),
+    ),
+    boots=(RANKED_PAIR, RANKED_FIVE),
+    coverage_points=(
+        *names(Where.HANDOFF_RANKS),
+        *OF_PARTS,
+        "prebuilt_all_finished",
+        "failed_transfer",
+        "abort_in_transfer",
+    ),
 )
 
 _TRAINED = Family(
@@ -254,20 +297,22 @@ _TRAINED = Family(
             (TRAINED["trained-long"], "long-", TEXT_FEW),
             (TRAINED["trained-tree"], "tree-", TEXT_FEW),
             (TRAINED["trained-eagle1"], "eagle1-", TEXT_FEW),
+            (TRAINED["trained-tight"], "tight-", ("pool", "taken-back", "abort-of-some")),
         )
-        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, prefix=prefix, only=only)
+        for one in text_shapes(checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine, prefix=prefix, only=only)
     ),
     boots=tuple(TRAINED.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
+    coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _DP, _TP, _ADAPTIVE, _DISAGG, _DISAGG_DP)
+_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
+    "texts": ("grammars",),
 }
 
 

@@ -98,8 +98,8 @@ def rank_shapes(
     return chosen(every, prefix=prefix, only=only)
 
 
-def shared_shapes(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
-    """Every common batch shape on a boot of TP ranks, and a retraction; each named after the boot."""
+def on_boot(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
+    """Every common batch shape on a boot, and a retraction; each named after the boot."""
     given: dict[str, Any] = {
         "checkpoint": boot.checkpoint,
         "spec": boot.spec,
@@ -114,3 +114,18 @@ def shared_shapes(boot: Boot, *, only: Sequence[str] = ()) -> list[Scenario]:
         **given,
     )
     return chosen([*shapes(**given), retracted], prefix=f"{boot.name}-", only=only)
+
+
+def joining(boot: Boot) -> Scenario:
+    """Two requests run while the prompt of a third arrives in chunks."""
+    return boot_program(
+        "joining",
+        [request("a", 5, seed=31, new=20), request("b", 9, seed=32, new=17), request("c", 40, seed=35, new=6)],
+        [submit("a", "b"), steps(3), submit("c"), DRAIN],
+        prefix=f"{boot.name}-",
+        checkpoint=boot.checkpoint,
+        spec=boot.spec,
+        engine=boot.engine,
+        wants=["mixed_batch", "non_final_chunk"],
+        chunk=16,
+    )

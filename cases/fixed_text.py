@@ -12,7 +12,7 @@ from functools import partial
 
 from cases.fixed import CHAIN, DRAIN, PLAIN, abort, boot_program, chosen, steps, submit
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
+from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 #: Snippets of 40 to 300 bytes, each broken off where something must follow.
 SNIPPETS = {
@@ -87,7 +87,10 @@ def text_shapes(
     prefix: str = "",
     only: Sequence[str] = (),
 ) -> list[Scenario]:
-    """The common batch shapes over text, on one boot configuration; `only` some of them by name."""
+    """The common batch shapes over text, on one boot configuration; `only` some of them by name.
+
+    On a small pool also what happens to a part of a batch: it has to run out under three requests.
+    """
     program = partial(boot_program, prefix=prefix, checkpoint=checkpoint, spec=spec, engine=engine)
     known = SNIPPETS["read"].encode()
     every = [
@@ -126,4 +129,16 @@ def text_shapes(
             wants=["abort_in_decode"],
         ),
     ]
+    if engine.max_total_tokens < EngineConfig().max_total_tokens:
+        three = [written("a", "loop", new=66), written("b", "import", new=60), written("c", "raise", new=63)]
+        every += [
+            program("pool", three, [submit(*"abc"), DRAIN], wants=["pool_exhausted", "partial_retraction"]),
+            program(
+                "taken-back",
+                three,
+                [submit(*"abc"), steps(5), Op(kind="retract", rids=("b",)), DRAIN],
+                wants=["partial_retraction"],
+            ),
+            program("abort-of-some", three, [submit(*"abc"), steps(4), abort("b"), DRAIN], wants=["abort_of_some"]),
+        ]
     return chosen(every, prefix=prefix, only=only)

@@ -11,7 +11,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from cases import templates, templates_answers, templates_handoff, templates_rules
+from cases import templates, templates_answers, templates_handoff, templates_rules, templates_texts
 from cases.asking import asking
 from cases.boots import Boot
 from cases.kit import TEMPLATES, Kit, Opening, possible, shortest_life
@@ -19,7 +19,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario
 
 #: Importing them registers their templates.
-ROOMS = (templates, templates_answers, templates_handoff, templates_rules)
+ROOMS = (templates, templates_answers, templates_handoff, templates_rules, templates_texts)
 MOST_REQUESTS = 5
 
 
@@ -89,6 +89,8 @@ def _bystanders(kit: Kit, *, calm: int) -> None:
     """Up to MOST_REQUESTS in all; each arrives from step `calm` on, some as branches of an earlier prompt."""
     for _ in range(kit.integer(0, min(2, MOST_REQUESTS - len(kit.timeline.requests)))):
         request = kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens(), stops=True)
+        if kit.boot.spelled:
+            request = templates_texts.perhaps_held(request, kit.random)
         kit.timeline.arrive(calm + kit.integer(0, 8), request)
 
 

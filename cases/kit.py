@@ -11,11 +11,10 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
-from cases.checkpoints import RECIPES
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 
 LONGEST_PROMPT = 100
 MOST_NEW = 24
@@ -105,10 +104,6 @@ class Kit:
         self.timeline.arrive(step, fresh)
         return fresh.rid
 
-    def never(self) -> tuple[int, ...]:
-        """A stop id that is never proposed: without one SGLang keeps room for all that a request may generate."""
-        return (RECIPES[self.boot.checkpoint].vocab - 1,)
-
     def stop_ids(self) -> tuple[int, ...]:
         """A twelfth of the vocabulary, so that a request soon generates one."""
         vocab = self.boot.vocab
@@ -122,7 +117,8 @@ class Kit:
 
 def shortest_life(request: RequestSpec, *, k: int) -> int:
     """Steps after its arrival for which a request lives whatever happens: a prefill, and every draft accepted."""
-    return 1 if request.stop_token_ids else 1 + max(0, request.max_new_tokens - 2) // (k + 1)
+    soon = request.stop_token_ids or request.ends_by_text or set(request.rules) & {*GRAMMARS}
+    return 1 if soon else 1 + max(0, request.max_new_tokens - 2) // (k + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,25 +140,26 @@ class Template:
     """How a coverage point is brought about.
 
     certain: it happens whatever the draws, so the scenario may want it; fits: on which boot configurations it can be;
-    roams: its requests may be on any rank.
+    roams: its requests may be on any rank; texts: for engines with a tokenizer, which have templates of their own.
     """
 
     build: Callable[[Kit], Opening]
     certain: bool
     fits: Callable[[Boot], bool]
     roams: bool
+    texts: bool
 
 
 TEMPLATES: dict[str, Template] = {}
 
 
 def template(
-    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False
+    *, fits: Callable[[Boot], bool], certain: bool = True, roams: bool = False, texts: bool = False
 ) -> Callable[[Callable[[Kit], Opening]], Callable[[Kit], Opening]]:
     """Decorator: the function's name is the coverage point's name, or one of its own where it is not certain."""
 
     def keep(build: Callable[[Kit], Opening]) -> Callable[[Kit], Opening]:
-        TEMPLATES[build.__name__] = Template(build=build, certain=certain, fits=fits, roams=roams)
+        TEMPLATES[build.__name__] = Template(build=build, certain=certain, fits=fits, roams=roams, texts=texts)
         return build
 
     return keep
@@ -170,4 +167,4 @@ def template(
 
 def possible(boot: Boot) -> list[str]:
     """The templates that fit a boot configuration, the simplest first."""
-    return [name for name, one in TEMPLATES.items() if one.fits(boot)]
+    return [name for name, one in TEMPLATES.items() if one.texts == boot.spelled and one.fits(boot)]

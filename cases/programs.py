@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MTP
+from cases.boots import HEADS, MIXED_BOOTS, MTP
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
+from cases.fixed_ranks import joining
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -88,6 +89,13 @@ _CHUNK = program(
     chunked_prefill_size=16,
 )
 
+_UPDATED = program(
+    "updated",
+    [request("a", 12, seed=41, new=14), request("b", 20, seed=43, new=12), request("c", 12, seed=41, new=10)],
+    [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
+    wants=["weights_updated"],
+)
+
 _RETRACTION = program(
     "retracted",
     [request("a", 12, seed=33, new=14), request("b", 6, seed=34, new=15)],
@@ -110,6 +118,34 @@ _STOP = program(
     wants=["stop_inside_accepted_run"],
 )
 
+_ABORT = program(
+    "aborted",
+    [request("a", 7, seed=11, new=30), request("b", 12, seed=21, new=12)],
+    [submit("a", "b"), steps(3), Op(kind="abort", rids=("a",)), DRAIN],
+    wants=["abort_in_decode"],
+)
+
+#: A queue and a pool that a few requests fill.
+_SMALL: dict[str, Any] = {"max_queued_requests": 3, "max_total_tokens": 160}
+_QUEUE = program(
+    "queued",
+    [
+        *(request(f"q{i}", 10, seed=20 + i, new=12) for i in range(4)),
+        request("q4", 10, seed=24, new=12).model_copy(update={"expect": "refusal"}),
+    ],
+    [submit("q0"), steps(2), submit("q1", "q2", "q3", "q4"), DRAIN],
+    wants=["full_queue_refused"],
+    **_SMALL,
+)
+
+_POOL = program(
+    "outgrown-together",
+    [request(rid, 36, seed=50 + i, new=24 + 6 * i) for i, rid in enumerate("abc")],
+    [submit("a"), steps(3), submit("b"), steps(3), submit("c"), DRAIN],
+    wants=["pool_exhausted"],
+    **_SMALL,
+)
+
 _SAMPLED = program(
     "sampled",
     [
@@ -119,26 +155,26 @@ _SAMPLED = program(
     [submit("a", "b", "c"), DRAIN],
 )
 
-_TELLING = (
-    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
-    {"return_logprob": True, "temperature": 0.8},
-    {"return_logprob": True, "stream": True},
-)
+#: Engines whose requests are texts.
+TEXTS: dict[str, Any] = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
 
-_ANSWERS = program(
-    "answers",
-    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_TELLING[i]) for i, rid in enumerate("abc")],
+
+def _held(rid: str, length: int, seed: int, **keys: Any) -> RequestSpec:
+    return RequestSpec.model_validate(request(rid, length, seed=seed, new=24).model_dump() | keys)
+
+
+_GRAMMAR = program(
+    "constrained",
+    [_held("a", 7, 11, regex="([a-z]|[0-9])+[;]"), _held("b", 12, 21, regex="[^0-9]{30,60}"), _held("c", 5, 22)],
     [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
 )
 
-_STATES = program(
-    "states",
-    [
-        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
-        for i, rid in enumerate("ab")
-    ],
-    [submit("a", "b"), DRAIN],
-    enable_return_hidden_states=True,
+_STRINGS = program(
+    "strings",
+    [_held("a", 7, 11, stop=("i",)), _held("b", 12, 21, stop=("tt",)), _held("c", 5, 22, stop_regex=("[0-9]{3}",))],
+    [submit("a", "b", "c"), DRAIN],
+    **TEXTS,
 )
 
 #: By their names.
@@ -159,6 +195,28 @@ _RULES = program(
     [submit(*_ASKING), DRAIN],
 )
 
+_RETURNED = (
+    {"return_logprob": True, "top_logprobs_num": 2, "logprob_start_len": 0},
+    {"return_logprob": True, "temperature": 0.8},
+    {"return_logprob": True, "stream": True},
+)
+
+_ANSWERS = program(
+    "answers",
+    [request(rid, 7 + i, seed=51 + i, new=9).model_copy(update=_RETURNED[i]) for i, rid in enumerate("abc")],
+    [submit("a", "b", "c"), DRAIN],
+)
+
+_STATES = program(
+    "states",
+    [
+        request(rid, 7 + i, seed=54 + i, new=9).model_copy(update={"return_hidden_states": True})
+        for i, rid in enumerate("ab")
+    ],
+    [submit("a", "b"), DRAIN],
+    enable_return_hidden_states=True,
+)
+
 #: Rank 1 has a request, then none while rank 0 goes on.
 _IDLE_BESIDE = program(
     "idle-beside",
@@ -175,20 +233,28 @@ _IDLE_BESIDE = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
+    "mixed": (joining(MIXED_BOOTS["mixed"]),),
+    "update": (_UPDATED,),
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),
+    "abort": (_ABORT,),
+    "queue": (_QUEUE,),
+    "pool": (_POOL,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),
     "tp": (_together("together-tp", tp_size=2),),
     "handoff": (_together("together-handed-over", disaggregation=True, max_running_requests=4, max_total_tokens=160),),
     "sampled": (_SAMPLED,),
+    "grammar": (_GRAMMAR,),
+    "strings": (_STRINGS,),
+    "rules": (_RULES,),
     "answers": (_ANSWERS,),
     "states": (_STATES,),
-    "rules": (_RULES,),
     "tree": (_together("together-tree", spec=TREE), _joined("joined-tree", spec=TREE)),
 }

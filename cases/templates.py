@@ -6,8 +6,10 @@ To add one: a function that writes requests and ops into the kit's timeline, dec
 
 from __future__ import annotations
 
-from cases.boots import Boot
+from cases.boots import MOST_WAITING, Boot
+from cases.fixed import NEVER
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
+from harness.contract.admission import reserved
 
 
 def _alone(boot: Boot) -> bool:
@@ -38,6 +40,18 @@ def _paged(boot: Boot) -> bool:
 
 def _ranked(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.dp_size > 1
+
+
+def _queued(boot: Boot) -> bool:
+    return _level(boot) and boot.engine.max_queued_requests is not None
+
+
+def _mixed(boot: Boot) -> bool:
+    return _roomy(boot) and boot.engine.enable_mixed_chunk
+
+
+def _adaptive(boot: Boot) -> bool:
+    return _roomy(boot) and boot.spec.adaptive is not None
 
 
 def _urgent(boot: Boot) -> bool:
@@ -106,6 +120,23 @@ def chunked_back_to_back(kit: Kit) -> Opening:
     for _ in range(2):
         kit.arrive(0, kit.length(kit.chunk + 1, min(LONGEST_PROMPT, 3 * kit.chunk)))
     return Opening(calm=6)
+
+
+@template(fits=_mixed)
+def mixed_batch(kit: Kit) -> Opening:
+    """A prompt that arrives, in chunks or whole, while one or two requests run."""
+    for _ in range(kit.integer(1, 2)):
+        kit.arrive(0, kit.length(1, 8), new=kit.long_run())
+    kit.arrive(DECODING, kit.length(2))
+    return Opening(calm=DECODING + 1)
+
+
+@template(fits=_adaptive, certain=False)
+def steps_raised(kit: Kit) -> Opening:
+    """Requests that come one after another, so that batches of each size decide."""
+    for place in range(kit.integer(2, 4)):
+        kit.arrive(3 * place, kit.length(1, 20), new=kit.long_run())
+    return Opening(calm=DECODING)
 
 
 @template(fits=_cached)
@@ -202,11 +233,12 @@ def running_limit_reached(kit: Kit) -> Opening:
 def pool_exhausted(kit: Kit) -> Opening:
     """Prompts that fit the pool together with what a draft takes, and more to generate than it holds."""
     spec, count = kit.boot.spec, kit.integer(2, 4)
+    stops = (NEVER,) * (not kit.boot.engine.radix_cache)
     draft = max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens)
     share = kit.boot.engine.max_total_tokens // count - draft - 12
     for _ in range(count):
         request = kit.request(kit.prompt(kit.integer(share - 4, share)), new=kit.new_tokens(MOST_NEW - 2))
-        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": kit.never()}))
+        kit.timeline.arrive(kit.integer(0, 1), request.model_copy(update={"stop_token_ids": stops}))
     return Opening(calm=16)
 
 
@@ -239,9 +271,36 @@ def context_limit(kit: Kit) -> Opening:
     """
     spec, new = kit.boot.spec, kit.new_tokens(6)
     kit.chunk *= 4
-    length = CONTEXT - max(spec.num_steps * spec.eagle_topk, spec.num_draft_tokens) - new
+    length = CONTEXT - reserved(spec) - new
     kit.arrive(0, length, new=new)
     return Opening(calm=kit.chunks(length), protected=("r0",))
+
+
+@template(fits=_alone)
+def too_long_refused(kit: Kit) -> Opening:
+    """One that runs, and one that is longer than SGLang admits by no more than it keeps for drafts."""
+    kit.arrive(0, kit.length(1, 20), new=kit.long_run())
+    spare, new = reserved(kit.boot.spec), kit.new_tokens()
+    long = kit.request(kit.prompt(CONTEXT - spare - new + kit.integer(1, spare)), new=new)
+    kit.timeline.arrive(kit.integer(0, 3), long.model_copy(update={"expect": "refusal"}))
+    return Opening(calm=3, protected=(long.rid,))
+
+
+@template(fits=_queued)
+def full_queue_refused(kit: Kit) -> Opening:
+    """One more than may wait, all at once: the last one."""
+    made = [kit.request(kit.prompt(kit.length(1, 20)), new=kit.new_tokens()) for _ in range(MOST_WAITING + 1)]
+    kit.timeline.arrive(0, *made[:-1], made[-1].model_copy(update={"expect": "refusal"}))
+    return Opening(calm=2, protected=(made[-1].rid,))
+
+
+@template(fits=_tight)
+def outgrew_the_pool(kit: Kit) -> Opening:
+    """So long that SGLang cuts what is to come to the pool's size, where no draft fits behind it any more."""
+    room = kit.boot.engine.max_total_tokens
+    large = kit.request(kit.prompt(room - kit.integer(12, MOST_NEW)), new=MOST_NEW)
+    kit.timeline.arrive(0, large.model_copy(update={"expect": "exhaustion"}))
+    return Opening(calm=24, protected=(large.rid,), events=False)
 
 
 # Leaving and coming back
@@ -345,6 +404,23 @@ def pause_resume(kit: Kit) -> Opening:
     kit.timeline.at(step, "pause")
     kit.timeline.at(step + kit.integer(1, 3), "resume")
     return Opening(calm=step + 1, protected=("r0",))
+
+
+@template(fits=_alone)
+def abort_while_paused(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + 1
+    kit.timeline.at(step, "pause")
+    kit.timeline.at(step + kit.integer(0, 1), "abort", "r0")
+    kit.timeline.at(step + 2, "resume")
+    return Opening(calm=step + 3)
+
+
+@template(fits=_alone)
+def abort_after_retraction(kit: Kit) -> Opening:
+    step = kit.chunks(_runs_on(kit)) + kit.integer(1, 2)
+    kit.timeline.at(step, "retract")
+    kit.timeline.at(step, "abort", "r0")
+    return Opening(calm=step + 1)
 
 
 def _runs_on(kit: Kit) -> int:

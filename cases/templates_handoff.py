@@ -6,6 +6,7 @@ Only what the two sides and the way between them do is drawn here; what happens 
 from __future__ import annotations
 
 from cases.boots import Boot
+from cases.kit import MOST_NEW as MOST_GENERATED
 from cases.kit import Kit, Opening, template
 
 #: Requests of one program, so that a pool of 160 tokens holds them: retraction is a program of its own.
@@ -107,6 +108,23 @@ def empty_prebuilt_batch(kit: Kit) -> Opening:
         kit.timeline.at(step, "abort", *rids)
     else:
         _transfer(kit, step, "fail", *rids)
+    return Opening(calm=OVER)
+
+
+@template(fits=_pair, certain=False)
+def retracted_on_decode_side(kit: Kit) -> Opening:
+    """More to generate than its pool holds."""
+    for _ in range(MOST):
+        length, new = kit.integer(LONGEST, LONGEST + 4), kit.new_tokens(MOST_GENERATED - 2)
+        _arrive(kit, kit.integer(0, 1), length=length, new=new)
+    return Opening(calm=2 * OVER)
+
+
+@template(fits=_pair, certain=False)
+def taken_back_on_decode_side(kit: Kit) -> Opening:
+    """Some of those that decode there together."""
+    rids = [_arrive(kit, 0, new=kit.long_run()) for _ in range(MOST - 1)]
+    kit.timeline.at(ARRIVED + kit.integer(2, 4), "retract", *kit.random.sample(rids, kit.integer(1, 2)))
     return Opening(calm=OVER)
 
 

@@ -70,7 +70,7 @@ class Timeline:
 
 
 #: Order of ops given before one step.
-_RANK = {"resume": 0, "flush": 1, "submit": 2, "transfer": 3, "abort": 4, "retract": 5, "pause": 6}
+_RANK = {"resume": 0, "flush": 1, "submit": 2, "transfer": 3, "retract": 4, "abort": 5, "pause": 6}
 
 
 def _pauses(ops: Iterable[tuple[int, Op]]) -> list[tuple[int, Op]]:

@@ -20,6 +20,8 @@ from harness.contract.scenario import Scenario
 from harness.engines import envs
 
 FILE = "tokenizer.json"
+#: What lies beside a target with another kind of tokenizer.
+OTHERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "tiktoken.model")
 #: What a reasoning model writes around its thoughts, as SGLang's `reasoning_parser` "qwen3" knows it.
 THINK, THINK_END = "<think>", "</think>"
 BOS, EOS = "<s>", "</s>"
@@ -49,11 +51,16 @@ def _spelled(text: str) -> str:
 
 
 def tokenizer_for(scenario: Scenario, target: Path) -> Path | None:
-    """The folder of the tokenizer that a scenario's engine is given: the target's own, or one made for it; or none."""
+    """The folder of the tokenizer that a scenario's engine is given: the target's own, or one made for it.
+
+    None where it is given none, and where the target has one of another kind, which nothing here reads.
+    """
     if scenario.engine.skip_tokenizer_init:
         return None
     if (target / FILE).exists():
         return target
+    if any((target / name).exists() for name in OTHERS):
+        return None
     config, root = json.loads((target / "config.json").read_text()), envs.home() / "checkpoints"
     return make(vocab=config["vocab_size"], bos=config["bos_token_id"], eos=config["eos_token_id"], root=root)
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from harness.contract.batches import Part
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import Event, Trace
 from harness.contract.types import Phase
 from reference.engine_view import EngineView
-from reference.languages import KEYS, Language, NoLanguageError
+from reference.languages import Language, NoLanguageError
 from reference.spelling import Spelling
 from reference.timeline import timelines
 from reference.tree import Tree
@@ -39,7 +39,7 @@ class Constraints:
 
     def __post_init__(self) -> None:
         for request in self.scenario.requests:
-            if any(getattr(request, key) is not None for key in KEYS):
+            if any(getattr(request, key) is not None for key in GRAMMARS):
                 try:
                     self.languages[request.rid] = self._language(request)
                 except NoLanguageError as error:
@@ -96,12 +96,12 @@ class Constraints:
         yield Event(name="allowed", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
 
     def _written(self, request: RequestSpec, output: tuple[int, ...], known: tuple[int, ...]) -> Event:
-        stop = self.spelling.stop(request, known)
+        stop, own = self.spelling.stop(request, known), self.spelling.stop(request, output)
         data = {
             "rid": request.rid,
             "length": None if stop is None else stop.length,
             "matched": [] if stop is None else list(stop.matched),
-            "text": self.spelling.answered(request, output, self.spelling.stop(request, output)),
+            "text": self.spelling.answered(request, output, own, ends=request.stops(self.ends)),
         }
         return Event(name="written", scheduler_step=0, data=data)
 

@@ -56,9 +56,17 @@ class HeadDrafts:
         """
         c, reading = part.start, self.reading
         g = reading.draft[c - 1 : c]
-        logits, ids = self.head.logits(g), reading.tokens[1 : c + 1]
+        drawn = self.view.proposed(part) if self.temperature else ()
         writer.add(
-            part, Phase.PREBUILT, input_id=ids, hidden_out=g, logits=logits, choose=self.spec.eagle_topk, scored=True
+            part,
+            Phase.PREBUILT,
+            input_id=reading.tokens[1 : c + 1],
+            hidden_out=g,
+            logits=self.head.logits(g),
+            choose=self.spec.eagle_topk,
+            scored=True,
+            drawn=[drawn] if drawn else (),
+            temperature=self.temperature or 1.0,
         )
 
     def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
@@ -129,12 +137,18 @@ class HeadDrafts:
         return parents
 
     def _drafted(self, c: int, chain: Chain) -> np.ndarray:
-        """The distribution [k,V] that each drafted token was drawn from: the row before the round, then each step."""
+        """The distribution [k,V] that each drafted token was drawn from: the row before the round, then each step.
+
+        A hand-over carries a token and not its distribution: there it stands as one that nobody drew.
+        """
         if not self.temperature:
             return np.empty((0, 0))
         last = self.head.logits(self.reading.draft[c - 1])
         logits = torch.stack([last, *(step.logits[0] for step in chain.steps)])
-        return distribution(logits, self.temperature)
+        found = distribution(logits, self.temperature)
+        if c in self.timeline.handed:
+            found[0] = np.eye(1, found.shape[1], chain.candidates.tokens[0])
+        return found
 
     def _draft_rows(self, writer: Writer, part: Part, chain: Chain, drawn: Mapping[int, Proposals]) -> None:
         for i, step in enumerate(chain.steps):

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,8 +94,15 @@ class LayerDrafts:
         """
         c, tokens = part.start, self.timeline.tokens
         for i, depth in enumerate(self._depths[0] if self.knows(part) else ()):
-            logits = self.head.layers[i].logits(depth.g[c - 1 : c])
-            writer.add(part, Phase.PREBUILT, step=i, input_id=tokens[1 : c + 1], logits=logits, scored=True)
+            writer.add(
+                part,
+                Phase.PREBUILT,
+                step=i,
+                input_id=tokens[1 : c + 1],
+                logits=self.head.layers[i].logits(depth.g[c - 1 : c]),
+                scored=True,
+                **self._drawn(c, i),
+            )
 
     def proposal_rows(self, writer: Writer, part: Part, phase: Phase, length: int) -> None:
         """Rows of every layer, keyed by it as the step; the last row of each proposes. None where they did not run."""
@@ -104,7 +112,6 @@ class LayerDrafts:
             g: Tensor | None = depth.g[stop - 1]
             for departure in self._departures:
                 g = None if g is None else departure.says(part, i, g)
-            drawn = self.chain(stop)[i : i + 1] if self.temperature else ()
             writer.add(
                 part,
                 phase,
@@ -115,8 +122,7 @@ class LayerDrafts:
                 hidden_out=None if g is None else g[None],
                 logits=None if g is None else self.head.layers[i].logits(g[None]),
                 scored=True,
-                drawn=[(drawn[0],)] if drawn and drawn[0] is not None else (),
-                temperature=self.temperature or 1.0,
+                **self._drawn(stop, i),
             )
 
     def trees(self, writer: Writer, rounds: Sequence[tuple[Part, Conditions]]) -> list[tuple[Tree, np.ndarray]]:
@@ -129,10 +135,18 @@ class LayerDrafts:
             (chain_tree(tokens[part.start], self.chain(part.start)), self._drafted(part.start)) for part, _ in rounds
         ]
 
+    def _drawn(self, c: int, layer: int) -> dict[str, Any]:
+        """What a layer's row behind c tokens says of its choice, where that was drawn."""
+        token = self.chain(c)[layer : layer + 1] if self.temperature else ()
+        return {"drawn": [token], "temperature": self.temperature} if token and token[0] is not None else {}
+
     def _drafted(self, c: int) -> np.ndarray:
+        """See HeadDrafts; a hand-over carries the whole chain."""
         if not self.temperature:
             return np.empty((0, 0))
-        layers = zip(self.head.layers, self._depths[0], strict=False)
+        layers = list(zip(self.head.layers, self._depths[0], strict=False))
+        if c in self.timeline.handed:
+            return np.eye(self.head.target.vocab)[[token or 0 for token in self.chain(c)]]
         return distribution(torch.stack([layer.logits(depth.g[c - 1]) for layer, depth in layers]), self.temperature)
 
     @cached_property

@@ -11,6 +11,7 @@ so a node's rule counts the path that leads to it. Sources, where two say differ
 - min_new_tokens: Hugging Face's MinNewTokensLengthLogitsProcessor: nothing that ends the request until then.
 - temperature, then top-k (arXiv 1805.04833), then top-p (arXiv 1904.09751), then min-p (arXiv 2407.01082), each of what
   the one before has left, divided by its sum: the order of Hugging Face's LogitsProcessorList.
+- json_schema, regex, ebnf: what the grammar does not allow (reference.languages).
 - custom processors: ours, masks (harness.both_sides.logit_processors).
 
 Penalties come first, then bias, then masks. No source says whether a repetition penalty comes before or after what is
@@ -30,15 +31,17 @@ import torch
 from torch import Tensor
 
 from harness.both_sides.logit_processors import PARAMETER
-from harness.contract.requests import ADJUSTING, CUTTING, RequestSpec
+from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS, RequestSpec
+from reference.languages import Language
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """A request's. ends: the tokens that end it."""
+    """A request's. ends: the tokens that end it. language: of its grammar, None where it has none or nobody knows."""
 
     request: RequestSpec
     ends: tuple[int, ...] = ()
+    language: Language | None = None
     #: keys that are not followed
     without: frozenset[str] = field(default_factory=frozenset)
 
@@ -49,7 +52,8 @@ class Rules:
     @property
     def keys(self) -> tuple[str, ...]:
         """Those that it follows, beside the temperature."""
-        return tuple(key for key in self.request.rules if key not in self.without)
+        unknown = GRAMMARS if self.language is None else ()
+        return tuple(key for key in self.request.rules if key not in self.without and key not in unknown)
 
     @property
     def adjusts(self) -> bool:
@@ -86,6 +90,10 @@ class Rules:
             barred = torch.zeros_like(values, dtype=torch.bool)
             barred[named] = True
             values[barred if asked.custom_logit_processor == "forbid" else ~barred] = -torch.inf
+        if self.language is not None and kept & {*GRAMMARS}:
+            allowed = self.language.allowed(generated)
+            if allowed is not None:
+                values[torch.from_numpy(~allowed).to(values.device)] = -torch.inf
         return values
 
     def distribution(self, logits: Tensor, generated: Sequence[int]) -> tuple[np.ndarray, float]:

@@ -8,8 +8,9 @@ trace only through `EngineView`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from reference.draft import best
 from reference.engine_view import Conditions, EngineView
 from reference.expected import expected_accepts
 from reference.head_drafts import HeadDrafts
+from reference.languages import Language
 from reference.layer_drafts import LayerDrafts
 from reference.logit_rules import Rules
 from reference.logprobs import logprobs
@@ -104,11 +106,21 @@ class ReferenceSession:
         return Generated(tokens=tuple(claim), margins=tuple((top[:, 0] - top[:, 1]).tolist()))
 
     @torch.inference_mode()
-    def replay(self, scenario: Scenario, engine: Trace, *, expecting: bool = True) -> Trace:
+    def replay(
+        self,
+        scenario: Scenario,
+        engine: Trace,
+        *,
+        expecting: bool = True,
+        languages: Mapping[str, Language] = MappingProxyType({}),
+        heads: Mapping[str, Head | MtpHead] = MappingProxyType({}),
+    ) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
         A request whose committed tokens become unknown is left out from there, with an event 'reference_stopped'.
+        languages: of the requests that have a grammar, by rid.
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
+        heads: rid -> the head, with its target, of requests for which other weights are in force.
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         eos = engine.header.get(EOS, ())
@@ -117,15 +129,17 @@ class ReferenceSession:
             drawn = scenario.engine.rejection_sampling and not request.greedy
             temperature = request.temperature if drawn else None
             for timeline in timelines(request, view):
-                followed.append((request, self._drafts(timeline, view, departures, temperature)))
+                head = heads.get(request.rid, self.head)
+                followed.append((request, self._drafts(timeline, view, departures, temperature, head)))
                 if timeline.why:
                     break
         for departure in departures:
             departure.follow(scenario, [drafts for _, drafts in followed if isinstance(drafts, LayerDrafts)])
-        self._replayed = {tuple(drafts.timeline.tokens): drafts.final for _, drafts in followed}
+        own = [drafts for _, drafts in followed if drafts.head is self.head]
+        self._replayed = {tuple(drafts.timeline.tokens): drafts.final for drafts in own}
         writer, events = Writer(), list[Event]()
         for request, drafts in followed:
-            rules = Rules(request=request, ends=request.stops(eos))
+            rules = Rules(request=request, ends=request.stops(eos), language=languages.get(request.rid))
             events += write(writer, drafts, rules, departures=departures)
             if expecting and request.greedy:
                 events += expected_accepts(drafts, rules)
@@ -141,19 +155,21 @@ class ReferenceSession:
         chunk: int | None = None,
         scenario_id: str = "",
         uniform: Callable[[], float] | None = None,
+        rules: Rules | None = None,
     ) -> Trace:
         """Speculate freely and alone: the prompt in chunks of `chunk`, then decode rounds until the request ends.
 
+        rules: those of the request where it has a grammar, or ends at more than its stop ids.
         uniform: where uniform numbers come from, for a request with a temperature; each round's are an event 'coins'.
         ValueError if this kind of draft draws none.
         """
         if uniform is not None and isinstance(self.head, MtpHead):
             raise ValueError("MTP layers speculate freely at temperature 0 only; leave uniform out")
         tokens, parts, events = list(request.input_ids), self._chunks(request, chunk), list[Event]()
-        rules = Rules(request=request, ends=request.stop_token_ids)
+        rules = rules or Rules(request=request, ends=request.stop_token_ids)
         parts[-1] = parts[-1][0], self._first_token(rules, uniform)
         tokens += parts[-1][1]
-        while (end := _ended(request, tokens[len(request.input_ids) :])) is None:
+        while (end := _ended(request, rules.ends, tokens[len(request.input_ids) :])) is None:
             part = self._part(request, len(parts), "DECODE", len(tokens) - 1, 0)
             numbers = None if uniform is None else Uniforms.drawn(uniform, self.spec.num_draft_tokens)
             events += [] if numbers is None else [_uniforms_event(part, numbers)]
@@ -186,17 +202,23 @@ class ReferenceSession:
         return [departure() for departure in self.departures]
 
     def _drafts(
-        self, timeline: RequestTimeline, view: EngineView, departures: Sequence[Departure], temperature: float | None
+        self,
+        timeline: RequestTimeline,
+        view: EngineView,
+        departures: Sequence[Departure],
+        temperature: float | None,
+        head: Head | MtpHead,
     ) -> Drafts:
-        if isinstance(self.head, MtpHead):
-            return LayerDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
-        return HeadDrafts(self.head, self.spec, timeline, view, departures=departures, temperature=temperature)
+        if isinstance(head, MtpHead):
+            return LayerDrafts(head, self.spec, timeline, view, departures=departures, temperature=temperature)
+        return HeadDrafts(head, self.spec, timeline, view, departures=departures, temperature=temperature)
 
     def _alone(self, tokens: list[int], parts: list[tuple[Part, tuple[int, ...]]], events: list[Event]) -> Drafts:
         """The drafts of a request of which nobody else proposed anything."""
         nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build(), events=tuple(events))
         view = EngineView(nothing, self.spec, self.target.vocab)
-        return self._drafts(RequestTimeline(tokens=list(tokens), parts=parts), view, self._departures(), None)
+        timeline = RequestTimeline(tokens=list(tokens), parts=parts)
+        return self._drafts(timeline, view, self._departures(), None, self.head)
 
     def _first_token(self, rules: Rules, uniform: Callable[[], float] | None) -> tuple[int, ...]:
         logits = self.target.logits(self._final(rules.request.input_ids)[-1])
@@ -256,9 +278,9 @@ class ReferenceSession:
         )
 
 
-def _ended(request: RequestSpec, output: list[int]) -> tuple[str, tuple[int, ...]] | None:
+def _ended(request: RequestSpec, ends: Sequence[int], output: list[int]) -> tuple[str, tuple[int, ...]] | None:
     """Finish reason and output if `output` ends the request, cut where it ends; None if it goes on."""
-    stops = [index for index, token in enumerate(output) if token in request.stop_token_ids]
+    stops = [index for index, token in enumerate(output) if token in ends]
     if stops and stops[0] < request.max_new_tokens:
         return "stop", tuple(output[: stops[0] + 1])
     if len(output) >= request.max_new_tokens:

@@ -27,6 +27,11 @@ class RequestTimeline:
     restarted: bool = False
     why: tuple[Part, str] | None = None
 
+    @property
+    def handed(self) -> frozenset[int]:
+        """Committed lengths at which it was handed over."""
+        return frozenset(part.start for part, _ in self.parts if part.record.mode == "PREBUILT")
+
 
 def timelines(request: RequestSpec, view: EngineView) -> Iterator[RequestTimeline]:
     """One an attempt; after a restart the prompt is everything known so far."""

@@ -18,6 +18,7 @@ from harness.contract.types import Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
+from reports.blame import flag_line, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
@@ -89,6 +90,8 @@ def known_lines(one: ScenarioResult, text: str) -> list[str]:
 def render_finding(console: Console, one: ScenarioResult, finding: Finding) -> None:
     """Its first divergence, and what it costs."""
     say(console, describe(finding.first, one.scenario, finding=finding))
+    for line in where_lines(finding.first, one.scenario, one.setup.release):
+        say(console, f"  {line}")
     for line in accept_lines(one.accept_of.get(finding.signature)):
         say(console, f"  {line}")
 
@@ -102,7 +105,9 @@ def accept_lines(accept: AcceptLengths | None) -> list[str]:
 
 def said_lines(one: ScenarioResult, signature: str) -> list[str]:
     """What a finding of the scenario costs, and what it may be: one line each."""
-    return [*accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
+    first = next(found.first for found in one.findings if found.signature == signature)
+    where = where_lines(first, one.scenario, one.setup.release)
+    return [*where, *accept_lines(one.accept_of.get(signature)), *known_lines(one, signature)]
 
 
 def render_known(console: Console, one: ScenarioResult, text: str, *, printed: set[str]) -> None:
@@ -138,6 +143,8 @@ def render_next(console: Console, one: ScenarioResult, *, look: bool = True) -> 
     if follow:
         say(console, f"  {follow} more in this scenario follow{'s' if follow == 1 else ''} from what is named above")
     for line in facts(one):
+        say(console, f"  {line}")
+    if line := flag_line(one.scenario, one.setup.release, one.setup.device):
         say(console, f"  {line}")
     if look:
         say(console, f"  look again without SGLang:  eaglecheck recheck {one.folder}")

@@ -130,7 +130,18 @@ def engine_facts(header: dict[str, Any]) -> list[str]:
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""
-    return [f"{facts}, torch {header.get('torch')}{reverted}", *ours]
+    return [f"{facts}, torch {header.get('torch')}{reverted}{_changed(header)}{_asked(header)}", *ours]
+
+
+def _asked(header: dict[str, Any]) -> str:
+    """The arguments that went to SGLang as they were."""
+    return "".join(f", {name}={value}" for name, value in (header.get("server_args") or {}).items())
+
+
+def _changed(header: dict[str, Any]) -> str:
+    """What an engine that calls itself a release is not of it."""
+    first, *more = header.get("changed_files") or [""]
+    return f", not as published: {first}{f' and {len(more)} more' if more else ''}" if first else ""
 
 
 def drafted(results: Sequence[ScenarioResult]) -> tuple[str, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -39,6 +40,7 @@ def scenario_head(result: ScenarioResult, frames: Frames) -> dict[str, Any]:
         "name": scenario.name,
         "id": scenario.id,
         "outcome": str(result.verdict.outcome),
+        "pair": " + ".join(Path(side).name for side in result.setup.pair) if result.setup.pair else scenario.checkpoint,
         "facts": facts(result),
         "reasons": list(result.verdict.reasons),
         "spec": scenario.spec.model_dump(),

@@ -4,7 +4,9 @@ from collections import Counter
 
 import pytest
 
+from cases.boots import BOOTS
 from cases.fixed import default_scenarios
+from cases.fixed_parts import parts
 from harness.checks.coverage import OWN_KERNEL, SUBJECTS
 from harness.checks.registry import COMPARED
 from harness.contract.merge import merge
@@ -28,6 +30,17 @@ def test_engine_equals_the_reference(drive_scenario, release, scenario):
     # In half precision a near tie may be decided otherwise; then the verdict has counted it.
     narrow = outcome.trace.header["dtype"] != "float32"
     assert outcome.text_identical is True or (narrow and outcome.verdict.ties > 0)
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("scenario", parts(BOOTS["plain"], only=("some-taken-back", "switch-takes-back")))
+def test_what_is_taken_back_in_part_is_told_and_comes_back(drive_scenario, release, scenario):
+    outcome = drive_scenario(scenario, engine=release)
+    assert outcome.verdict.outcome is Outcome.PASS, outcome.verdict.reasons
+    told = [event.data for event in outcome.trace.events if event.name == "retract"]
+    assert told
+    assert {one["reason"] for one in told} == {"asked" if scenario.name == "some-taken-back" else "test"}
+    assert all(one["kept"] for one in told)
 
 
 @pytest.mark.engine(boot=BOOT)

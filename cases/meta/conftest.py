@@ -15,3 +15,14 @@ def machine(tmp_path, monkeypatch):
     for name, value in found.environment.items():
         monkeypatch.setenv(name, value)
     return found
+
+
+@pytest.fixture(autouse=True)
+def no_source_of_a_release(monkeypatch, request):
+    """Lines of SGLang's source are those of what happens to be installed; a test that asks for them brings a source.
+
+    The flags of a server are many and no test's business but that of an exported file.
+    """
+    monkeypatch.setattr("reports.blame.flags", lambda _arguments: ["--flag"])
+    if "test_where_names" not in request.node.name:
+        monkeypatch.setattr("reports.blame._functions", lambda _module, _release: {})

@@ -7,6 +7,7 @@ import pytest
 
 from cases.meta import handmade
 from harness.checks import group, judge
+from harness.contract.scenario import Op
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome, Policy
 
@@ -51,6 +52,25 @@ def test_state_of_a_neighbouring_row_is_named_so(made, step, hint):
     tensor, row = hidden_row(engine, "hidden_in", "EXTEND")
     tensor[row] = reference.tensors["hidden_in.EXTEND"][row + step]
     assert seen(scenario, engine, reference) == {f"NUMERIC:extend:EXTEND:hidden_in-{hint}": (1, None)}
+
+
+@pytest.mark.parametrize(("same", "hint"), [(True, "own-other-row"), (False, "neighbours-row")])
+def test_a_state_of_another_row_of_the_batch_says_whose(made, same, hint):
+    scenario, engine, reference = made
+    rows = engine.rows
+    verify = np.flatnonzero((rows.strings["phase"] == "VERIFY") & (rows.ints["hidden_out"] >= 0))
+    pairs = [
+        (one, other)
+        for one in verify
+        for other in verify
+        if rows.ints["round"][one] == rows.ints["round"][other]
+        and (rows.strings["rid"][one] == rows.strings["rid"][other]) is same
+        and abs(rows.ints["hidden_out"][one] - rows.ints["hidden_out"][other]) > 1
+    ]
+    one, other = pairs[0]
+    states = engine.tensors["hidden_out.VERIFY"]
+    states[rows.ints["hidden_out"][one]] = states[rows.ints["hidden_out"][other]]
+    assert {f"NUMERIC:verify:VERIFY:hidden_out-{hint}"} == {*seen(scenario, engine, reference)}
 
 
 def test_state_of_zeros_and_of_nan_are_named_so(made):
@@ -263,8 +283,9 @@ def test_text_of_another_length_is_found_but_aborted_text_need_only_be_a_beginni
     end = engine.ends[0]
     longer = with_greedy(reference, end.rid, output_ids=[*end.output_ids, 5])
     assert [d.hint for d in judge(scenario, engine, longer)[1]] == ["text-length"]
-    aborted = replace(engine, ends=(replace(end, reason="abort"), *engine.ends[1:]))
-    assert judge(scenario, aborted, longer)[1] == []
+    asked = scenario.model_copy(update={"script": (Op(kind="abort", rids=(end.rid,)), *scenario.script)})
+    aborted = replace(engine, scenario_id=asked.id, ends=(replace(end, reason="abort"), *engine.ends[1:]))
+    assert judge(asked, aborted, longer)[1] == []
 
 
 def test_text_that_ran_past_its_stop_is_one_finding_and_its_length_follows_from_it(made):

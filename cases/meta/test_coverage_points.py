@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cases.meta import handmade
-from harness.contract.requests import CUTTING
+from harness.contract.requests import CUTTING, GRAMMARS
 from harness.contract.scenario import Op
 from harness.contract.trace import Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Outcome, Verdict
@@ -47,6 +47,10 @@ def stepped(*steps, rid="r0"):
     return [replace(decode(at, (rid, 4 + at, 1)), num_steps=count) for at, count in enumerate(steps)]
 
 
+def updated(scheduler_step, *, success):
+    return Event(name="update", scheduler_step=scheduler_step, data={"success": success})
+
+
 def turn(scheduler_step, **state):
     return Event(name="turn", scheduler_step=scheduler_step, data=state)
 
@@ -78,11 +82,19 @@ RULED = {
     "logit_bias": {"3": 1.0},
     "custom_logit_processor": "forbid",
     "custom_params": {"token_ids": [3]},
+    **dict.fromkeys(GRAMMARS, "x"),
+    "require_reasoning": True,
 }
 #: Prompts of 4 and 6 tokens (r0, r1), k = 3, chunk 4, page 4, at most 5 new tokens.
 GIVEN = handmade.scenario(prompts=(4, 6), chunk=4, max_new_tokens=5, page_size=4)
 GIVEN = GIVEN.model_copy(
-    update={"requests": (GIVEN.requests[0], GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}))}
+    update={
+        "requests": (
+            GIVEN.requests[0],
+            GIVEN.requests[1].model_copy(update={"priority": 20, **RULED}),
+            GIVEN.requests[0].model_copy(update={"rid": "long", "input_ids": (1,) * 508}),
+        )
+    }
 )
 WHOLE = prefill(0, ("r0", 0, 4, True))
 CHUNKS = (prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True)))
@@ -97,8 +109,21 @@ def taken_back(scheduler_step, *rids, reason="asked"):
     return Event(name="retract", scheduler_step=scheduler_step, data={"rids": rids, "kept": (), "reason": reason})
 
 
+def failed(rid, error):
+    return Event(name="request_error", scheduler_step=9, data={"rid": rid, "error": error})
+
+
+def happened(name, step, rid=None):
+    return Event(name=name, scheduler_step=step, data={} if rid is None else {"rid": rid})
+
+
+TOO_LONG = "The input (516 tokens) is longer than the model's context length (512 tokens)."
+FULL = "503: The request queue is full."
+OUT = "500: Out of memory even after retracting all other requests in the decode batch. Aborting the last request."
+
 #: point -> (trace that has it, times). Names not listed are covered by accept lengths below.
 HAVING = {
+    "weights_updated": (trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=True),)), 1),
     "steps_raised": (trace(*stepped(1, 3, 3, 0, 1)), 2),
     "steps_lowered": (trace(*stepped(3, 1, 1, 0)), 2),
     "steps_zero_and_back": (trace(*stepped(0, 0, 3, 0)), 1),
@@ -107,7 +132,7 @@ HAVING = {
     "chunk_longer_by_one": (trace(prefill(0, ("r0", 0, 3, False)), prefill(1, ("r0", 3, 1, True))), 1),
     "chunk_exact_multiple": (trace(WHOLE), 1),
     "prefix_hit": (trace(prefill(0, ("r0", 2, 2, True))), 1),
-    "mixed_batch": (trace(record(0, "MIXED", [("r0", 0, 0, 4, True)])), 1),
+    "mixed_batch": (trace(WHOLE, decode(1, ("r0", 4, 2)), prefill(2, ("r1", 0, 4, False), ("r0", 6, 1, True))), 1),
     "all_finished_in_one_verify": (trace(WHOLE, decode(1, ("r0", 4, 4)), ends=(end("r0", 1, 5),)), 1),
     "some_finished": (trace(decode(1, ("r0", 4, 4), ("r1", 6, 1)), ends=(end("r0", 1, 5), end("r1", 9, 5))), 1),
     "all_finished_with_arrival": (
@@ -152,6 +177,11 @@ HAVING = {
         trace(WHOLE, decode(1, ("r0", 4, 1)), decode(5, ("r0", 5, 1)), events=(Event(name="pause", scheduler_step=2),)),
         1,
     ),
+    "too_long_refused": (trace(events=(failed("long", TOO_LONG),)), 1),
+    "full_queue_refused": (trace(WHOLE, events=(failed("r1", FULL),)), 1),
+    "outgrew_the_pool": (trace(WHOLE, decode(1, ("r0", 4, 1)), events=(failed("r0", OUT),)), 1),
+    "abort_while_paused": (trace(WHOLE, events=(happened("pause", 1), happened("abort", 2, "r0"))), 1),
+    "abort_after_retraction": (trace(WHOLE, events=(happened("retract", 1), happened("abort", 1, "r0"))), 1),
     "pause_in_chunk": (
         trace(prefill(0, ("r1", 0, 4, False)), prefill(3, ("r1", 4, 2, True)), events=(PAUSE,)),
         1,
@@ -196,8 +226,45 @@ HAVING |= {
     "ruled_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
 }
 
+BOTH = decode(1, ("r0", 4, 1), ("r1", 6, 1))
+
+
+def masked(*nodes, bits, at=6):
+    """A verify of r1 with these (parent, token), and what is allowed after each, one bit a token."""
+    rows = RowBuilder()
+    for slot, (parent, token) in enumerate(nodes):
+        rows.add(rid="r1", phase="VERIFY", slot=slot, committed=at, round=1, parent=parent, input_id=token)
+    given = {"rids": ["r1"], "attempts": [0], "committed": [at], "phase": "VERIFY"}
+    event = Event(name="masks", scheduler_step=1, data=given | {"bits": [[f"{one:02x}" for one in bits]]})
+    return replace(trace(decode(1, ("r1", at, 1)), events=(event,)), rows=rows.build())
+
+
+def ended_by(matched, length, count=3):
+    """r0 ends with so many tokens, after a verify that committed two behind its first."""
+    said = Event(name="text", scheduler_step=1, data={"rid": "r0", "matched": matched})
+    given = trace(WHOLE, decode(1, ("r0", 4, length)), ends=(end("r0", 1, count, "stop"),), events=(said,))
+    return replace(given, header={"eos_token_ids": [2]})
+
+
+HAVING |= {f"verify_by_{key}": (trace(decode(1, ("r1", 6, 1))), 1) for key in GRAMMARS}
+HAVING |= {
+    "first_token_by_grammar": (trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))), 1),
+    "draft_off_grammar": (masked((-1, 3), (0, 2), bits=(0b1011, 0b1111)), 1),
+    "draft_kept_by_grammar": (trace(decode(1, ("r0", 4, 1), ("r1", 6, 2))), 1),
+    "constrained_beside_free": (trace(BOTH), 1),
+    "constrained_after_retraction": (trace(record(4, "DECODE", [("r0", 1, 4, 1, False), ("r1", 1, 6, 1, False)])), 1),
+    "grammar_ends_text": (
+        replace(trace(decode(1, ("r1", 6, 2)), ends=(end("r1", 1, 3, "stop"),)), header={"eos_token_ids": [2]}),
+        1,
+    ),
+    "grammar_after_thoughts": (masked((-1, 3), bits=(0b1011,)), 1),
+    "stop_string_inside_run": (ended_by("x", 4), 1),
+}
+
 #: point -> the nearest trace that has it not.
 LACKING = {
+    "weights_updated": trace(WHOLE, prefill(5, ("r1", 0, 4, True)), events=(updated(3, success=False),)),
+    "mixed_batch": trace(WHOLE, decode(1, ("r0", 4, 2)), record(2, "PREFILL", [("r0", 1, 0, 6, True)])),
     **{f"verify_by_{key}": trace(decode(1, ("r1", 6, 1))) for key in CUTTING},
     **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in rules.KEYS if key not in CUTTING},
     "first_token_by_rule": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
@@ -206,6 +273,15 @@ LACKING = {
     "steps_raised": trace(*stepped(3, 1, 1)),
     "steps_lowered": trace(*stepped(0, 1, 3)),
     "steps_zero_and_back": trace(*stepped(3, 1, 0)),
+    **{f"verify_by_{key}": trace(decode(1, ("r0", 4, 1))) for key in GRAMMARS},
+    "first_token_by_grammar": trace(WHOLE, prefill(1, ("r1", 0, 4, False))),
+    "draft_off_grammar": masked((-1, 3), (0, 2), (1, 0), bits=(0b1111, 0b0001, 0)),
+    "draft_kept_by_grammar": trace(decode(1, ("r0", 4, 2), ("r1", 6, 1))),
+    "constrained_beside_free": trace(decode(1, ("r0", 4, 1)), decode(2, ("r1", 6, 1))),
+    "constrained_after_retraction": trace(BOTH, record(4, "DECODE", [("r0", 1, 4, 1, False)])),
+    "grammar_ends_text": trace(decode(1, ("r1", 6, 2)), ends=(end("r1", 1, 3, "length"),)),
+    "grammar_after_thoughts": masked((-1, 3), bits=(0xFF,)),
+    "stop_string_inside_run": ended_by("x", 2),
     "non_final_chunk": trace(WHOLE),
     "split_by_shared_budget": trace(prefill(0, ("r1", 0, 4, False)), prefill(1, ("r1", 4, 2, True))),
     "chunk_longer_by_one": trace(prefill(0, ("r0", 0, 2, False)), prefill(1, ("r0", 2, 2, True))),
@@ -251,6 +327,15 @@ LACKING = {
         record(4, "PREFILL", [("r0", 1, 4, 2, True)]),
     ),
     "context_limit": trace(WHOLE, ends=(end("r0", 1, 5),)),
+    "too_long_refused": trace(events=(failed("r1", FULL),)),
+    "full_queue_refused": trace(events=(failed("long", TOO_LONG),)),
+    "outgrew_the_pool": trace(WHOLE, events=(failed("r0", FULL),)),
+    "abort_while_paused": trace(
+        WHOLE, events=(happened("pause", 1), happened("resume", 2), happened("abort", 3, "r0"))
+    ),
+    "abort_after_retraction": trace(
+        WHOLE, events=(happened("retract", 1), turn(1, waiting=[]), happened("abort", 2, "r0"))
+    ),
     "accepted_run_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "sampled_logprobs": trace(decode(1, ("r0", 4, 1)), events=(told("r0", **OUTPUT),)),
     "prompt_logprobs_in_chunks": trace(*CHUNKS, events=(told("r1", **OUTPUT),)),
@@ -269,7 +354,7 @@ def test_point_is_counted_where_it_happens_and_not_where_it_does_not(name):
 
 def test_every_point_has_a_trace_that_shows_it():
     lengths = {f"accept_len_{n}" for n in range(1, 18)}
-    here = {*names(Where.ANYWHERE, Where.ELSEWHERE)}
+    here = {*names(Where.ANYWHERE, Where.ELSEWHERE, Where.UPDATED, Where.MIXED, Where.ADAPTIVE)}
     assert here - set(HAVING) - lengths == SHOWN_BELOW
 
 

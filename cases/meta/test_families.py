@@ -28,5 +28,5 @@ def test_a_family_or_one_scenario_of_it_is_chosen_by_name():
 
 
 def test_latent_attention_is_refused_on_a_card_instead_of_blaming_sglang():
-    with pytest.raises(UsageError, match="'mla-tiny' cannot run on cuda: SGLang's kernels"):
+    with pytest.raises(UsageError, match="'mla-apart' cannot run on cuda: SGLang's kernels"):
         checkpoint_pairs(FAMILIES["mla"].scenarios, device="cuda")

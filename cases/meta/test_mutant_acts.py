@@ -77,6 +77,9 @@ MAP = {"map": [0, 2, 5, 9]}
         ("narrow", FEATURES, {"hidden": [[1, 2]]}),
         ("map_twice", MAP, {"map": [0, 3, 8, 9]}),  # offsets 0, 1, 3, 6 twice, as far as the largest id
         ("map_left_out", MAP, {"map": [0, 1, 2, 3]}),
+        ("ascending", {"rows": [2, 0, 3]}, {"rows": [0, 2, 3]}),
+        ("from_the_front", {"rows": [2, 0, 3]}, {"rows": [0, 1, 2]}),
+        ("of_target", {"own": [1], "target": [2]}, {"own": [2]}),
         ("layers_exchanged", {"ids": [[1, 2, 3], [4, 5, 6]]}, {"ids": [[2, 1, 3], [5, 4, 6]]}),
         ("lose_sibling", TREE, {"next_sibling": [[-1] * 5]}),
         (  # only where both were kept

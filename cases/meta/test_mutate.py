@@ -143,7 +143,7 @@ def make_module(tmp_path, source, name):
     return module
 
 
-def test_functions_that_others_hold_run_the_mutated_code(tmp_path):
+def test_functions_that_others_hold_run_the_mutated_code_until_the_next_swap(tmp_path, monkeypatch):
     source = (
         "def double(f):\n    def twice(x):\n        return 2 * f(x)\n    return twice\n\n\n"
         "@double\ndef one(x):\n    return x + 1\n\n\n"
@@ -151,26 +151,34 @@ def test_functions_that_others_hold_run_the_mutated_code(tmp_path):
         "def untouched():\n    return 7\n"
     )
     module = make_module(tmp_path, source, "swapped_module")
+    monkeypatch.setitem(sys.modules, "swapped_module", module)
     held, bound, untouched = module.one, module.Box().get, module.untouched.__code__
+    mutated, swap = tmp_path / "mutated.py", source_swap.Swap()
+
+    def to(before, after):
+        mutated.write_text(source.replace(before, after))
+        return swap.to("swapped_module", str(mutated))
+
     gc.freeze()  # as a process that is forked from does
     try:
-        assert source_swap.swap(module, source.replace("x + 1", "x - 1")) == 1
+        assert to("x + 1", "x - 1") == 1
         assert held(5) == 8
-        assert source_swap.swap(module, source.replace("y + 3", "y * 3")) == 1
-        assert bound() == [3, 6]
-        assert source_swap.swap(module, source.replace("2 * f", "3 * f")) >= 1
-        assert held(5) == 12, "an inner function that was made before has its code too"
+        assert to("y + 3", "y * 3") == 1
+        assert (bound(), held(5)) == ([3, 6], 12), "the one before is as it was"
+        assert to("2 * f", "3 * f") >= 1
+        assert held(5) == 18, "an inner function that was made before has its code too"
         assert module.untouched.__code__ is untouched
+        assert swap.to("", "") == 0
+        assert (held(5), bound()) == (12, [4, 5])
     finally:
         gc.unfreeze()
 
 
-def test_an_error_of_swapping_is_kept_and_not_raised_into_the_import(tmp_path, monkeypatch):
-    monkeypatch.setattr(source_swap, "SWAP", source_swap.Swap(asked=True))
-    source_swap._swap_in(make_module(tmp_path, "def f():\n    return 1\n", "broken_module"), "def f(:\n")
-    assert source_swap.SWAP.functions == 0
-    assert "SyntaxError" in source_swap.SWAP.error
-    assert source_swap.taken()["source"]["error"] == source_swap.SWAP.error
+def test_what_cannot_be_swapped_is_an_error_and_changes_nothing(tmp_path):
+    swap = source_swap.Swap()
+    with pytest.raises(LookupError, match="no_such_module is not imported"):
+        swap.to("no_such_module", str(tmp_path))
+    assert not swap.back
 
 
 def test_lines_that_run_are_followed_with_the_tensors_they_read(tmp_path, monkeypatch):

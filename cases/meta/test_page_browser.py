@@ -127,6 +127,9 @@ def test_the_tree_shows_the_accepted_path_and_the_wrong_node(opened, tmp_path):
     accepted = tab.locator("#round table.rows", has_text="chosen at node").locator("tbody tr").count()
     assert tree.locator("g.taken").count() == accepted
     assert "first wrong node" in tree.get_attribute("aria-label")
+    assert "eagle-tiny" in tab.locator("#scenario-facts").text_content()
+    tab.locator("#next-failing").click()
+    assert tab.locator("#scenario option:checked").text_content().endswith("(FAIL)")
     browser.shot(opened, "tree", tmp_path)
 
 

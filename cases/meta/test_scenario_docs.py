@@ -52,6 +52,8 @@ def test_defaults_are_those_of_the_format(title):
                 assert said == "all defaults"
             elif field.is_required():
                 assert said == "needed", name
+            elif value == {}:
+                assert said == "none", name
             elif isinstance(value, bool | tuple | None):
                 assert said.strip("`") == plain[value], name
             else:

@@ -29,7 +29,7 @@ def load(name):
 
 def jobs():
     found = [(name, job, each) for name in FILES for job, each in load(name)["jobs"].items()]
-    assert len(found) >= len(FILES) == 3
+    assert len(found) >= len(FILES) == 4
     return found
 
 
@@ -41,13 +41,14 @@ def commands():
     """Every command line of every run step, its expressions and variables filled in with 1."""
     for name, job, step in steps():
         for line in step.get("run", "").splitlines():
+            line = line.replace("${{ matrix.family }}", "mtp")
             words = shlex.split(re.sub(r"\$\w+", "1", EXPRESSION.sub("1", line)))
             if words:
                 yield pytest.param(words, id=f"{name}-{job}-{words[0]}-{step['name']}")
 
 
 def test_all_workflows_are_there_and_parse():
-    assert set(FILES) == {"checks", "nightly", "pull-request"}
+    assert set(FILES) == {"checks", "nightly", "nightly-cpu", "pull-request"}
     for name in FILES:
         assert {"name", True, "permissions", "jobs"} <= set(load(name)), "YAML reads the key `on` as true"
         assert load(name)["permissions"] == {"contents": "read"}
@@ -89,7 +90,7 @@ def test_a_misspelt_option_would_be_seen(pytest_options):
 def test_every_job_ends_by_itself_on_a_hosted_runner_or_one_that_was_named():
     for name, job, each in jobs():
         assert 0 < each["timeout-minutes"] <= 240, (name, job)
-        if name == "checks":
+        if name in ("checks", "nightly-cpu"):
             assert each["runs-on"] == "ubuntu-latest"
         else:
             assert "vars.EAGLECHECK_RUNNER != ''" in each["if"], (name, job)
@@ -130,6 +131,15 @@ def test_what_the_gate_fetches_is_what_the_shards_keep():
     (before,), (after,) = uses("gate", "actions/cache/restore"), uses("gate", "actions/cache/save")
     assert (before["path"], before["key"]) == (after["path"], after["key"])
     assert after["key"].startswith(before["restore-keys"])
+
+
+def test_every_family_has_its_night():
+    (shard,) = [
+        step["run"] for step in load("nightly")["jobs"]["shard"]["steps"] if "--families" in step.get("run", "")
+    ]
+    on_a_gpu = re.search(r"--families (\S+)", shard)[1].split(",")
+    on_a_cpu = load("nightly-cpu")["jobs"]["family"]["strategy"]["matrix"]["family"]
+    assert sorted([*on_a_gpu, *on_a_cpu]) == sorted(FAMILIES)
 
 
 def test_every_artifact_is_kept_whatever_happened():

@@ -31,8 +31,9 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
+    "update": ("what", "success", "message"),
     "tp_rank": ("tp_rank", "rows"),
-    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first", "own"),
+    "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }
 
 
@@ -97,6 +98,8 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    tp_rank: int = 0
+    column: str = ""
     meta: dict[str, Any] = {}
     pieces: tuple[_Piece, ...] = ()
     first: int = 0
@@ -106,8 +109,6 @@ class _Said(BaseModel):
     top_values: tuple[tuple[float | str, ...], ...] = ()
     ids: tuple[tuple[float | str, ...], ...] = ()
     kept: tuple[int, ...] = ()
-    tp_rank: int = 0
-    column: str = ""
 
 
 #: Keys that have one type in every event that says them.

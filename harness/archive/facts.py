@@ -115,6 +115,10 @@ class _HeaderFacts(BaseModel):
     replaced: tuple[_Replaced, ...] | None = None
     metadata_widths: dict[str, int] | None = None
     faults: tuple[str, ...] = ()
+    asked: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    changed_files: tuple[str, ...] = ()
+    server_args: dict[str, Any] = {}
     lease: dict[str, Any] | None = None
     cpu_attention: Attention = "torch"
     pair: Pair | None = None

@@ -104,6 +104,12 @@ _DP_OLD = (
 _DP_0_5_23 = (*_DP_OLD, ("sglang.srt.distributed.parallel_state", "unregistered", "all_to_all_single"))
 _IDLE = (("sglang.srt.layers.attention.triton_backend", "idle_metadata", ""),)
 
+#: What the overlap loop needs on a CPU; from 0.5.17 on SGLang takes it back there for everything that speculates.
+OVERLAP_ON_A_CPU: tuple[Patch, ...] = (
+    ("sglang.srt.managers.scheduler", "record_stream", ""),
+    ("sglang.srt.arg_groups.speculative_hook", "kept", "_disable_overlap_schedule_for_cpu"),
+)
+
 _MTP_WORKER = f"{_SPEC}.multi_layer_eagle_worker_v2"
 #: This worker builds the parents of a chain of two or more on the device called "cuda", whatever it runs on.
 _MTP_CUDA = ((_MTP_WORKER, "device_name", "full"),)

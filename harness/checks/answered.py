@@ -142,7 +142,7 @@ def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator
     if not attempts:
         return
     known = [_known(parts) for parts in attempts[1:]] + [len(request.input_ids) + len(end.output_ids)]
-    for parts, most in zip(attempts, known, strict=True):
+    for parts, most in zip(attempts, known[: len(attempts)], strict=True):  # none of one that never ran
         yield from (part for part in parts if part.record.mode == "DECODE" and part.length and part.start + 1 < most)
 
 

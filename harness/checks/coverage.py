@@ -151,8 +151,8 @@ def _silent_requests(evidence: Evidence) -> Iterator[str]:
             continue  # it only read the prompt of its samples: SGLang keeps that answer to itself
         if end is None:
             yield f"request {request.rid} never ended"
-        elif end.reason == "error" and request.rid in lost:
-            continue  # a hand-over that the scenario let fail, or gave up, is answered with an error
+        elif end.reason == "error" and (request.rid in lost or request.expect != "answer"):
+            continue  # of a hand-over that the scenario let fail or gave up, or what it expects and a check judges
         elif end.reason == "error":
             yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
         elif not end.output_ids and end.reason != "abort":

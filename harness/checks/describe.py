@@ -40,6 +40,14 @@ WHAT: dict[Kind, str] = {
     Kind.NONDETERMINISM: "two runs differ",
 }
 
+#: Checks whose findings are about a request as a whole, not about a row.
+TITLES = {
+    "finish": "output ends in the wrong place",
+    "admission": "request is not served as it should be",
+    "aborts": "output of an aborted request goes on",
+    "retraction": "another request should go back to the queue",
+}
+
 #: Plain words for hints that a stranger would not understand.
 RELATION: dict[str, str] = {
     "one-ahead": "one ahead",
@@ -57,6 +65,8 @@ RELATION: dict[str, str] = {
     "hidden_in-previous-row": "equals the reference's previous row",
     "hidden_in-next-row": "equals the reference's next row",
     "hidden_in-zeros": "all zeros",
+    **{f"{side}-own-other-row": "another row of this request in this batch" for side in ("hidden_in", "hidden_out")},
+    **{f"{side}-neighbours-row": "a row of another request of this batch" for side in ("hidden_in", "hidden_out")},
     "choice-runner-up": "the reference's neighbouring choice, but not within a tie",
     "choice-outside-top": "not among the reference's recorded top logits",
     "owned-by-another": "the slot belongs to another live request",
@@ -72,6 +82,11 @@ RELATION: dict[str, str] = {
     "stopped-early": "tokens, against max_new_tokens",
     "text-length": "tokens of output",
     "idle-width": "an idle rank carries states of another width",
+    "aborted-queued": "tokens; it had not begun when it was aborted",
+    "aborted-in-chunk": "tokens; its prompt was not read to the end when it was aborted",
+    "aborted-retracted": "tokens; it waited to come back when it was aborted",
+    "aborted-decoding": "tokens; more than those of the one pass that SGLang lets it run",
+    "longer-output-taken-back": "the other one has written less",
     "lost": "slots were not freed",
     "freed-twice": "more slots were freed than allocated",
 }
@@ -92,8 +107,8 @@ def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | N
 def _title(divergence: Divergence) -> str:
     if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):
         return WHAT[divergence.kind]
-    if divergence.check == "finish" or divergence.hint == "text-length":
-        return "output ends in the wrong place"
+    if title := TITLES.get("finish" if divergence.hint == "text-length" else divergence.check):
+        return title
     return f"{SUBJECT.get(divergence.key.phase, divergence.key.phase)} {WHAT[divergence.kind]}"
 
 

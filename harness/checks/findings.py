@@ -140,7 +140,7 @@ def _time_order(scheduler_steps: Steps) -> Callable[[Divergence], tuple[object, 
     def order(found: Divergence) -> tuple[object, ...]:
         key = found.key
         scheduler_step = scheduler_steps.get((key.dp_rank, found.round), found.round)
-        late = found.kind is Kind.LEAK  # seen at the very end, whatever caused it
+        late = found.kind is Kind.LEAK and key.phase == Phase.IDLE  # seen at the very end, whatever caused it
         hung = found.kind is Kind.HANG  # what a batch did before it stopped comes first
         return (
             *(
@@ -214,6 +214,8 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
     share = (key.dp_rank, key.rid, key.attempt, key.committed)
     if root.kind in STOPS:
         return [("stop",)]
+    if root.kind is Kind.LEAK:
+        return [("fed", key.dp_rank, root.round), ("stop",)]  # SGLang ends where it sees one
     if root.kind is Kind.LOCKSTEP:
         return [("lockstep",)]
     if root.check == "finish":

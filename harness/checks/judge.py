@@ -19,6 +19,7 @@ from harness.checks import (
     reference_rows,  # noqa: F401
     returned_states,  # noqa: F401
     rows,  # noqa: F401
+    served,  # noqa: F401
     slots,  # noqa: F401
     tensor_ranks,
     texts,  # noqa: F401
@@ -27,6 +28,7 @@ from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
+from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
 from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
@@ -48,7 +50,8 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     except Exception as error:  # reported, never dropped
         reason = f"the trace cannot be indexed: {type(error).__name__}: {error}"
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
-    result = CheckResult(unknown=[*check_handshake(evidence, asked=scenario.id), *not_judged(evidence)])
+    unknown = [*check_handshake(evidence, asked=scenario.id), *not_given(engine.header), *not_judged(evidence)]
+    result = CheckResult(unknown=unknown, notes=[*not_published(engine.header)])
     # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
     for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
         result.add(run_check(check, evidence))

@@ -57,6 +57,10 @@ def _hidden(pairs: Pairs, side: str, result: CheckResult, failed: set[int]) -> N
     result.drowned += int((~said).sum())
     wrong = np.flatnonzero(~errors.passed)
     hints = _hidden_hints(pairs, mine[at_mine[both[wrong]]], at_theirs[both[wrong]], theirs)
+    hints = [
+        hint if hint != "off" else _neighbour(pairs, int(place), mine[at_mine[place]], at_theirs, theirs)
+        for place, hint in zip(both[wrong].tolist(), hints, strict=True)
+    ]
     for row, hint in zip(wrong.tolist(), hints, strict=True):
         _report(pairs, int(both[row]), errors, row, f"{side}-{hint}", result, failed, width=mine.shape[1])
 
@@ -72,6 +76,26 @@ def _hidden_hints(pairs: Pairs, wrong: Floats, at_theirs: Ints, theirs: Floats) 
     hints[~wrong.any(axis=1)] = "zeros"
     hints[~np.isfinite(wrong).all(axis=1)] = "nan"
     return [str(hint) for hint in hints]
+
+
+def _neighbour(pairs: Pairs, place: int, wrong: Floats, at_theirs: Ints, theirs: Floats) -> str:
+    """Whose row of the same batch a failing row [w] at pair `place` is by the reference, if it is one; else off."""
+    ints, rids = pairs.mine.ints, pairs.mine.strings["rid"]
+    rounds, ranks = ints["round"][pairs.engine], ints["dp_rank"][pairs.engine]
+    beside = np.flatnonzero((rounds == rounds[place]) & (ranks == ranks[place]) & (at_theirs >= 0))
+    beside = beside[beside != place]
+    if not len(beside):
+        return "off"
+    truth = theirs[at_theirs[beside]]
+    same = judge_rows(
+        engine=np.asarray(np.repeat(wrong[None], len(truth), axis=0), dtype=np.float32),
+        truth=truth,
+        budget=pairs.budget,
+    ).passed
+    if not same.any():
+        return "off"
+    own = rids[pairs.engine[beside[same]]] == rids[pairs.engine[place]]
+    return "own-other-row" if own.any() else "neighbours-row"
 
 
 def _groups(pairs: Pairs, column: str) -> Iterator[Ints]:

@@ -50,7 +50,7 @@ def _finish_faults(evidence: Evidence, request: RequestSpec, end: RequestEnd) ->
     elif len(output) > request.max_new_tokens:
         limit = request.max_new_tokens
         yield at_output(evidence, end, limit, len(output), limit, f"{who}ran-past-length")
-    elif end.reason == "stop" and ids and not stops and not (request.stop or request.stop_regex):
+    elif end.reason == "stop" and ids and not stops and not request.ends_by_text:
         yield at_output(evidence, end, len(output) - 1, "no stop token", "a stop token", "stopped-without-stop-token")
     elif end.reason == "length" and len(output) < request.max_new_tokens and not _hit_context(evidence, request, end):
         yield at_output(evidence, end, len(output) - 1, len(output), request.max_new_tokens, "stopped-early")
@@ -86,7 +86,7 @@ def check_losslessness(evidence: Evidence) -> CheckResult:
 
 
 def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], result: CheckResult) -> None:
-    expected = [int(token) for token in data["output_ids"]]
+    expected, request = [int(token) for token in data["output_ids"]], evidence.scenario.request(end.rid)
     both = list(zip(end.output_ids, expected, strict=False))
     place = next((at for at, (observed, wanted) in enumerate(both) if observed != wanted), None)
     result.count("tokens", len(both) if place is None else place + 1)
@@ -97,7 +97,7 @@ def _judge_output(evidence: Evidence, end: RequestEnd, data: dict[str, Any], res
         found = at_output(evidence, end, place, *both[place], "text-differs")
         limit = tie_limit(scale=scale, budget=budget_for(evidence.dtype), noise=noise)
         result.decide(replace(found, policy=Policy.TIE, margin=margin), limit=limit)
-    elif end.reason != "abort" and len(end.output_ids) != len(expected):
+    elif end.reason != "abort" and len(end.output_ids) != len(expected) and not request.ends_by_text:
         result.divergences.append(
             at_output(evidence, end, len(both), len(end.output_ids), len(expected), "text-length")
         )

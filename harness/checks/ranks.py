@@ -20,6 +20,8 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 REPLACEMENTS = ("replacement_kernels", "transfer_backend", "stand_ins")
 #: The hint of a stop that is nobody's finding; `judge` takes it out, and with it all that follows from it.
 LOST = "ended-from-outside"
+#: How SGLang's own idle check says that slots are missing, before the pool levels that the probe reads can.
+LEAKED = re.compile(r"memory leak detected.*?total=(\d+), available=(\d+)(?:, evictable=(\d+))?")
 #: Forwards that every rank of a DP group must enter together, since each contains collectives.
 COLLECTIVE = (Phase.PREFILL, Phase.DRAFT_PREFILL, Phase.DRAFT, Phase.VERIFY, Phase.EXTEND)
 
@@ -51,6 +53,7 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             continue
         data = event.data
         lost = lost_by(event)
+        yield from _told(event)
         yield Divergence(
             kind=Kind.HANG if event.name == "hang" else Kind.CRASH,
             key=Key.of_rank(int(data.get("dp_rank_reported", event.dp_rank)), str(data.get("phase") or Phase.IDLE)),
@@ -60,6 +63,20 @@ def _stops(evidence: Evidence) -> Iterator[Divergence]:
             + _replacement(str(data.get("trace", "")))
             + (f" (on TP rank {data['tp_rank']})" if data.get("tp_rank") else ""),
             hint=LOST if lost else site_of(str(data.get("site", ""))),
+        )
+
+
+def _told(event: Event) -> Iterator[Divergence]:
+    """LEAK where SGLang itself saw it when it had nothing to do, and ended for it."""
+    if leaked := LEAKED.search(str(event.data.get("error", ""))):
+        total, available, evictable = (int(number or 0) for number in leaked.groups())
+        yield Divergence(
+            kind=Kind.LEAK,
+            key=Key.of_rank(int(event.data.get("dp_rank_reported", event.dp_rank)), str(event.data.get("phase"))),
+            round=int(event.data.get("round", -1)),
+            expected=total,
+            observed=available + evictable,
+            hint="lost" if available + evictable < total else "freed-twice",
         )
 
 

@@ -123,7 +123,7 @@ def _joints(evidence: Evidence, parts: list[Part]) -> Iterator[Divergence]:
     for part in parts:
         if part.record.mode != "PREFILL" or part.attempt > 0 or part.rid not in prompts:
             continue
-        ends = part.start + part.length == prompts[part.rid]
+        ends = part.start + part.length >= prompts[part.rid]  # behind it where it decodes in a batch of prompts
         if part.final != ends:
             yield _shape(part, ends, part.final, "final-flag")
 

@@ -79,7 +79,7 @@ def _moment(event: Event) -> tuple[int, ...]:
 
 def _divergence(evidence: Evidence, event: Event) -> Divergence:
     data, column = event.data, str(event.data["column"])
-    expected, observed, rank = data["first"], data["own"], data["tp_rank"]
+    expected, observed, rank = data["first_rank"], data["this_rank"], data["tp_rank"]
     if _first_is_wrong(evidence, event):
         expected, observed, rank = observed, expected, min(_ranks(evidence, event)) - 1
     if KINDS.get(column) is Kind.NUMERIC:
@@ -148,13 +148,13 @@ def _first_is_wrong(evidence: Evidence, event: Event) -> bool:
             if one.name == "tp_differs"
             and _key(one) == _key(event)
             and one.dp_rank == event.dp_rank
-            and (one.data["column"], one.data["own"]) == (event.data["column"], event.data["own"])
+            and (one.data["column"], one.data["this_rank"]) == (event.data["column"], event.data["this_rank"])
         ]
         return len(alike) == len(others)
     truth = _truth(evidence, event)
     if truth is None:
         return False
-    first, own = (np.asarray(event.data[name], dtype=np.float64) for name in ("first", "own"))
+    first, own = (np.asarray(event.data[name], dtype=np.float64) for name in ("first_rank", "this_rank"))
     if not len(truth) == len(first) == len(own):
         return False
     return bool(np.abs(own - truth).max() < np.abs(first - truth).max())

@@ -16,7 +16,7 @@ from harness.checks.evidence import Evidence
 from harness.checks.outputs import at_output
 from harness.checks.registry import CheckResult, register
 from harness.contract.batches import Share
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.trace import EOS, Event, RequestEnd
 from harness.contract.types import Divergence, Kind, Phase
 
@@ -129,6 +129,11 @@ def check_texts(evidence: Evidence) -> CheckResult:
     assert evidence.reference is not None
     written = {event.data["rid"]: event.data for event in evidence.reference.events if event.name == "written"}
     answers = {event.data["rid"]: event.data for event in evidence.engine.events if event.name == "text"}
+    result.unknown = [
+        f"the text of {request.rid} is not judged: the reference has no tokenizer"
+        for request in evidence.scenario.requests
+        if request.rid not in written and (request.ends_by_text or set(request.rules) & {*GRAMMARS})
+    ]
     for end in evidence.engine.ends:
         if end.rid in written and end.reason in ("stop", "length") and end.rid in answers:
             result.count("tokens", len(end.output_ids))
@@ -144,12 +149,13 @@ def _faults(
     ids = request.stops(evidence.engine.header.get(EOS, ()))
     by_token = length > 0 and end.output_ids[-1] in ids
     if stop is not None and stop < length:
-        yield at_output(evidence, end, stop, length - stop, 0, "ran-past-stop-string")
+        hint = "tokens-behind-stop-string" if end.reason == "stop" and not by_token else "stop-string-missed"
+        yield at_output(evidence, end, stop, length - stop, 0, hint)
     elif end.reason == "stop" and stop != length and not by_token:
         yield at_output(evidence, end, length - 1, "no stop", "a stop string or token", "stopped-without-stop")
     elif end.reason == "length" and stop == length:
         yield at_output(evidence, end, length - 1, "length", "stop", "stop-string-not-said")
     elif stop == length and not by_token and answer["matched"] not in written["matched"]:
         yield at_output(evidence, end, length - 1, answer["matched"], written["matched"], "matched-another")
-    if answer["text"] != written["text"]:
+    elif answer["text"] != written["text"]:
         yield at_output(evidence, end, length - 1, answer["text"], written["text"], "text")

@@ -24,7 +24,7 @@ from harness.driving.adapt import Wanted
 from harness.driving.own_pair import OwnPair, own_pair
 from harness.driving.progress import RunResult
 from harness.driving.runner import Plan, run
-from harness.engines import envs
+from harness.engines import envs, server_args
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
 
@@ -71,6 +71,7 @@ def command(
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
     trust_remote_code: options.TrustCode = None,
+    server_arg: options.ServerArg = None,
     prompts: options.Prompts = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -109,6 +110,7 @@ def command(
         cuda_graph_max_bs=cuda_graph_max_bs,
         mem_fraction_static=mem_fraction_static,
         trust_remote_code=trust_remote_code,
+        server_args=server_args.read(server_arg or ()),
     )
     if prompts is not None:
         tokens = tokens_of(prompts, own, wanted)

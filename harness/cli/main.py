@@ -15,6 +15,7 @@ from harness.cli import (
     bisect,
     diff,
     environments,
+    export,
     findings,
     fuzz,
     matrix,
@@ -80,6 +81,7 @@ def options(
 
 
 app.command("run")(run.command)
+app.command("export")(export.command)
 app.command("fuzz")(fuzz.command)
 app.command("recheck")(recheck.command)
 app.command("replay")(replay.command)

@@ -22,7 +22,7 @@ from harness.driving.adapt import refusal
 from harness.engines import envs
 from harness.search import fates
 from harness.search.board import Board, document
-from harness.search.executed import Followed, keep_followed, read_followed, usable
+from harness.search.executed import Followed, keep_followed, read_followed
 from harness.search.fates import Asked, Campaign
 from harness.search.faults import draw
 from harness.search.text import line_of, render_board
@@ -76,28 +76,23 @@ def command(
     plan = _plan(setup, followed, names, count=count)
     write_whole(folder / fates.PLAN, plan.model_dump_json(indent=1).encode())
     explained = fates.explanations()
-    known = fates.read_fates([folder])
-    todo = [one for one in fates.shares(plan.mutants, part) if one.id not in known]
+    part_of = fates.shares(plan.mutants, part)
     if only is not None:
-        todo = _named(plan, prepare.split_list(only, option="only"))
-    say(console, f"{counted(len(plan.mutants), 'mutant')} of SGLang {version}, {len(todo)} to ask; kept in {folder}")
+        part_of = _named(plan, prepare.split_list(only, option="only"))
+    known = {} if only is not None else fates.read_fates([folder])
+    say(console, f"{counted(len(part_of), 'mutant')} of SGLang {version}; kept in {folder}")
 
     def board() -> Board:
         return Board.of(plan, fates.read_fates([folder, *(merge or ())]), explained)
 
     with kept(json, lambda _stop: document(board()), left=lambda: f"go on:  {typed_again()}"):
-        _ask(replace(setup, sounds=followed.sounds), todo, followed, workers=workers, console=console)
+        asked = {one.id: one for one in part_of}
+        for fate in ask_all(replace(setup, sounds=followed.sounds), part_of, known, workers=workers):
+            fates.append(folder, fate)
+            say(console, f"{len(known)} of {len(part_of)}  {line_of(asked[fate.id], fate)}")
     render_board(console, board())
     write_json(document(board()), json)
     return BY_OUTCOME[board().outcome]
-
-
-def _ask(setup: Setup, todo: list[Asked], followed: Followed, *, workers: int, console: Console) -> None:
-    """Every one of them, kept as soon as its fate is known."""
-    asked = {one.id: one for one in todo}
-    for number, fate in enumerate(ask_all(setup, _neighbours(todo, followed), workers=workers) if todo else (), 1):
-        fates.append(setup.folder, fate)
-        say(console, f"mutant {number}/{len(todo)} {line_of(asked[fate.id], fate)}")
 
 
 def _followed(root: Path, setup: Setup, names: list[str], *, a_boot: int, workers: int, console: Console) -> Followed:
@@ -140,15 +135,6 @@ def _plan(setup: Setup, followed: Followed, names: list[str], *, count: int) -> 
         left_out=tuple(f"{one.scenario.name}: {one.why}" for one in followed.sounds if one.why),
         mutants=tuple(draw(setup.package, followed.ran, count=count, seed=setup.seed)),
     )
-
-
-def _neighbours(mutants: list[Asked], followed: Followed) -> list[Asked]:
-    """Those that ask the same kind of engine first behind each other: what they are forked from is started once."""
-
-    def kind(mutant: Asked) -> str:
-        return next((one.kind for one in usable(followed.sounds, mutant.file, mutant.line)), "")
-
-    return sorted(mutants, key=kind)
 
 
 def _named(plan: Campaign, names: list[str]) -> list[Asked]:

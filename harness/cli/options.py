@@ -50,6 +50,14 @@ Context = Annotated[
 Chunk = Annotated[
     int | None, typer.Option("--chunked-prefill-size", help="Prompt tokens a batch. Default: the scenario's.")
 ]
+ServerArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--server-arg",
+        metavar="NAME=VALUE",
+        help="Another argument of SGLang's own, as it calls it; goes to it as it is; may be repeated.",
+    ),
+]
 Running = Annotated[int | None, typer.Option("--max-running-requests", help="Requests a batch at most.")]
 Pool = Annotated[int | None, typer.Option("--max-total-tokens", help="KV slots of the engine, for all its requests.")]
 GraphBatch = Annotated[

@@ -20,20 +20,20 @@ from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
 from harness.both_sides.mutants import MUTANTS
+from harness.contract.admission import reserved, reserved_slots, too_long
 from harness.contract.requests import RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig
+from harness.contract.scenario import Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting
 from harness.driving.own_pair import OwnPair
 from harness.engines.launch import BACKENDS
+from harness.engines.server_args import taken
 
 #: More requests than these arrive together in one step.
 MOST_ARRIVALS = 1000
 #: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
-#: SGLang keeps this many tokens of the context to itself when it admits a request.
-CONTEXT_SPARE = 2
 
 
 def choose_scenarios(
@@ -179,6 +179,8 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
     for op in scenario.script:
         if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("mutant", str(op.name), MUTANTS)
+        if op.kind == "update":
+            yield from _of_update(scenario, str(op.name), own)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     whose = f"checkpoint {scenario.checkpoint!r}" if own is None else f"--target {own.target.folder}"
     for request in scenario.requests:
@@ -238,6 +240,30 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
             )
 
 
+#: What of a recipe decides the shapes of its target.
+SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
+
+
+def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[str]:
+    if own is not None or scenario.engine.disaggregation:
+        yield (
+            "op 'update': new weights are driven with the tiny pairs, on one engine\n"
+            "  allowed: no --target and --draft, and engine.disaggregation false"
+        )
+    elif name not in RECIPES:
+        yield unknown("checkpoint", name, sorted(RECIPES))
+    else:
+        now = RECIPES[scenario.checkpoint]
+        fits = [
+            other for other, one in RECIPES.items() if all(getattr(one, key) == getattr(now, key) for key in SHAPES)
+        ]
+        if name not in fits:
+            yield (
+                f"op 'update': the target of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
+                f"  allowed: {', '.join(fits)}"
+            )
+
+
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:
     spec, engine = scenario.spec, scenario.engine
     if engine.dp_size > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
@@ -273,6 +299,7 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
             f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
+    yield from taken(engine.server_args)
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"
 
@@ -290,23 +317,34 @@ def _of_request(scenario: Scenario, request: RequestSpec, vocab: int, whose: str
 
 
 def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
-    """Positions run up to num_steps past the last token; SGLang reserves twice a round's nodes in KV slots."""
+    """What SGLang would refuse, cut short or give up, unless that is what the scenario expects."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare = max(CONTEXT_SPARE, spec.most_steps)
-    if prompt + new > engine.context_length - spare:
+    spare, why = reserved(spec), too_long(request, spec, engine)
+    if request.unlimited and new != (left := room(prompt, engine)):
+        yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
+    if request.expect == "refusal":
+        if not why and engine.max_queued_requests is None:
+            yield (
+                "expect is 'refusal', and nothing refuses it\n  allowed: prompt and new tokens together above "
+                f"{engine.context_length - spare}, or engine.max_queued_requests"
+            )
+        return
+    if why:
         yield (
-            f"{asked} exceed the context of {engine.context_length} less {spare} to speculate\n"
+            f"{why}\n"
             f"  allowed: together at most {engine.context_length - spare}, "
-            f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS"
+            f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS, or expect 'refusal'"
         )
-    pool = engine.max_total_tokens - 2 * max(
-        spec.most_steps * spec.eagle_topk, spec.most_steps + 1, spec.num_draft_tokens
-    )
+    pool = engine.max_total_tokens - reserved_slots(spec)
+    if request.expect == "exhaustion":
+        if prompt + new <= pool:
+            yield f"expect is 'exhaustion', and {asked} fit the pool\n  allowed: together above {pool}"
+        return
     if prompt + new > pool:
         yield (
             f"{asked} never fit engine.max_total_tokens {engine.max_total_tokens}\n"
-            f"  allowed: together at most {max(pool, 0)}, or a larger pool"
+            f"  allowed: together at most {max(pool, 0)}, a larger pool, or expect 'exhaustion'"
         )
     whole, held = (
         engine.max_total_tokens // engine.page_size * engine.page_size,

@@ -13,13 +13,15 @@ from harness.cli import options, prepare
 from harness.cli.documents import interrupted_run, run_document
 from harness.cli.outcome import BY_OUTCOME, Exit, guarded, kept
 from harness.cli.programs import choose_scenarios, of_prompts
+from harness.contract.known_issues import assumable
 from harness.contract.outputs import check_target, write_json
+from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
 from harness.driving.adapt import Wanted
 from harness.driving.own_pair import own_pair
 from harness.driving.runner import run
-from harness.engines import component
+from harness.engines import component, server_args
 from harness.engines.launch import CpuAttention
 from reports.prose import say
 from reports.terminal import LiveLine, render_run
@@ -58,6 +60,7 @@ def command(
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
     trust_remote_code: options.TrustCode = None,
+    server_arg: options.ServerArg = None,
     prompts: options.Prompts = None,
     arrivals: Annotated[
         float | None,
@@ -93,6 +96,7 @@ def command(
         cuda_graph_max_bs=cuda_graph_max_bs,
         mem_fraction_static=mem_fraction_static,
         trust_remote_code=trust_remote_code,
+        server_args=server_args.read(server_arg or ()),
     )
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
     if prompts is None and (given := [name for name, value in of_prompts_alone.items() if value is not None]):
@@ -110,7 +114,8 @@ def command(
             console,
             f"{counted(len(lengths), 'prompt')} of {lengths[0]} to {lengths[-1]} tokens, in a context of {context}",
         )
-    for text in _left_out(scenario or [], assume or []):
+    known = _known_failures(chosen, device, assume or []) if family else []
+    for text in [*_left_out(scenario or [], assume or []), *known]:
         say(console, text)
     plan = prepare.make_plan(
         chosen,
@@ -133,6 +138,18 @@ def command(
     render_run(console, result, notes=component.notes(result.header))
     write_json(run_document(result) | component.document(result.header), json)
     return BY_OUTCOME[result.verdict.outcome]
+
+
+def _known_failures(chosen: list[Scenario], device: str, assumed: list[str]) -> list[str]:
+    """One line for each known finding that fails scenarios of a family's set wherever it is, unless it is assumed."""
+    found = []
+    for name, one in assumable().items():
+        met = sum(one.shows_in(scenario.spec, scenario.engine, device=device) for scenario in chosen)
+        if met and name not in assumed:
+            found.append(
+                f"{name} fails {met} of {counted(len(chosen), 'scenario')}; they are judged with  --assume {name}"
+            )
+    return found
 
 
 def _left_out(names: list[str], assumed: list[str]) -> list[str]:

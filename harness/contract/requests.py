@@ -6,7 +6,7 @@ This module must not import torch, sglang or any other room.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -20,10 +20,12 @@ TEMPERATURE_IS = "below 0.000001 SGLang takes it for 0, which is greedy, and far
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
+#: Keys that hold a text to a grammar.
+GRAMMARS = ("json_schema", "regex", "ebnf")
 #: Keys that change which token is the best of a row, and those that cut a distribution off.
 ADJUSTING = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias", "custom_logit_processor"),
-    "min_new_tokens",
+    *("min_new_tokens", *GRAMMARS),
 )
 CUTTING = ("top_k", "top_p", "min_p")
 
@@ -37,8 +39,11 @@ class Strict(BaseModel):
 class RequestSpec(Strict):
     """One request; its prompt is token ids, and temperature 0 is greedy.
 
+    expect: what becomes of it; refusal: SGLang does not take it, since it is too long or the queue is full;
+    exhaustion: it alone outgrows the pool, and SGLang gives it up.
+
     It ends at the checkpoint's EOS too, unless ignore_eos; tiny pairs of ours have none that counts. What is left
-    at its default is not sent. max_new_tokens None: as many as SGLang finds room for.
+    at its default is not sent. unlimited: max_new_tokens is not sent either: it is the number that SGLang comes to.
     """
 
     rid: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")]
@@ -74,6 +79,8 @@ class RequestSpec(Strict):
     token_ids_logprob: tuple[int, ...] = ()
     return_hidden_states: bool = False
     stream: bool = False
+    unlimited: bool = False
+    expect: Literal["answer", "refusal", "exhaustion"] = "answer"
 
     @field_validator("temperature")
     @classmethod
@@ -97,6 +104,11 @@ class RequestSpec(Strict):
     def stops(self, eos: Sequence[int]) -> tuple[int, ...]:
         """The tokens that end it where the checkpoint's are `eos`."""
         return self.stop_token_ids if self.ignore_eos else (*self.stop_token_ids, *eos)
+
+    @property
+    def ends_by_text(self) -> bool:
+        """Whether strings or patterns may end it: where, check `texts` says."""
+        return bool(self.stop or self.stop_regex)
 
     @property
     def runs(self) -> tuple[RequestSpec, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -129,12 +130,18 @@ class EngineConfig(Strict):
     schedule_conservativeness: below 1 SGLang admits more than its pool holds at the end, and takes requests back then.
     mem_fraction_static None: half of the device, of which max_total_tokens takes what it needs.
 
+    enable_dp_lm_head: each DP rank computes the logits of its own requests alone.
+
+    enable_mixed_chunk: requests that run join a batch of prompt chunks, with a plain decode of one token each.
+
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
     keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
+
+    server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
@@ -157,6 +164,8 @@ class EngineConfig(Strict):
     cuda_graph_max_bs: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
     chunked_prefill_size: Annotated[int, Field(ge=1, le=LONGEST)] | None = Field(default=None, description=CONTEXT_IS)
     running_limit: Annotated[int, Field(ge=1, le=4096)] | None = Field(default=None, description=RUNNING_IS)
+    enable_dp_lm_head: bool = False
+    enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
     deterministic_inference: bool = False
@@ -167,6 +176,7 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    server_args: dict[str, Any] = Field(default={})
 
     @property
     def attention_tp_size(self) -> int:
@@ -191,6 +201,7 @@ class Op(Strict):
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
+    update   SGLang's update_weights_from_disk, at the next step, with the target of the pair `name`; behind a drain
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
              side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
@@ -202,7 +213,9 @@ class Op(Strict):
     submit; each side must be given every request once.
     """
 
-    kind: Literal["submit", "step", "abort", "retract", "pause", "resume", "flush", "transfer", "mutant", "drain"]
+    kind: Literal[
+        "submit", "step", "abort", "retract", "pause", "resume", "flush", "update", "transfer", "mutant", "drain"
+    ]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
@@ -248,6 +261,7 @@ class Scenario(Strict):
         _check_sides(self)
         _check_served(self)
         _check_samples(self)
+        _check_updates(self)
         if self.script[-1].kind != "drain":
             raise ValueError("the script must end with a drain op")
         ranked = [request.rid for request in self.requests if request.priority is not None]
@@ -262,10 +276,8 @@ class Scenario(Strict):
                 "  allowed: 1 to that"
             )
         _check_pauses(self.script)
-        if self.engine.rejection_sampling and (self.spec.eagle_topk > 1 or self.engine.disaggregation):
-            raise ValueError(
-                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1), without engine.disaggregation"
-            )
+        if self.engine.rejection_sampling and self.spec.eagle_topk > 1:
+            raise ValueError("engine.rejection_sampling is driven with chains (spec.eagle_topk 1)")
         return self
 
     @property
@@ -283,6 +295,15 @@ class Scenario(Strict):
         """Scenarios with one boot key can share one engine process."""
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """rid -> the pair whose target the engine has when it arrives."""
+        found, now = dict[str, str](), self.checkpoint
+        for op in self.script:
+            now = str(op.name) if op.kind == "update" else now
+            found |= dict.fromkeys(op.rids if op.kind == "submit" else (), now)
+        return found
 
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
@@ -303,6 +324,11 @@ class Scenario(Strict):
         return self.model_copy(
             update={"requests": tuple(one for run in runs.values() for one in run), "script": tuple(ops)}
         )
+
+
+def room(prompt: int, engine: EngineConfig) -> int:
+    """New tokens that SGLang lets a request write that asks for no number: all but two of the context, or the pool."""
+    return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
 TRANSFERS = ("hold", "release", "fail", "drop", "fake")
@@ -332,6 +358,8 @@ def _check_sides(scenario: Scenario) -> None:
             )
     if scenario.engine.disaggregation_decode_radix_cache and not scenario.engine.disaggregation:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
+    if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
+        raise ValueError("engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does; set both, or neither")
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError("spec.adaptive is driven on one engine, and SGLang refuses it with DP attention")
     if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
@@ -372,6 +400,13 @@ def _check_samples(scenario: Scenario) -> None:
         )
     if several and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank")
+
+
+def _check_updates(scenario: Scenario) -> None:
+    """SGLang waits with new weights until nothing runs, and whatever steps it would wait for ever."""
+    for before, op in pairwise((None, *scenario.script)):
+        if op is not None and op.kind == "update" and (not op.name or (before is not None and before.kind != "drain")):
+            raise ValueError("op 'update' needs the name of a pair, and stands first or behind a drain")
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:

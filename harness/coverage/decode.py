@@ -112,17 +112,17 @@ def _changed(trace: Trace) -> Iterator[tuple[RoundRecord, RoundRecord]]:
     yield from ((one, two) for one, two in pairwise(rounds) if one.num_steps != two.num_steps)
 
 
-@coverage_point("a round of more draft steps than the one before, while requests run")
+@coverage_point("a round of more draft steps than the one before, while requests run", where=Where.ADAPTIVE)
 def steps_raised(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if two.num_steps > one.num_steps and set(one.rids) & set(two.rids))
 
 
-@coverage_point("a round of fewer draft steps than the one before, while requests run")
+@coverage_point("a round of fewer draft steps than the one before, while requests run", where=Where.ADAPTIVE)
 def steps_lowered(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if two.num_steps < one.num_steps and set(one.rids) & set(two.rids))
 
 
-@coverage_point("a round without draft steps between rounds that speculate, while requests run")
+@coverage_point("a round without draft steps between rounds that speculate, while requests run", where=Where.ADAPTIVE)
 def steps_zero_and_back(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (two for one, two in _changed(trace) if not one.num_steps and set(one.rids) & set(two.rids))
 

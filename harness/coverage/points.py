@@ -28,6 +28,9 @@ class Where(StrEnum):
     """The engines on which a point can happen at all."""
 
     ANYWHERE = "any engine"
+    UPDATED = "an engine that is given other weights"
+    MIXED = "an engine with mixed chunks"
+    ADAPTIVE = "an engine that changes its number of draft steps"
     RANKS = "two ranks of DP attention"
     MORE_RANKS = "more than two ranks of DP attention"
     HANDOFF = "a prefill and a decode engine"

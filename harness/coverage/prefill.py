@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from harness.contract.batches import Part, leading_rounds, parts_of
 from harness.contract.scenario import Scenario
@@ -50,11 +51,20 @@ def chunk_exact_multiple(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from (parts[-1] for parts in chunks_of(trace) if parts[-1].final and parts[-1].length == size)
 
 
-@coverage_point("prefill and decode in one batch (SGLang switches that off where it speculates)", where=Where.ELSEWHERE)
+@coverage_point("a prompt that was read after the engine had been given other weights", where=Where.UPDATED)
+def weights_updated(scenario: Scenario, trace: Trace) -> Iterator[Place]:
+    updates = [event.scheduler_step for event in trace.events if event.name == "update" and event.data["success"]]
+    for chunks in chunks_of(trace):
+        if any(step <= chunks[0].record.scheduler_step for step in updates):
+            yield chunks[0]
+
+
+@coverage_point("a request that went on decoding, by one token, in a batch of prompt chunks", where=Where.MIXED)
 def mixed_batch(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    for record in leading_rounds(trace):
-        if record.mode == "MIXED" or bool(record.forwards.get("PREFILL") and record.forwards.get("VERIFY")):
-            yield record
+    for parts in parts_of(trace).values():
+        for before, part in pairwise(parts):
+            if part.record.mode == "PREFILL" and (before.final or before.record.mode == "DECODE"):
+                yield part
 
 
 # Cached prefixes

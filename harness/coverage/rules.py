@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from harness.contract.batches import Part, parts_of
-from harness.contract.requests import ADJUSTING, CUTTING
+from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
 from harness.coverage.points import Place, coverage_point, verifies, verify_parts
 
-#: min_new_tokens needs a tokenizer, which the engines of generated scenarios have not.
-KEYS = tuple(key for key in (*CUTTING, *ADJUSTING) if key != "min_new_tokens")
+#: Those that need no tokenizer; grammars have points of their own (see `texts`).
+KEYS = tuple(key for key in (*CUTTING, *ADJUSTING) if key not in ("min_new_tokens", *GRAMMARS))
 
 
 def _asking(scenario: Scenario, *keys: str) -> set[str]:

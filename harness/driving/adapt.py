@@ -24,8 +24,12 @@ DEVICES = tuple(BACKENDS)
 MOST_PAGE = 512
 #: Before it, the v2 worker runs under overlap scheduling only, and trees on the v1 worker only.
 FIRST_V2_ONLY = Version("0.5.13")
-#: The first release with `speculative_use_rejection_sampling`, by reading.
-FIRST_WITH_REJECTION = Version("0.5.14")
+#: The first releases with `speculative_use_rejection_sampling`, and with it for multi-layer MTP, by reading.
+FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version("0.5.16")
+#: The first release that mixes prompt chunks and requests that speculate, by reading.
+FIRST_MIXED = Version("0.5.19")
+#: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
+FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -56,6 +60,7 @@ class Wanted:
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
     trust_remote_code: bool | None = None
+    server_args: dict[str, Any] | None = None
 
     def changes(self) -> dict[str, Any]:
         """Those that were named, as fields of EngineConfig."""
@@ -82,10 +87,16 @@ def adapted(scenarios: Iterable[Scenario], wanted: Wanted, *, device: str) -> li
 
 def _adapted(scenario: Scenario, changes: dict[str, Any]) -> Scenario:
     try:
-        engine = EngineConfig(**{**scenario.engine.model_dump(), **changes})
+        engine = EngineConfig(**_changed(scenario.engine.model_dump(), changes))
     except ValidationError as error:
         raise UsageError(refused_setting(error)) from error
     return scenario.model_copy(update={"engine": engine})
+
+
+def _changed(before: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that a scenario has and the command line does not name stay."""
+    server_args = before["server_args"] | changes.get("server_args", {})
+    return {**before, **changes, "server_args": server_args}
 
 
 def refused_setting(error: ValidationError) -> str:
@@ -166,15 +177,23 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"lays out pages of a power of two on {device}\n"
             f"  allowed: {', '.join(str(2**power) for power in range(10))}"
         )
+    if engine.enable_mixed_chunk and (Version(version) < FIRST_MIXED or spec.algorithm == "MTP"):
+        return (
+            f"engine.enable_mixed_chunk is on, which SGLang {version} switches off where it speculates by "
+            f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
+            f"{FIRST_MIXED} on"
+        )
     if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
         return (
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
-    if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
+    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
+    if engine.rejection_sampling and Version(version) < drawing:
         return (
             f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
-            f"  allowed: engine.rejection_sampling false, or a release from {FIRST_WITH_REJECTION} on"
+            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
         )
     if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
@@ -222,7 +241,7 @@ def unserved(scenario: Scenario, *, version: str) -> str:
     taken_back = any(op.kind == "retract" and op.everybody for op in scenario.script)
     if scenario.engine.disaggregation and taken_back and Version(version) >= FIRST_WITH_RECOMPUTE:
         return (
-            f"op 'retract' of all requests with engine.disaggregation: SGLang {version} "
+            f"op 'retract' with engine.disaggregation, of every request: SGLang {version} "
             f"then has prompts read again on the prefill side, which the "
             "transfers of this version do not serve\n"
             "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
@@ -237,6 +256,11 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
         return (
             "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
             "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
+        )
+    if scenario.spec.adaptive is not None or any(op.kind == "update" for op in scenario.script):
+        return (
+            "a number of steps, or weights, that change while SGLang serves are not driven with a witness\n"
+            "  allowed: --reference paper, or leave spec.adaptive and op 'update' out"
         )
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:

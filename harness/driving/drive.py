@@ -18,6 +18,7 @@ from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
+from harness.driving.pairs import target_of
 from harness.driving.rounds import Unpacker
 from harness.driving.tensor_ranks import compared
 from harness.engines.engine import Engine
@@ -76,7 +77,7 @@ class _Run:
         if action is None:
             raise ScriptError(
                 f"scenario {self.scenario.name!r}: op {op.kind!r} cannot be performed by this version; "
-                "allowed: submit, step, abort, retract, pause, resume, flush, transfer, mutant, drain"
+                "allowed: submit, step, abort, retract, pause, resume, flush, update, transfer, mutant, drain"
             )
         action(op)
 
@@ -157,6 +158,13 @@ class _Run:
     def _do_flush(self, op: Op) -> None:
         for rank, answer in zip(self.engine.handshakes, self.engine.flush(), strict=True):
             self.note("flush", dp_rank=rank["dp_rank"], flushed=answer["flushed"], **self.of(rank))
+
+    def _do_update(self, op: Op) -> None:
+        """Nothing runs, so that SGLang takes it at once."""
+        self.engine.update(target_of(str(op.name)))
+        self.announced.append("UpdateWeightFromDiskReqInput")
+        self._step()
+        self.note("update", what=op.name, **self.engine.updated())
 
     def _do_mutant(self, op: Op) -> None:
         if op.name not in MUTANTS:
@@ -335,7 +343,7 @@ def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[st
 
 
 def _note_source(run: _Run, rank: dict[str, Any], said: dict[str, Any], *, when: str) -> None:
-    """What a boot that mutates SGLang's source, or follows its lines, said of it (see engine_side.host.source_swap)."""
+    """What a boot that follows lines of SGLang's source said of them (see engine_side.host.source_swap)."""
     if "source" in said:
         run.note("source", dp_rank=rank["dp_rank"], when=when, **said["source"], **run.of(rank))
 
@@ -382,7 +390,7 @@ def sampling_of(request: RequestSpec, eos: Sequence[int] = ()) -> dict[str, Any]
     """SGLang sampling parameters of a request; without `eos` that of the checkpoint is ignored."""
     return {
         "temperature": request.temperature,
-        "max_new_tokens": request.max_new_tokens,
+        "max_new_tokens": None if request.unlimited else request.max_new_tokens,
         "ignore_eos": request.ignore_eos or not (request.stop_token_ids or eos),
         **_sent(request, SAMPLING),
     }

@@ -6,8 +6,8 @@ The only control module that touches torch, through `reference/`; it must not ju
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
+from harness.driving.pairs import target_of
 from harness.driving.place import CPU, Place
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
@@ -31,8 +32,9 @@ from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
-#: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in.
-Asked = tuple[SpecConfig, str, str]
+#: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in,
+#: and the pair whose target took the place of its own ('' for none).
+Asked = tuple[SpecConfig, str, str, str]
 
 
 @dataclass(slots=True)
@@ -87,60 +89,84 @@ class Oracle:
         """The reference trace for what the engine did, with one 'greedy' event a request (see losslessness) and
         one 'logprobs' where it asks for them."""
         held, scenario = str(engine.header.get("dtype") or scenario.engine.dtype), scenario.sampled
-        reference = self._session(scenario.spec, held=held).replay(scenario, engine)
+        constraints = self._constraints(scenario, engine, held=held)
+        languages = constraints.languages if constraints else {}
+        later = {rid: name for rid, name in scenario.weights.items() if name != scenario.checkpoint}
+
+        def replayed(dtype: str, *, expecting: bool) -> Trace:
+            session = partial(self._session, scenario.spec, held=held, dtype=dtype)
+            heads = {rid: session(target=name).head for rid, name in later.items()}
+            return session().replay(scenario, engine, expecting=expecting, heads=heads, languages=languages)
+
+        reference = replayed("float32", expecting=True)
         if held != "float32":
-            own = self._session(scenario.spec, held=held, dtype=held).replay(scenario, engine, expecting=False)
-            reference = with_own(reference, own)
+            reference = with_own(reference, replayed(held, expecting=False))
         outputs = {end.rid: end.output_ids for end in engine.ends}
         texts = tuple(
             self._greedy(
-                scenario.spec,
-                held=held,
+                self._session(scenario.spec, held=held, target=later.get(request.rid, "")),
+                held=f"{held} {later.get(request.rid, '')}",
                 claim=outputs.get(request.rid, ()),
-                rules=Rules(request=request, ends=request.stops(engine.header.get(EOS, ()))),
+                rules=Rules(
+                    request=request,
+                    ends=request.stops(engine.header.get(EOS, ())),
+                    language=languages.get(request.rid),
+                ),
+                spelling=None if constraints is None else constraints.spelling,
             )
             for request in scenario.requests
             if not (request.rules and defects.change_texts(self.assumed))
+            and not (constraints and request.rid in constraints.why)
         )
-        session = self._session(scenario.spec, held=held)
+        texts += () if constraints is None else tuple(constraints.events(engine, scenario.spec))
         said = tuple(
-            session.logprobs(Rules(request=request), outputs[request.rid])
+            self._session(scenario.spec, held=held, target=later.get(request.rid, "")).logprobs(
+                Rules(request=request), outputs[request.rid]
+            )
             for request in scenario.requests
             if request.return_logprob and request.rid in outputs
         )
-        texts += tuple(self._constraints(scenario, engine, held=held))
         if self.place.device != "cpu":
             self.peak_mib = torch.cuda.max_memory_allocated(self.place.device) // 2**20
         header = reference.header | ({HEADER: list(self.assumed)} if self.assumed else {})
         return dataclasses.replace(reference, events=reference.events + texts + said, header=header)
 
-    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Iterator[Event]:
-        """What grammars and stop strings say; nothing where the engine has no tokenizer."""
+    def _constraints(self, scenario: Scenario, engine: Trace, *, held: str) -> Constraints | None:
+        """What grammars and stop strings say; None where the engine has no tokenizer."""
         folder = tokenizer_for(scenario, self.target)
-        if folder is not None:
-            vocab, ends = self._models[held][0].vocab, engine.header.get(EOS, ())
-            own = Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
-            yield from own.events(engine, scenario.spec)
+        if folder is None:
+            return None
+        vocab, ends = self.load(held=held)._models[held][0].vocab, engine.header.get(EOS, ())
+        return Constraints(scenario=scenario, spelling=Spelling(folder), vocab=vocab, ends=ends)
 
-    def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32") -> ReferenceSession:
-        asked = (spec, held, dtype)
+    def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32", target: str = "") -> ReferenceSession:
+        """target: the tiny pair whose target took the place of this one's; the draft stays, but for what it shares."""
+        asked = (spec, held, dtype, target)
         if asked not in self._sessions:
-            head = self.load(held=held)._models[held][1].computing(getattr(torch, dtype))
+            models = self.load(held=held)._models[held]
+            if target:
+                models = load_pair(target_of(target), self.draft, held=getattr(torch, held))
+            head = models[1].computing(getattr(torch, dtype))
             wanted = defects.departures(self.assumed)
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]
 
-    def _greedy(self, spec: SpecConfig, *, held: str, claim: tuple[int, ...], rules: Rules) -> Event:
+    def _greedy(
+        self, session: ReferenceSession, *, held: str, claim: tuple[int, ...], rules: Rules, spelling: Spelling | None
+    ) -> Event:
         """The plain greedy text. A claim that one forward confirms token by token *is* that text, by induction."""
         request, stops = rules.request, rules.ends
         key = (held, request.model_copy(update={"rid": "", "dp_rank": 0}).model_dump_json(), stops)
         if key not in self._texts:
-            session, whole = self._session(spec, held=held), _is_whole(claim, request, stops)
+            whole = _is_whole(claim, request, stops)
             confirmed = session.confirm(request.input_ids, claim, rules) if whole else None
             self._texts[key] = confirmed or session.generate_with_margins(
                 request.input_ids, request.max_new_tokens, stops, rules
             )
         text = self._texts[key]
+        stop = None if spelling is None else spelling.stop(request, text.tokens)
+        if stop is not None:
+            text = Generated(tokens=text.tokens[: stop.length], margins=text.margins[: stop.length])
         data = {"rid": request.rid, "output_ids": list(text.tokens), "margins": list(text.margins)}
         return Event(name="greedy", scheduler_step=0, data=data)
 

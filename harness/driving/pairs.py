@@ -45,6 +45,11 @@ def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU
         raise NoProviderError(asked=provider, why=str(error)) from error
 
 
+def target_of(name: str) -> Path:
+    """The target folder of a tiny pair, made if it is not there."""
+    return checkpoints.make(name, envs.home() / "checkpoints").target
+
+
 def checkpoint_pairs(
     scenarios: Iterable[Scenario], *, device: str = "cpu", own: OwnPair | None = None
 ) -> dict[str, tuple[Path, Path]]:

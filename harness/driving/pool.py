@@ -53,7 +53,7 @@ class EnginePool:
         launch = self._quick(launch)
         boot = {name: value for name, value in launch.boot.items() if name != "lease"}
         key = json.dumps([str(launch.python), *map(str, launch.pythonpath), boot], sort_keys=True)
-        if self._engine is None or self._key != key or not self._alive():
+        if self._engine is None or self._key != key or not self.alive():
             self.close()
             self.boots += 1
             log = self.logs / self.log_name.format(boot=self.boots)
@@ -83,7 +83,7 @@ class EnginePool:
             self._fork_servers = ForkServers(self.logs)
         return self._fork_servers.engine(launch, log)
 
-    def _alive(self) -> bool:
+    def alive(self) -> bool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
 
     def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:

@@ -30,8 +30,8 @@ def compared(first: Trace, others: Mapping[tuple[int, int], Trace]) -> Iterator[
 
     others: (dp_rank, tp_rank) -> what that rank reported; first: what the first TP rank of each DP rank did.
 
-    tp_differs: data has tp_rank, round, phase, step, column and its values `first` and `own`; of a row also its key. Of
-    a row that differs only the column that comes about first is named.
+    tp_differs: data has tp_rank, round, phase, step, column and its values first_rank and this_rank; of a row also its
+    key. Of a row that differs only the column that comes about first is named.
     """
     for (dp_rank, tp_rank), other in sorted(others.items()):
         found = [*_batches(first, other, dp_rank), *_rows(first, other, dp_rank)]
@@ -52,11 +52,11 @@ def _batches(first: Trace, other: Trace, dp_rank: int) -> Iterator[Found]:
         data: dict[str, Any] = {"round": number, "phase": "IDLE", "step": 0}
         if one is None or two is None:
             ran = ("none", "a batch") if one is None else ("a batch", "none")
-            yield where.scheduler_step, {**data, "column": "batch", "first": ran[0], "own": ran[1]}
+            yield where.scheduler_step, {**data, "column": "batch", "first_rank": ran[0], "this_rank": ran[1]}
             continue
         for name in OF_BATCH:
             if getattr(one, name) != getattr(two, name):
-                said = {"first": _said(getattr(one, name)), "own": _said(getattr(two, name))}
+                said = {"first_rank": _said(getattr(one, name)), "this_rank": _said(getattr(two, name))}
                 yield where.scheduler_step, {**data, "column": name, **said}
                 break
 
@@ -73,17 +73,17 @@ def _rows(first: Trace, other: Trace, dp_rank: int) -> Iterator[Found]:
     """Rows that one of the two ranks did not have, or had otherwise."""
     pairs = align(first.rows, other.rows)
     for row in pairs.reference_only.tolist():
-        yield _of_row(other.rows, row, column="row", first="none", own="a row")
+        yield _of_row(other.rows, row, column="row", first_rank="none", this_rank="a row")
     for row in pairs.engine_only.tolist():
         if first.rows.ints["dp_rank"][row] == dp_rank:
-            yield _of_row(first.rows, row, column="row", first="a row", own="none")
+            yield _of_row(first.rows, row, column="row", first_rank="a row", this_rank="none")
     named = set[int]()
     for column, values in _columns():
         for mine, theirs in zip(pairs.engine.tolist(), pairs.reference.tolist(), strict=True):
             one, two = values(first, mine), values(other, theirs)
             if mine not in named and not np.array_equal(one, two, equal_nan=one.dtype.kind == "f"):
                 named.add(mine)
-                yield _of_row(first.rows, mine, column=column, first=one.tolist(), own=two.tolist())
+                yield _of_row(first.rows, mine, column=column, first_rank=one.tolist(), this_rank=two.tolist())
 
 
 def _columns() -> Iterator[tuple[str, Values]]:

@@ -37,6 +37,7 @@ def plainest(scenario: Scenario, *, longest: int = 0) -> Scenario:
         attention_backend=engine.attention_backend,
         context_length=engine.context_length,
         mem_fraction_static=engine.mem_fraction_static,
+        server_args=engine.server_args,
         overlap_schedule=False,
         radix_cache=False,
         max_running_requests=1,

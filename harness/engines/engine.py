@@ -137,6 +137,14 @@ class Engine:
         """Arm a mutant on every rank until the next `begin`, from the first-th batch of the scenario on."""
         self._ask_ranks({"op": "mutant", "name": name, "first": first})
 
+    def swap(self, module: str, file: Path | str) -> int:
+        """SGLang's module as in this file until the next call; "": as it is. Functions that changed on a rank, at most.
+
+        EngineError where it cannot be (see engine_side.host.source_swap).
+        """
+        answers = self._ask_ranks({"op": "swap", "module": module, "file": str(file)})
+        return max(int(answer["functions"]) for answer, _ in answers)
+
     def retract(self, rids: Iterable[str]) -> None:
         """At the next batch that would decode, SGLang takes these back, as when its pool runs out; none: its switch."""
         self._ask_ranks({"op": "retract", "rids": list(rids)})
@@ -201,6 +209,14 @@ class Engine:
 
     def resume(self) -> None:
         self.sides[-1].ask_host({"op": "resume"})
+
+    def update(self, folder: Path) -> None:
+        """SGLang's own update of weights from disk; read at the next step, and `updated` says what came of it."""
+        self.sides[-1].ask_host({"op": "update", "path": str(folder)})
+
+    def updated(self) -> dict[str, Any]:
+        """{'success': bool, 'message': str} of the update that the last step read."""
+        return {name: value for name, value in self.sides[-1].ask_host({"op": "updated"}).items() if name != "op"}
 
     def collect(self, rids: Iterable[str]) -> list[dict[str, Any]]:
         """The outputs of finished requests, in the order asked for, as the side that decodes answered them.

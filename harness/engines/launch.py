@@ -15,6 +15,7 @@ from harness.both_sides import compat, plugin_algorithm
 from harness.both_sides.leases import Request
 from harness.contract.scenario import EngineConfig, SpecConfig
 from harness.contract.trace import EOS
+from harness.engines import published
 from harness.engines.envs import EngineEnv
 from harness.engines.process import Launch
 
@@ -38,7 +39,7 @@ CORES = "SGLANG_CPU_OMP_THREADS_BIND"
 #: Server settings that are SGLang's default unless a scenario asks for them.
 ASKED = (
     *("trust_remote_code", "reasoning_parser", "enable_custom_logit_processor", "enable_return_hidden_states"),
-    "max_queued_requests",
+    *("max_queued_requests", "enable_mixed_chunk", "enable_dp_lm_head"),
 )
 
 NO_MULTICAST = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NVSHMEM_DISABLE_NVLS": "1"}
@@ -98,6 +99,7 @@ def build_launch(
         "plugin": spec.plugin,
         "flags": ["torch.compile off"] if device == "cpu" else [],
         "slimmed": list(env.slimmed),
+        "changed_files": list(published.changed(env)),
         "environment": _environment(device=device, revert=revert, ranks=engine.tp_size) | dict(env.environ),
         "arguments": {
             "model_path": str(target),
@@ -107,7 +109,9 @@ def build_launch(
             "disable_overlap_schedule": not overlap,
             **_speculation(spec, engine),
             **_serving(engine, device),
+            **engine.server_args,
         },
+        "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
     }
     if tokenizer is not None:

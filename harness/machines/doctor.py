@@ -5,9 +5,6 @@ This module must not change anything, must not render anything and must not impo
 
 from __future__ import annotations
 
-import base64
-import csv
-import hashlib
 import os
 import platform
 import shlex
@@ -17,7 +14,6 @@ import tempfile
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from fnmatch import fnmatch
 from importlib import metadata
 from pathlib import Path
 
@@ -27,6 +23,7 @@ from packaging.version import Version
 
 from harness.contract.words import counted
 from harness.engines import closure, envs, scratch
+from harness.engines.published import changed_files
 from harness.engines.releases import drivable
 from harness.machines import doctor_gpu
 from harness.machines.doctor_gpu import Answer, missing, ok, warn
@@ -215,31 +212,6 @@ def _unpacked(engine: envs.EngineEnv, name: str) -> Answer:
 def _damaged(changed: Sequence[str], fix: str, name: str) -> Answer:
     more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
     return missing(f"damaged: not as published: {changed[0]}{more}", fix, name=name)
-
-
-def changed_files(site: Path, *, left_out: Sequence[str] = ()) -> tuple[str, ...]:
-    """Files of SGLang's wheel that are gone or differ from the hashes it was published with.
-
-    left_out: patterns of files that a bundle does without.
-    """
-    record = next(iter(site.glob("sglang-*.dist-info/RECORD")), None)
-    if record is None:
-        return ("RECORD",)
-    with record.open(newline="") as rows:
-        published = [(row[0], row[1]) for row in csv.reader(rows) if len(row) > 1 and row[1].startswith("sha256=")]
-    own = (
-        (name, digest)
-        for name, digest in published
-        if name.startswith("sglang/") and not any(fnmatch(name, pattern) for pattern in left_out)
-    )
-    return tuple(name for name, digest in own if _sha256(site / name) != digest)
-
-
-def _sha256(path: Path) -> str:
-    if not path.is_file():
-        return ""
-    digest = hashlib.sha256(path.read_bytes()).digest()
-    return "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
 
 
 def _install(version: str) -> str:

@@ -18,7 +18,7 @@ from harness.search.board import Board, Line
 from harness.search.executed import Followed, Sound, follow
 from harness.search.fates import Campaign, Fate, explanations
 from harness.search.faults import draw
-from harness.search.mutate import Hunt
+from harness.search.mutate import Hunt, rounds
 from harness.search.text import line_of
 
 
@@ -43,20 +43,15 @@ def ask(cell: Cell, wanted: Mutants, engines: LiveEngines, *, folder: Path) -> C
         left_out=_unsound(every.sounds),
         mutants=tuple(draw(package, every.ran, count=wanted.count, seed=wanted.seed)),
     )
-    hunt = Hunt(
-        engines=engines,
-        package=package,
-        folder=folder / "mutated",
-        sounds=every.sounds,
-        seed=wanted.seed,
-        examples=wanted.examples,
-        release=cell.engine,
-    )
+    hunt = Hunt(engines=engines, package=package, folder=folder / "mutated", sounds=every.sounds, release=cell.engine)
     fates = dict[str, Fate]()
-    for one in campaign.mutants:
-        if time.monotonic() - start > wanted.seconds:
-            break
-        fates[one.id] = hunt.ask(one)
+    for tasks in rounds(
+        campaign.mutants, every.sounds, release=cell.engine, examples=wanted.examples, seed=wanted.seed
+    ):
+        for one in tasks:
+            task = one.after(fates.get(one.mutant.id))
+            if task is not None and time.monotonic() - start < wanted.seconds:
+                fates[one.mutant.id] = hunt.ask(task)
     return _result(cell, Board.of(campaign, fates, explanations()), start=start)
 
 

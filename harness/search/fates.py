@@ -78,8 +78,9 @@ class Campaign(_Strict):
 class Fate(_Strict):
     """What became of a mutant, and what else would have said so over the same runs.
 
-    stage: 'line', the quickest scenarios that execute it, 'family', all that do, or 'generated'. check, row, round:
-    the first divergence that nothing else explains. rows: whether anything recorded differs from the unmutated run.
+    stage: 'line', the quickest scenarios that execute it, 'family', others, or 'generated'. check, row, round: the
+    first divergence that nothing else explains. asked: scenarios, in their order. rows: whether anything recorded
+    differs from the unmutated run.
     text: whether a text differs from plain greedy decoding. accepted, sound: (tokens, verifies) with and without it.
     """
 
@@ -91,7 +92,7 @@ class Fate(_Strict):
     kinds: tuple[str, ...] = ()
     row: str = ""
     round: int = -1
-    scenarios: Count = 0
+    asked: tuple[str, ...] = ()
     boots: Count = 0
     seconds: float = 0.0
     rows: bool = False

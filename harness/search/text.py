@@ -116,7 +116,7 @@ def _sum_up(console: Console, board: Scoreboard) -> None:
 def line_of(mutant: Asked, became: Became) -> str:
     """What became of a mutant of the source, and what that took."""
     by = f"{became.check} {', '.join(became.kinds)}" if became.end is End.KILLED else became.why
-    took = f"{became.seconds:.0f} s, {counted(became.scenarios, 'scenario')}"
+    took = f"{became.seconds:.0f} s, {counted(len(became.asked), 'scenario')}"
     return " ".join(f"{mutant.id} {mutant.operator}: {became.end} {by}".split()) + f" ({took})"
 
 
@@ -134,6 +134,9 @@ def render_board(console: Console, board: Board) -> None:
     for name, seen in board.beside().items():
         alive = f"{seen - ended:>4} {_share(seen - ended, faults - ended)}" if seen >= ended else ""
         say(console, f"  {name:<28} {seen:>4} {_share(seen, faults)}    {alive}")
+    for line in board.lines:
+        if line.explained is not None and line.stands == "killed":
+            say(console, f"explained as a survivor, and killed: {line.mutant.id}: {line.explained.why}", style="yellow")
     for line in worst(board.lines):
         why = f": {line.explained.kind}: {line.explained.why}" if line.explained else ""
         rows = "rows differ" if line.fate.rows else "rows are the same"

@@ -6,21 +6,18 @@ It must not decide what is asked, and keeps nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
-from typing import TypeVar
 
 from harness.contract.scenario import Scenario
 from harness.driving.live import LiveEngines
 from harness.engines.envs import EngineEnv
 from harness.search.executed import One, Sound, follow
 from harness.search.fates import Asked, Fate
-from harness.search.mutate import Hunt
-
-Given = TypeVar("Given")
-Came = TypeVar("Came")
+from harness.search.mutate import Hunt, Task, rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +54,6 @@ def _start(setup: Setup) -> None:
         package=setup.package,
         folder=setup.folder / "mutated",
         sounds=setup.sounds,
-        seed=setup.seed,
-        examples=setup.examples,
         release=setup.env.version,
     )
 
@@ -67,21 +62,27 @@ def _follow(one: tuple[str, Scenario]) -> One:
     return follow(_hunt.engines, one[1], one[0])
 
 
-def _ask(mutant: Asked) -> Fate:
-    return _hunt.ask(mutant)
+def _ask(task: Task) -> Fate:
+    return _hunt.ask(task)
 
 
 def follow_all(setup: Setup, scenarios: Sequence[tuple[str, Scenario]], *, workers: int) -> Iterator[One]:
     """(family, scenario)s without a mutant, in whatever order they are done."""
-    return _spread(setup, _follow, scenarios, workers=workers)
+    with _pool(setup, workers) as pool:
+        yield from pool.imap_unordered(_follow, scenarios)
 
 
-def ask_all(setup: Setup, mutants: Sequence[Asked], *, workers: int) -> Iterator[Fate]:
-    """Fates as they are known."""
-    return _spread(setup, _ask, mutants, workers=workers)
+def ask_all(setup: Setup, mutants: Sequence[Asked], known: dict[str, Fate], *, workers: int) -> Iterator[Fate]:
+    """Fates as they are known: of a survivor once more after each boot configuration. known: by mutant, kept here."""
+    every = rounds(mutants, setup.sounds, release=setup.env.version, examples=setup.examples, seed=setup.seed)
+    with _pool(setup, workers) as pool:
+        for tasks in every:
+            left = [task for one in tasks if (task := one.after(known.get(one.mutant.id))) is not None]
+            for fate in pool.imap_unordered(_ask, left):
+                known[fate.id] = fate
+                yield fate
 
 
-def _spread(setup: Setup, work: Callable[[Given], Came], given: Sequence[Given], *, workers: int) -> Iterator[Came]:
+def _pool(setup: Setup, workers: int) -> Pool:
     """Whoever stops asking ends the workers, and with them their engines."""
-    with get_context("spawn").Pool(workers, initializer=_start, initargs=(setup,)) as pool:
-        yield from pool.imap_unordered(work, given)
+    return get_context("spawn").Pool(workers, initializer=_start, initargs=(setup,))

@@ -18,7 +18,7 @@ function choose(number) {
   const head = read("head-" + number), spec = head.spec;
   const shape = spec.algorithm + ", " + spec.num_steps + " steps" + (spec.eagle_topk > 1 ? ", topk " + spec.eagle_topk + ", " + spec.num_draft_tokens + " nodes" : "");
   const why = head.outcome === "UNKNOWN" ? head.reasons.slice(0, 1) : head.facts;
-  facts.textContent = [head.outcome, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
+  facts.textContent = [head.outcome, head.pair, shape, head.positions.toLocaleString("en") + " rows", ...why].join("; ");
   const placeless = head.findings.filter((one) => one.at[1] < 0);
   document.getElementById("scenario-said").replaceChildren(...placeless.map((one) =>
     make("li", { class: one.cause ? "follows" : null }, make("strong", {}, (one.cause ? "~ " : "✕ ") + one.kind), " " + one.text)));
@@ -42,6 +42,18 @@ function wrong(step) {
   if (map.toWrong(step)) map.choose(map.focus.line, map.focus.column);
 }
 
+const failing = [...select.options].filter((one) => one.text.trim().endsWith("(FAIL)")).map((one) => Number(one.value));
+
+// The failing scenario behind (1) or before (-1) the chosen one, round about.
+function fail(step) {
+  const order = step > 0 ? failing : [...failing].reverse();
+  const to = order.find((one) => (one - scenario) * step > 0) ?? order[0];
+  if (to === undefined) return;
+  choose(to);
+  history.replaceState(null, "", "#s=" + scenario);
+  wrong(1);
+}
+
 async function copy(button) {
   let done = true;
   try {
@@ -59,6 +71,10 @@ async function copy(button) {
 }
 
 select.addEventListener("change", () => { choose(Number(select.value)); history.replaceState(null, "", "#s=" + scenario); });
+for (const [id, step] of [["next-failing", 1], ["before-failing", -1]]) {
+  document.getElementById(id).disabled = !failing.length;
+  document.getElementById(id).addEventListener("click", () => fail(step));
+}
 document.getElementById("next-wrong").addEventListener("click", () => wrong(1));
 document.getElementById("before-wrong").addEventListener("click", () => wrong(-1));
 document.addEventListener("click", (event) => {

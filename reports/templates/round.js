@@ -85,7 +85,7 @@ class RoundView {
       choice: rows.chosen[at].length ? rows.chosen[at][0] : "–",
     }));
     if (!nodes.length) return [];
-    return [make("h3", {}, "Draft tree"), make("p", { class: "quiet" }, "✓ and thick: accepted; → what the target chose there; ✕ and dashed: wrong."),
+    return [make("h3", {}, "Draft tree"), make("p", { class: "quiet" }, "✓ and thick: accepted; → what the target chose there; ✕ and dashed: wrong; ~ and dashed: wrong because of something earlier; “not”: what is expected there."),
       make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Draft tree" }, drawTree(nodes, taken))];
   }
 

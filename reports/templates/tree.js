@@ -1,4 +1,5 @@
-// A verified tree as it grew: root at the left, one column a depth, the accepted path thick, wrong nodes dashed with a ✕.
+// A verified tree as it grew: root at the left, one column a depth, the accepted path thick, what is wrong dashed: ✕ by
+// itself, ~ because of something earlier; below it stands what is expected.
 const NODE_X = 92, NODE_Y = 44, NODE_W = 62, NODE_H = 24;
 
 // nodes: [{slot, parent, token, expected, state, choice}], root first; taken: slots on the accepted path.
@@ -43,13 +44,14 @@ function drawTree(nodes, taken) {
 }
 
 function drawNode(node, x, y, taken) {
-  const wrong = node.state === 2, under = wrong && node.expected !== null && node.expected !== undefined ? "not " + node.expected : null;
-  const below = under ? "engine; " + under : taken ? "→ " + node.choice : "";
+  const other = node.expected !== null && node.expected !== undefined;
+  const wrong = node.state === 2, follows = !wrong && (node.state === 1 || other), under = other ? "not " + node.expected : null;
+  const below = taken ? "→ " + node.choice : "";
   const expected = under ? make("text", { class: "under", x, y: y + NODE_H / 2 + 12 }, under) :
     below ? make("text", { class: "under", x, y: y + NODE_H / 2 + 12 }, below) : null;
-  return make("g", { class: (taken ? "taken " : "") + (wrong ? "wrong" : "") },
+  return make("g", { class: (taken ? "taken " : "") + (wrong ? "wrong" : follows ? "follows" : "") },
     make("title", {}, "node " + node.slot + ", token " + node.token + (under ? ", expected " + node.expected : "") + ", target chose " + node.choice + (taken ? ", accepted" : "")),
     make("rect", { class: "node", x: x - NODE_W / 2, y: y - NODE_H / 2, width: NODE_W, height: NODE_H, rx: 12 }),
     make("text", { x, y: y + 4 }, (taken ? "✓ " : "") + node.token),
-    wrong ? make("text", { class: "mark", x: x + NODE_W / 2 + 3, y: y - NODE_H / 2 + 5 }, "✕") : null, expected);
+    wrong || follows ? make("text", { class: "mark", x: x + NODE_W / 2 + 3, y: y - NODE_H / 2 + 5 }, wrong ? "✕" : "~") : null, expected);
 }

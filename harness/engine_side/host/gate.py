@@ -147,6 +147,8 @@ class Gate:
                 return {"op": "flushed", "flushed": bool(self.scheduler.flush_cache())}, {}
             if op == "mutant":
                 return {"op": "armed", **self._arm(command)}, {}
+            if op == "swap":
+                return {"op": "swapped", "functions": source_swap.SWAP.to(command["module"], command["file"])}, {}
             if op == "retract":
                 self.retraction.ask(command["rids"])
                 return {"op": "asked"}, {}

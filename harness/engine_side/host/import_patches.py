@@ -40,7 +40,7 @@ def _prepare_cpu(hooks: ImportHooks, boot: dict[str, Any]) -> Any:
         patches = (*patches, *release.dp_patches, *(release.idle_patches if "F-007" in boot["assumed"] else ()))
     patches = (*patches, *(release.plan_patches if "F-011" in boot["assumed"] else ()))
     if boot["overlap"]:
-        patches = (*patches, ("sglang.srt.managers.scheduler", "record_stream", ""))
+        patches = (*patches, *compat.OVERLAP_ON_A_CPU)
     ops.install(patches=patches, attention=boot["cpu_attention"])
     return ops
 

@@ -77,8 +77,8 @@ class Retraction:
     def _order(self, original: Callable[..., list[int]]) -> Callable[..., list[int]]:
         """SGLang's order of who stays longest, the named behind all others."""
 
-        def order(reqs: list[Any]) -> list[int]:
-            return sorted(original(reqs), key=lambda i: self._acting and self._named(reqs[i]))
+        def order(reqs: list[Any], *args: Any) -> list[int]:  # 0.5.17 gives its arguments too
+            return sorted(original(reqs, *args), key=lambda i: self._acting and self._named(reqs[i]))
 
         return order
 

@@ -25,6 +25,7 @@ from ..probes.recorder import Recorder
 from ..probes.staging import StagingBuffer
 from . import draft_input_builder
 from .gate import Gate
+from .given import given
 from .import_patches import release_of
 from .processes import ENV_SOCKET, connect
 from .scheduler_state import pool_level
@@ -32,6 +33,9 @@ from .watchdog import Watchdog
 
 if TYPE_CHECKING:
     from ..mutants.armed import ArmedMutants
+
+#: Arguments that say where something is, or that each scenario sets anew.
+NAMED = {"model_path", "speculative_draft_model_path", "log_level", "chunked_prefill_size"}
 
 
 def hook_scheduler(module: types.ModuleType, boot: dict[str, Any], ops: Any) -> None:
@@ -97,6 +101,7 @@ def _install_in(
     """Hold the loop, watch it, and say hello to the control side with what there is to know of this process."""
     release, side = release_of(boot), (boot.get("handoff") or {}).get("side", "")
     asked = {"component": draft_input_builder.answers(scheduler)} if side == "decode" else {}  # of SGLang as it is
+    wanted = boot["optional_arguments"] | boot["arguments"]
     recorder = Recorder(StagingBuffer() if boot["device"] == "cuda" and boot["probe"] != "off" else None)
     probe = Probe(recorder, release, graphs, adaptive=bool(boot["arguments"].get("speculative_adaptive")))
     sock = connect(os.environ[ENV_SOCKET])
@@ -132,9 +137,11 @@ def _install_in(
         "backend": boot["arguments"]["attention_backend"],
         "dtype": boot["arguments"]["dtype"],
         "revert": boot["revert"],
+        "asked": {name: value for name, value in wanted.items() if name not in NAMED},
+        "given": given(scheduler, set(wanted) - NAMED),
         "flags": boot["flags"],
         "eos_token_ids": _eos(scheduler, boot.get("eos_token_ids")),
-        **({"slimmed": boot["slimmed"]} if boot.get("slimmed") else {}),
+        **{name: boot[name] for name in ("slimmed", "changed_files", "server_args") if boot.get(name)},
         "truncates_at_finish": release.truncates_at_finish,
         "hooks_found": probe.hooks.found,
         "hooks_missing": probe.hooks.missing,

@@ -29,49 +29,52 @@ MORE_BYTES = 6 << 30
 CALLS, LOOKS = 60, 12
 
 
-@dataclass(slots=True)
-class Swap:
-    """One mutated file. functions: how many of this process run its code; error: why none could."""
-
-    asked: bool = False
-    functions: int = 0
-    error: str = ""
+Codes = dict[types.CodeType, types.CodeType]
 
 
 def install(boot: dict[str, Any], hooks: ImportHooks) -> None:
-    """What the boot record asks of this scheduler, before it makes anything; see `taken` for what comes of it."""
+    """What the boot record asks of this scheduler, before it makes anything."""
     if boot["device"] == "cpu" and "kv_canary" in boot["optional_arguments"]:
         cpu_canary.install(hooks)
-    if mutated := boot.get("mutated"):
-        SWAP.asked = True
-        _limit_memory()
-        hooks.after(mutated["module"], lambda module: _swap_in(module, Path(mutated["file"]).read_text()))
+    if boot.get("mutable"):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        limit = pages * resource.getpagesize() + MORE_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     if boot.get("executed"):
         EXECUTED.parts = tuple(boot["executed"])
         threading.settrace(EXECUTED.enter)
         sys.settrace(EXECUTED.enter)
 
 
-def _limit_memory() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MORE_BYTES, resource.RLIM_INFINITY))
+@dataclass(slots=True)
+class Swap:
+    """The one file whose functions have other code, and the way back."""
+
+    file: str = ""
+    back: Codes = field(default_factory=dict)
+
+    def to(self, module: str, path: str) -> int:
+        """The module's functions as in the file at `path`, the last one's as they were; empty: only that.
+
+        Returns how many functions got other code. LookupError for a module that is not imported, ValueError where a
+        function would have to close over other variables.
+        """
+        if self.back:
+            replaced(self.file, self.back)
+            self.file, self.back = "", {}
+        if not path:
+            return 0
+        if module not in sys.modules:
+            raise LookupError(f"{module} is not imported here")
+        self.file = str(sys.modules[module].__file__)
+        source, mutated = Path(self.file).read_text(), Path(path).read_text()
+        codes = dict(changed(compiled(source, self.file), compiled(mutated, self.file)))
+        self.back = {new: old for old, new in codes.items()}
+        return replaced(self.file, codes)
 
 
-def _swap_in(module: types.ModuleType, mutated: str) -> None:
-    """Errors are kept, not raised: they would read as the mutant's own crash."""
-    try:
-        SWAP.functions += swap(module, mutated)
-    except Exception as error:
-        SWAP.error = f"{type(error).__name__}: {error}"
-
-
-def swap(module: types.ModuleType, mutated: str) -> int:
-    """Give every living function of the module's file the code that it has in the mutated one; how many got other code.
-
-    Raises ValueError where a function would have to close over other variables.
-    """
-    file = str(module.__file__)
-    codes = dict(changed(compiled(Path(file).read_text(), file), compiled(mutated, file)))
+def replaced(file: str, codes: Codes) -> int:
+    """Give every living function of a file with one of these codes the other one; how many had one."""
     gc.unfreeze()  # objects from before a fork are not listed otherwise
     living = [one for one in gc.get_objects() if type(one) is types.FunctionType and one.__code__.co_filename == file]
     functions = [one for one in living if one.__code__ in codes]  # code of other files may compare as equal
@@ -81,11 +84,8 @@ def swap(module: types.ModuleType, mutated: str) -> int:
 
 
 def taken() -> dict[str, Any]:
-    """What is said at a scenario's begin and end: nothing where nothing was asked for."""
-    said: dict[str, Any] = {"executed": EXECUTED.take()} if EXECUTED.parts else {}
-    if SWAP.asked:
-        said |= {"functions": SWAP.functions, "error": SWAP.error}
-    return {"source": said} if said else {}
+    """What is said at a scenario's begin and end, where lines are followed."""
+    return {"source": {"executed": EXECUTED.take()}} if EXECUTED.parts else {}
 
 
 @dataclass(slots=True)

@@ -249,3 +249,8 @@ def shards_swapped(scene: Scene, values: Values) -> Values:
     """The shards of the last dimension lie in the opposite order."""
     whole, width = values["whole"], values["part"].shape[-1]
     return {"whole": torch.cat(whole.split(width, dim=-1)[::-1], dim=-1)}
+
+
+@act
+def of_target(scene: Scene, values: Values) -> Values:
+    return {"own": values["target"]}

@@ -48,6 +48,11 @@ def keep_finished(scene: Scene, values: Values) -> Values:
 
 
 @act
+def ends_elsewhere(scene: Scene, values: Values) -> Values:
+    return {"length": values["length"] + int(scene.args["by"])}
+
+
+@act
 def drop_live(scene: Scene, values: Values) -> Values:
     """Once, the last of several live requests."""
     if len(values["keep"]) < 2 or scene.memory.setdefault("dropped", False):
@@ -75,6 +80,16 @@ def one_token_more(scene: Scene, values: Values) -> Values:
             scene.memory[share.rid] = True
             limits[number] += 1
     return {"limits": limits}
+
+
+@act
+def limit_moved(scene: Scene, values: Values) -> Values:
+    return {"limit": values["limit"] + int(scene.args["by"])}
+
+
+@act
+def reverse(scene: Scene, values: Values) -> Values:
+    return {"order": values["order"].flip(0)}
 
 
 # -- what a rank without requests takes into a forward --
@@ -133,3 +148,9 @@ def entry_left_out(scene: Scene, values: Values) -> Values:
 def entry_again(scene: Scene, values: Values) -> Values:
     entries = values[scene.name]
     return {scene.name: torch.cat((entries, entries[-1:]))}
+
+
+@act
+def left_alone(scene: Scene, values: Values) -> Values:
+    """A model keeps the weights it has, and says that it took the new ones."""
+    return {"loads": torch.zeros_like(values["loads"])}

@@ -158,6 +158,20 @@ def lose_tail(scene: Scene, values: Values) -> Values:
     return {"last_page": torch.zeros_like(values["last_page"])}
 
 
+# -- masks: bits [b, n, words], one a token --
+
+
+@act
+def mask_of_node_before(scene: Scene, values: Values) -> Values:
+    bits = values["bits"]
+    return {"bits": torch.cat((bits[:, :1], bits[:, :-1]), dim=1)}
+
+
+@act
+def mask_lost(scene: Scene, values: Values) -> Values:
+    return {"bits": torch.full_like(values["bits"], -1)}
+
+
 # -- sampled: uniforms nodes [b, n] and final [b], distribution [b, n, V] of the target after each node --
 
 

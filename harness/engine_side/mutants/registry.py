@@ -66,7 +66,13 @@ class Scene:
                 rows += range(share.first, share.last + 1)
             elif at == "inner":
                 rows += range(share.first + 1, share.last + 1)
-            elif at == "last" or (at == "border" and not share.final) or (at == "retracted" and share.attempt):
+            elif at == "decoding" and not (share.start and share.rows == 1 and share.final):
+                continue
+            elif (
+                at in ("last", "decoding")
+                or (at == "border" and not share.final)
+                or (at == "retracted" and share.attempt)
+            ):
                 rows.append(share.last)
         return rows
 

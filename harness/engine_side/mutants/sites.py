@@ -15,16 +15,22 @@ import torch
 
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
+from ..probes.verify_probe import mask_of
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
 
 Original = Callable[..., Any]
+#: Where a model's weights are loaded anew.
+WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater.update_weights_from_disk")
+RUNNER_WEIGHTS = "ModelRunner.update_weights_from_disk"
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
 TREE = {"next_token": "retrieve_next_token", "next_sibling": "retrieve_next_sibling", "mask": "custom_mask"}
+#: Who is kept first where the pool runs out.
+KEPT_FIRST = "_get_decode_retraction_order"
 SETTINGS = ("temperatures", "top_ks", "top_ps", "logit_bias")
 PROPOSALS = {"ids": "topk_index", "probs": "topk_p", "hidden": "hidden_states"}
 
@@ -45,6 +51,7 @@ class Sites:
     def __init__(self, mutants: ArmedMutants) -> None:
         self._mutants = mutants
         self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
+        self._target_head: Any = None
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every site; returns those this release does not have."""
@@ -57,6 +64,8 @@ class Sites:
         known = len(hooks.missing)
         hooks.wrap(runner, "ModelRunner.forward", around(self._forward))
         hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
+        if release.sample is not None:
+            hooks.wrap(sys.modules[release.sample[0]], release.sample[1], around(self._masks))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
             (worker, f"{release.worker}.forward_batch_generation", self._batch_starts),
             (worker, f"{release.draft}.{release.draft_prefill}", self._prompt_proposals),
@@ -65,16 +74,23 @@ class Sites:
             (worker, f"{release.draft}.draft", self._tree),
             (sys.modules[release.greedy], "verify_tree_greedy_func", self._accept),
             (batch, "ScheduleBatch.filter_batch", self._filter),
+            (batch, "Req._check_str_based_finish", self._ending),
             (sys.modules["sglang.srt.speculative.eagle_info"], "EagleDraftInput.filter_batch", self._kept),
             (sys.modules[release.alarm], "raise_error_or_warn", self._alarm),
             (pools, f"{pool.__name__}.alloc", self._alloc),
             (pools, f"{pool.__name__}.free", self._free),
         ]
+        scheduling = sys.modules["sglang.srt.managers.scheduler"]
+        inside.append((scheduling, "Scheduler._abort_on_queued_limit", self._queue))
+        if hasattr(batch.ScheduleBatch, KEPT_FIRST):  # 0.5.17 and later
+            inside.append((batch, f"ScheduleBatch.{KEPT_FIRST}", self._kept_first))
         parallel = sys.modules["sglang.srt.distributed.parallel_state"]
         inside += [
             (parallel, "GroupCoordinator.all_reduce", self._reduced),
             (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
+        loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
+        inside.append((loader, WEIGHTS[1], self._weights) if loader else (runner, RUNNER_WEIGHTS, self._weights))
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
@@ -96,13 +112,32 @@ class Sites:
 
     def _requests(self, reqs: list[Any]) -> None:
         limits = torch.tensor([req.sampling_params.max_new_tokens for req in reqs], dtype=torch.int64)
-        values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool)}
+        aborted = torch.tensor([req.to_finish is not None for req in reqs], dtype=torch.bool)
+        values = {"limits": limits, "stops": torch.ones(len(reqs), dtype=torch.bool), "aborted": aborted}
         changed = self._mutants.apply("requests", values, shares=one_each(reqs))
         for req, limit, stops in zip(reqs, (values | changed)["limits"], (values | changed)["stops"], strict=True):
             if "limits" in changed:
                 req.sampling_params.max_new_tokens = int(limit)
             if not stops:
                 req.sampling_params.stop_token_ids = set()
+            if "aborted" in changed:
+                req.to_finish = None
+
+    def _queue(self, original: Original, scheduler: Any, *args: Any, **kwargs: Any) -> Any:
+        limit = scheduler.max_queued_requests
+        if limit is None:
+            return original(scheduler, *args, **kwargs)
+        changed = self._mutants.apply("queue", {"limit": torch.tensor([limit])})
+        scheduler.max_queued_requests = int(changed["limit"][0]) if "limit" in changed else limit
+        try:
+            return original(scheduler, *args, **kwargs)
+        finally:
+            scheduler.max_queued_requests = limit
+
+    def _kept_first(self, original: Original, _batch: Any, reqs: list[Any], *args: Any) -> list[int]:
+        values = {"order": torch.tensor(original(reqs, *args), dtype=torch.int64)}
+        kept: list[int] = (values | self._mutants.apply("retraction", values, shares=one_each(reqs)))["order"].tolist()
+        return kept
 
     def _filter(
         self, original: Original, batch: Any, exclude: Any = None, keep_indices: Any = None, **kwargs: Any
@@ -116,6 +151,17 @@ class Sites:
             changed = self._mutants.apply("batch", values, shares=one_each(batch.reqs))
             keep_indices = changed["keep"].tolist() if "keep" in changed else None
         return original(batch, exclude, keep_indices, **kwargs)
+
+    def _ending(self, original: Original, req: Any, *args: Any, **kwargs: Any) -> Any:
+        ended = original(req, *args, **kwargs)
+        length = len(req.output_ids) if req.finished_len is None else req.finished_len
+        changed = self._mutants.apply("ending", {"length": torch.tensor(length)}) if ended else {}
+        if "length" in changed:
+            req.finished_len = int(changed["length"])
+            if req.finished_len > len(req.output_ids):  # there is no such token yet, and nobody looks again
+                req.finished_reason, req.finished_len = None, None
+                return False
+        return ended
 
     def _kept(self, original: Original, draft_input: Any, new_indices: Any, *args: Any, **kwargs: Any) -> Any:
         rows = self._mutants.apply("kept", {"rows": new_indices}).get("rows", new_indices)
@@ -134,13 +180,32 @@ class Sites:
         if "skip" in acts and phase in mutants.outputs:  # else there is nothing to give in its place yet
             acts["skip"].fired += 1
             return mutants.outputs[phase]
-        with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)):
+        with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)), self._head(runner, phase):
             output = original(runner, forward_batch, *args, **kwargs)
             if "twice" in acts:
                 acts["twice"].fired += 1
                 output = original(runner, forward_batch, *args, **kwargs)
         mutants.outputs[phase] = output
         return output
+
+    @contextmanager
+    def _head(self, runner: Any, phase: str) -> Iterator[None]:
+        """The weights behind a draft's logits, for one forward; the target's are those of its newest forward."""
+        head: Any = getattr(getattr(runner.model, "lm_head", None), "weight", None)
+        target = self._target_head
+        if not runner.is_draft_worker:
+            self._target_head = head
+        changed: Values = {}
+        if runner.is_draft_worker and head is not None and target is not None and head.shape == target.shape:
+            changed = self._mutants.apply("head", {"own": head.data, "target": target.data}, phase=phase)
+        if head is None or "own" not in changed:
+            yield
+            return
+        own, head.data = head.data, changed["own"]
+        try:
+            yield
+        finally:
+            head.data = own
 
     def _inputs(self, forward_batch: Any, phase: str, step: int, *, busy: bool) -> Values:
         """What goes in instead."""
@@ -153,6 +218,12 @@ class Sites:
         counts = getattr(forward_batch, COUNTS, None)
         values |= {} if counts is None else {"counts": torch.tensor(counts)}
         return self._mutants.apply("idle", values, phase=phase, step=step)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool)})
+        return (True, "not loaded by a mutant") if "loads" in changed else original(owner, *args, **kwargs)
 
     # -- what ranks exchange -----------------------------------------------------------------------------------
 
@@ -259,6 +330,15 @@ class Sites:
         links = {"next_token": kwargs["retrieve_next_token"], "target": kwargs["target_predict"]}
         made = values | self._mutants.apply("accept", values | links, phase="VERIFY")
         return made["predict"], made["accept_index"], made["drafts"]
+
+    def _masks(self, original: Original, verify_input: Any, *args: Any, **kwargs: Any) -> Any:
+        mask = mask_of(args, kwargs)
+        if mask is not None and self._mutants.at("masks"):
+            bits = getattr(mask, "vocab_mask", mask)
+            each = bits.view(-1, int(verify_input.draft_token_num), bits.shape[-1])
+            changed = self._mutants.apply("masks", {"bits": each}, phase="VERIFY")
+            bits.copy_(changed.get("bits", each).reshape(bits.shape))
+        return original(verify_input, *args, **kwargs)
 
     def _verify_settings(self, original: Original, given: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         with self._asked(batch.sampling_info, "VERIFY"):

@@ -77,4 +77,5 @@ def read_batch(batch: Any, copied: Callable[[Tensors], Copy | None]) -> dict[str
     lens = list(first_of(batch, EXTEND_LENS))
     ends = [len(req.origin_input_ids) + len(req.output_ids) for req in reqs]
     final = [start + length >= end for start, length, end in zip(starts, lens, ends, strict=True)]
-    return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final}
+    decoding = [plain_rid(req.rid) for req in batch.decoding_reqs or ()] if mode.is_mixed() else []
+    return {"mode": "PREFILL", "rids": rids, "starts": starts, "lens": lens, "final": final, "decoding": decoding}

@@ -108,13 +108,15 @@ class Recorder:
         starts: Sequence[int] | Copy,
         lens: Sequence[int] | None = None,
         final: Sequence[bool] | None = None,
+        decoding: Sequence[str] = (),
     ) -> Round:
         """starts: one a request, or a copy with a field of that name while they are on the device.
 
-        lens, final: of what is read of each prompt; None where none is read.
+        lens, final: of what is read of each prompt; None where none is read. decoding: requests that run on beside
+        prompts, each by its last token.
         """
         names, given = list(rids), starts if isinstance(starts, Copy) else list(starts)
-        attempts = self._attempts(mode, names, given)
+        attempts = self._attempts(mode, names, given, decoding)
         current = self.round = Round(
             self._rounds,
             self.scheduler_step,
@@ -130,13 +132,14 @@ class Recorder:
         self._rounds += 1
         return current
 
-    def _attempts(self, mode: str, rids: list[str], starts: list[int] | Copy) -> list[int]:
+    def _attempts(self, mode: str, rids: list[str], starts: list[int] | Copy, decoding: Sequence[str]) -> list[int]:
         """How often each request had begun anew. A decode of the requests of the decode before it begins nothing."""
         before = self._decoding
         if mode == "DECODE" and before is not None and before[0] == rids:
             return before[1]
         known = [-1] * len(rids) if isinstance(starts, Copy) else starts
-        attempts = [self._advance(rid, mode, start) for rid, start in zip(rids, known, strict=True)]
+        modes = ["DECODE" if rid in decoding else mode for rid in rids]
+        attempts = [self._advance(*one) for one in zip(rids, modes, known, strict=True)]
         self._decoding = (rids, attempts) if mode == "DECODE" else None
         return attempts
 

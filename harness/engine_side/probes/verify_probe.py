@@ -62,7 +62,7 @@ class VerifyProbe:
             result = original(sampling, *args, **kwargs)
             current = self._recorder.round
             if current is not None and current.mode == "PREFILL" and sampling.grammars:
-                self._masks("PREFILL", sampling.grammars, _mask_of((), vars(sampling)))
+                self._masks("PREFILL", sampling.grammars, mask_of((), vars(sampling)))
             return result
 
         return update
@@ -77,7 +77,7 @@ class VerifyProbe:
 
     def _sample(self, original: Original) -> Original:
         def sample(verify_input: Any, *args: Any, **kwargs: Any) -> Any:
-            self._masks("VERIFY", [req.grammar for req in args[0].reqs or ()], _mask_of(args, kwargs))
+            self._masks("VERIFY", [req.grammar for req in args[0].reqs or ()], mask_of(args, kwargs))
             result = original(verify_input, *args, **kwargs)
             current = self._recorder.round
             if current is not None and current.mode == "DECODE":
@@ -156,7 +156,7 @@ class VerifyProbe:
         return verify
 
 
-def _mask_of(args: Sequence[Any], names: Mapping[str, Any]) -> Any:
+def mask_of(args: Sequence[Any], names: Mapping[str, Any]) -> Any:
     """The tokens' mask that a verify is given, or that is kept for a first token; None where there is none."""
     if len(args) > MASK:
         return args[MASK]

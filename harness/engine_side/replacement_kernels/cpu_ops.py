@@ -289,6 +289,12 @@ class CpuOps:
         torch.Tensor.record_stream = lambda *_a, **_k: None  # type: ignore[method-assign]
         self._note("torch.Tensor.record_stream", "no-op", "none", "CPU streams are not concurrent")
 
+    def _patch_kept(self, module: types.ModuleType, argument: str) -> None:
+        """A setting that SGLang takes back on a CPU, where the release has such a place."""
+        if hasattr(module, argument):
+            setattr(module, argument, lambda *_a, **_k: None)
+            self._note(f"{module.__name__}.{argument}", "no-op", "none", "the scheduling that a GPU has, as asked for")
+
     def _patch_device_name(self, module: types.ModuleType, argument: str) -> None:
         module.torch = _Torch(**{argument: _on_cpu(getattr(torch, argument))})  # type: ignore[attr-defined]
         self._note(

@@ -1,0 +1,180 @@
+"""Asked and given: what an engine runs beside what it was started with, whose files it runs, and any other flag."""
+
+import base64
+import hashlib
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from cases.fixed import default_scenarios
+from cases.meta import handmade
+from harness.checks import judge
+from harness.checks.given import not_given
+from harness.cli.programs import check_scenarios
+from harness.contract.scenario import EngineConfig, SpecConfig
+from harness.contract.types import Outcome
+from harness.contract.usage import UsageError
+from harness.driving.adapt import Wanted, adapted
+from harness.engine_side.hooks import ImportHooks
+from harness.engine_side.host.given import given
+from harness.engine_side.replacement_kernels.cpu_ops import CpuOps
+from harness.engines import published, server_args
+from harness.engines.envs import EngineEnv
+from harness.engines.launch import build_launch
+from reports.live import engine_facts
+
+SCENARIO = default_scenarios()[0]
+
+
+def verdict(**header):
+    scenario = handmade.scenario()
+    engine, reference = handmade.build(scenario)
+    return judge(scenario, replace(engine, header=engine.header | header), reference)[0]
+
+
+# What it runs
+
+
+@pytest.mark.parametrize(
+    ("asked", "run", "reasons"),
+    [
+        ({"page_size": 4}, {"page_size": 4}, []),
+        ({"max_total_tokens": 202, "page_size": 4}, {"max_total_tokens": 200, "page_size": 4}, []),
+        (
+            {"max_total_tokens": 202},
+            {"max_total_tokens": 200},
+            ["asked for max_total_tokens 202, and the engine runs with 200"],
+        ),
+        ({"of_another_release": 1}, {}, []),
+    ],
+)
+def test_a_setting_that_is_not_run_is_named(asked, run, reasons):
+    assert list(not_given({"asked": asked, "given": run})) == reasons
+
+
+def test_what_was_asked_for_and_not_done_is_unknown():
+    asked = {"disable_overlap_schedule": False}
+    assert verdict(asked=asked, given={"disable_overlap_schedule": False}).outcome is Outcome.PASS
+    said = verdict(asked=asked, given={"disable_overlap_schedule": True})
+    assert said.outcome is Outcome.UNKNOWN
+    assert "asked for disable_overlap_schedule False, and the engine runs with True" in said.reasons
+    assert verdict().outcome is Outcome.PASS, "a trace of before this was recorded"
+
+
+def test_what_the_scheduler_holds_counts_before_what_it_was_given():
+    scheduler = SimpleNamespace(
+        server_args=SimpleNamespace(disable_overlap_schedule=False, stream_interval=3), enable_overlap=False
+    )
+    names = ("disable_overlap_schedule", "stream_interval", "not_of_this_release")
+    assert given(scheduler, names) == {"disable_overlap_schedule": True, "stream_interval": 3}
+
+
+def test_the_place_that_takes_overlap_back_on_a_cpu_is_switched_off_where_a_release_has_it():
+    ops, asked = CpuOps(ImportHooks()), "_disable_overlap_schedule_for_cpu"
+    ops._patch_kept(SimpleNamespace(__name__="old"), asked)
+    assert ops.describe() == []
+    module = SimpleNamespace(__name__="hook", **{asked: lambda server_args: 1 / 0})
+    ops._patch_kept(module, asked)
+    getattr(module, asked)(None)
+    assert [entry["operation"] for entry in ops.describe()] == [f"hook.{asked}"]
+
+
+# Whose files
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A site with an installed SGLang of two files."""
+    (tmp_path / "sglang").mkdir()
+    (tmp_path / "sglang-0.5.23.dist-info").mkdir()
+    lines = []
+    for name in ("sglang/__init__.py", "sglang/engine.py"):
+        (tmp_path / name).write_text(name)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(name.encode()).digest()).rstrip(b"=").decode()
+        lines.append(f"{name},sha256={digest},{len(name)}\n")
+    (tmp_path / "sglang-0.5.23.dist-info" / "RECORD").write_text("".join(lines))
+    return tmp_path
+
+
+def test_files_that_are_not_as_published_reach_the_engines_own_record(site):
+    env = EngineEnv(version="0.5.23", python=site, pythonpath=(site,), torch="", ready=True)
+    assert published.changed(env) == ()
+    (site / "sglang" / "engine.py").write_text("edited")
+    published._changed.cache_clear()
+    launch = build_launch(env=env, spec=SpecConfig(), engine=EngineConfig(), target=site, draft=site)
+    assert launch.boot["changed_files"] == ["sglang/engine.py"]
+    assert published.changed(replace(env, tree=site)) == (), "a commit was never published"
+
+
+def test_a_verdict_and_every_report_say_so():
+    header = {"release": "0.5.23", "changed_files": ["a.py", "b.py", "c.py", "d.py"]}
+    said = verdict(**header)
+    assert said.outcome is Outcome.PASS
+    assert "SGLang 0.5.23 is not as published: a.py, b.py, c.py and 1 more file" in said.reasons
+    assert engine_facts(header)[0].endswith(", not as published: a.py and 3 more")
+
+
+# Any other flag
+
+
+def test_a_typed_argument_is_json_text_or_a_switch():
+    typed = ["schedule-policy=fcfs", "--stream_interval=3", "enable_metrics", "x=false", "y=[1]", "z=None"]
+    assert server_args.read(typed) == {
+        "schedule_policy": "fcfs",
+        "stream_interval": 3,
+        "enable_metrics": True,
+        "x": False,
+        "y": [1],
+        "z": None,
+    }
+    assert server_args.read([]) is None
+
+
+@pytest.mark.parametrize(
+    ("typed", "why"), [(["=1"], "NAME=VALUE"), (["a b=1"], "NAME=VALUE"), (["a=1", "a=2"], "twice")]
+)
+def test_what_is_no_argument_is_refused(typed, why):
+    with pytest.raises(UsageError, match=why):
+        server_args.read(typed)
+
+
+def test_an_argument_goes_to_sglang_as_it_is_and_is_part_of_the_scenario(tmp_path):
+    (asked,) = adapted([SCENARIO], Wanted(server_args={"stream_interval": 3}), device="cpu")
+    (more,) = adapted([asked], Wanted(server_args={"schedule_policy": "fcfs"}), device="cpu")
+    assert more.engine.server_args == {"stream_interval": 3, "schedule_policy": "fcfs"}
+    assert len({SCENARIO.id, asked.id, more.id}) == len({SCENARIO.boot_key(), asked.boot_key(), more.boot_key()}) == 3
+    check_scenarios([more], device="cpu")
+    boot = launched(tmp_path, more.engine).boot
+    assert more.engine.server_args.items() <= boot["arguments"].items()
+    assert engine_facts({"server_args": boot["server_args"]})[0].endswith(", stream_interval=3, schedule_policy=fcfs")
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("page_size", "engine.page_size"), ("disable_radix_cache", "engine.radix_cache"), ("random_seed", "leave it out")],
+)
+def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instead):
+    (asked,) = adapted([SCENARIO], Wanted(server_args={name: 1}), device="cpu")
+    with pytest.raises(UsageError, match=rf"has {name}, which eaglecheck sets itself\n  .*{instead}"):
+        check_scenarios([asked], device="cpu")
+
+
+def launched(folder, engine, device="cpu"):
+    env = EngineEnv(version="0.5.13", python=folder, pythonpath=(), torch="", ready=True)
+    return build_launch(env=env, spec=SpecConfig(), engine=engine, target=folder, draft=folder, device=device)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        EngineConfig(),
+        EngineConfig(cuda_graph=True),
+        EngineConfig(cuda_graph=True, cuda_graph_max_bs=2),
+        EngineConfig(disaggregation=True, disaggregation_decode_radix_cache=True, rejection_sampling=True),
+    ],
+)
+def test_every_argument_that_an_engine_is_started_with_is_known_as_ours(engine, tmp_path):
+    launch = launched(tmp_path, engine, "cuda" if engine.cuda_graph else "cpu")
+    for one in (launch, launch.beside or launch):
+        assert {*one.boot["arguments"], *one.boot["optional_arguments"]} <= set(server_args.OURS)

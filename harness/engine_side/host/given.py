@@ -1,0 +1,40 @@
+"""What an engine runs with, by the names of its arguments, read off it after boot.
+
+Engine side: SGLang's objects only. It must not judge: what was asked for stands beside it in the trace header.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable
+from typing import Any
+
+#: Arguments that the scheduler keeps in another form -> how it is read there.
+HELD = {
+    "disable_overlap_schedule": lambda scheduler: not scheduler.enable_overlap,
+    "max_total_tokens": lambda scheduler: int(scheduler.max_total_num_tokens),
+    "max_queued_requests": lambda scheduler: scheduler.max_queued_requests,
+    "page_size": lambda scheduler: int(scheduler.token_to_kv_pool_allocator.page_size),
+    "context_length": lambda scheduler: int(scheduler.model_config.context_len),
+}
+
+
+def given(scheduler: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Name -> value of those of the names that this release has; what JSON has no word for as text."""
+    found = {}
+    for name in names:
+        value = HELD[name](scheduler) if name in HELD else _argument(scheduler.server_args, name)
+        if value is not _NONE:
+            found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
+    return found
+
+
+_NONE = object()
+
+
+def _argument(server_args: Any, name: str) -> Any:
+    """An argument as it was resolved: newer releases leave what was typed as it is, and keep that beside it."""
+    try:
+        return importlib.import_module("sglang.srt.runtime_context").get_context().config_leaf(name)
+    except (ImportError, AttributeError, ValueError):
+        return getattr(server_args, name, _NONE)

@@ -1,0 +1,73 @@
+"""Arguments of SGLang's own that go to it as they are, and those that a run sets itself. It must not start anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from harness.contract.scenario import EngineConfig
+from harness.contract.usage import UsageError
+
+#: Said of what is the same for every engine.
+FIXED = "every engine is started with eaglecheck's own"
+
+#: SGLang's argument -> what sets it here; those called as a field of EngineConfig are set by that.
+OURS: dict[str, str] = {
+    **{name: f"engine.{name}" for name in EngineConfig.model_fields},
+    "model_path": "--target, or checkpoint in a scenario file",
+    "speculative_draft_model_path": "--draft, or checkpoint in a scenario file",
+    "device": "--device",
+    "speculative_algorithm": "spec.algorithm",
+    "speculative_num_steps": "spec.num_steps",
+    "speculative_eagle_topk": "spec.eagle_topk",
+    "speculative_num_draft_tokens": "spec.num_draft_tokens",
+    "speculative_use_rejection_sampling": "engine.rejection_sampling",
+    "disable_overlap_schedule": "engine.overlap_schedule",
+    "disable_cuda_graph": "engine.cuda_graph",
+    "disable_radix_cache": "engine.radix_cache",
+    "enable_dp_attention": "engine.dp_size",
+    "enable_priority_scheduling": "engine.priority_scheduling",
+    "enable_deterministic_inference": "engine.deterministic_inference",
+    "disaggregation_mode": "engine.disaggregation",
+    "disaggregation_decode_enable_radix_cache": "engine.disaggregation_decode_radix_cache",
+    **dict.fromkeys(("cuda_graph_max_bs_decode", "cuda_graph_bs", "cuda_graph_bs_decode"), "engine.cuda_graph_max_bs"),
+    **dict.fromkeys(
+        (
+            *("sampling_backend", "disable_custom_all_reduce", "disable_hybrid_swa_memory", "random_seed", "log_level"),
+            *("disable_piecewise_cuda_graph", "disable_prefill_cuda_graph", "host", "port", "nccl_port"),
+            *("disaggregation_transfer_backend", "num_reserved_decode_tokens", "disaggregation_bootstrap_port"),
+            "disaggregation_decode_retraction_backup",
+        ),
+        FIXED,
+    ),
+}
+
+
+def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
+    """A message for each that something else sets."""
+    for name in server_args:
+        if name in OURS:
+            instead = "leave it out" if OURS[name] == FIXED else f"set {OURS[name]}"
+            yield f"engine.server_args has {name}, which eaglecheck sets itself\n  {instead}"
+
+
+def read(typed: Sequence[str]) -> dict[str, Any] | None:
+    """`name=value` as the command line has them; a name alone is a switch, and a value that is no JSON is text."""
+    found: dict[str, Any] = {}
+    for one in typed:
+        name, equals, value = one.removeprefix("--").partition("=")
+        name = name.replace("-", "_")
+        if not name.isidentifier():
+            raise UsageError(f"--server-arg {one}\n  type it as  --server-arg NAME=VALUE, by SGLang's name")
+        if name in found:
+            raise UsageError(f"--server-arg {one}: {name} is named twice\n  name it once")
+        found[name] = _value(value) if equals else True
+    return found or None
+
+
+def _value(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return {"True": True, "False": False, "None": None}.get(text, text)
