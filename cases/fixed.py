@@ -14,6 +14,9 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
 CHECKPOINT = "eagle-tiny"
+#: An id that pairs of 512 tokens never propose, since its logit is 0. Without a prefix cache SGLang keeps room for all
+#: that a request may generate, unless it has a stop id, and then its pool never runs out.
+NEVER = 511
 VOCAB = 500  # prompts stay below the special ids of the tiny vocabularies
 
 

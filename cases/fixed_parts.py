@@ -10,13 +10,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from cases.boots import OUTGROWN, Boot
-from cases.fixed import DRAIN, abort, boot_program, chosen, request, steps, submit
-from harness.contract.requests import RequestSpec
+from cases.fixed import DRAIN, NEVER, abort, boot_program, chosen, request, steps, submit
 from harness.contract.scenario import Op, Scenario
-
-#: No tiny vocabulary has it as a proposal: its logit is 0. Without a prefix cache SGLang reserves the whole limit of a
-#: request that nothing can end early, and its pool never runs out.
-NEVER = 511
 
 
 def retract(*rids: str) -> Op:
@@ -52,27 +47,27 @@ def parts(boot: Boot, *, prefix: str = "", only: Sequence[str] = ()) -> list[Sce
         ),
     ]
     if not boot.engine.disaggregation:
-        long, busy = request("a", 50, seed=311, new=9), request("b", 6, seed=312, new=23)
+        half_read, busy = request("a", 50, seed=311, new=9), request("b", 6, seed=312, new=23)
         every.append(
             program(
                 "held-in-chunk",
-                [busy, long],
+                [busy, half_read],
                 [submit("b"), steps(2), submit("a"), steps(2), Op(kind="pause"), steps(2), Op(kind="resume"), DRAIN],
                 wants=["pause_in_chunk"],
                 chunk=16,
             )
         )
     if boot.engine.max_total_tokens == OUTGROWN["max_total_tokens"]:
+        stops = (NEVER,) * (not boot.engine.radix_cache)
+        long = [
+            request(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i, stop_ids=stops) for i, rid in enumerate("abc")
+        ]
         every.append(
             program(
                 "pool-runs-out",
-                [*(_long(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i) for i, rid in enumerate("abc")), *beside],
+                [*long, *beside],
                 [submit(*"abc", *also), DRAIN],
                 wants=["pool_exhausted", "partial_retraction"],
             )
         )
     return chosen(every, prefix=prefix, only=only)
-
-
-def _long(rid: str, length: int, *, seed: int, new: int) -> RequestSpec:
-    return request(rid, length, seed=seed, new=new, stop_ids=(NEVER,))

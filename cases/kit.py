@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from random import Random
 
 from cases.boots import Boot
-from cases.checkpoints import RECIPES
 from cases.fixed import tokens
 from cases.fixed_text import window
 from cases.timeline import Timeline
@@ -104,10 +103,6 @@ class Kit:
         fresh = self.request(self.prompt(length), new=new or self.new_tokens(), stops=stops, beside=beside)
         self.timeline.arrive(step, fresh)
         return fresh.rid
-
-    def never(self) -> tuple[int, ...]:
-        """A stop id that is never proposed: without one SGLang keeps room for all that a request may generate."""
-        return (RECIPES[self.boot.checkpoint].vocab - 1,)
 
     def stop_ids(self) -> tuple[int, ...]:
         """A twelfth of the vocabulary, so that a request soon generates one."""
