@@ -96,12 +96,12 @@ class Constraints:
         yield Event(name="allowed", scheduler_step=part.record.scheduler_step, dp_rank=part.record.dp_rank, data=data)
 
     def _written(self, request: RequestSpec, output: tuple[int, ...], known: tuple[int, ...]) -> Event:
-        stop = self.spelling.stop(request, known)
+        stop, own = self.spelling.stop(request, known), self.spelling.stop(request, output)
         data = {
             "rid": request.rid,
             "length": None if stop is None else stop.length,
             "matched": [] if stop is None else list(stop.matched),
-            "text": self.spelling.answered(request, output, self.spelling.stop(request, output)),
+            "text": self.spelling.answered(request, output, own, ends=request.stops(self.ends)),
         }
         return Event(name="written", scheduler_step=0, data=data)
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import llguidance.numpy
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from harness.contract.requests import RequestSpec
 from reference.spelling import Spelling
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 #: Words of JSON Schema that both libraries take for the same texts (compared over random texts, see docs/grammar.md).
 SCHEMA_WORDS = frozenset(("properties", "required", "items", "minItems", "maxItems", "enum", "const", "anyOf", "type"))
@@ -42,10 +42,14 @@ class Language:
     ) -> None:
         if why := why_not(request):
             raise NoLanguageError(why)
+        try:  # a machine that drives no grammar need not have it
+            from llguidance import LLMatcher, LLTokenizer
+        except ImportError as error:
+            raise NoLanguageError("llguidance is not installed") from error
         tokens = LLTokenizer(spelling.content, n_vocab=vocab, eos_token=list(ends), slices=[])
         self._start = LLMatcher(tokens, _grammar(request))
-        if error := self._start.get_error():
-            raise NoLanguageError(f"llguidance does not read its grammar: {error.splitlines()[0]}")
+        if wrong := self._start.get_error():
+            raise NoLanguageError(f"llguidance does not read its grammar: {wrong.splitlines()[0]}")
         self._vocab, self._ends, self._begins = vocab, frozenset(ends), begins
         self.unspelled = tuple(sorted({*spelling.added} - self._ends))
 
@@ -68,13 +72,18 @@ class Language:
         return found
 
     def _mask(self, matcher: LLMatcher) -> np.ndarray:
-        bits = llguidance.numpy.allocate_token_bitmask(1, self._vocab)
-        llguidance.numpy.fill_next_token_bitmask(matcher, bits, 0)
+        from llguidance import numpy as bitmasks
+
+        bits = bitmasks.allocate_token_bitmask(1, self._vocab)
+        bitmasks.fill_next_token_bitmask(matcher, bits, 0)
         found: np.ndarray = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._vocab].astype(bool)
         return found
 
 
 def _grammar(request: RequestSpec) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
     if request.regex is not None:
         return LLMatcher.grammar_from_regex(request.regex)
     if request.json_schema is not None:

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from harness.contract.requests import RequestSpec
 
 FILE = "tokenizer.json"
@@ -33,6 +31,8 @@ class Spelling:
     """The tokenizer of a folder."""
 
     def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer  # here, since few runs spell anything
+
         self.content = (folder / FILE).read_text()
         self._tokenizer = Tokenizer.from_str(self.content)
 
@@ -65,9 +65,15 @@ class Spelling:
                 return Stop(length=length, matched=(*strings, *patterns), at=at)
         return None
 
-    def answered(self, request: RequestSpec, output: Sequence[int], stop: Stop | None) -> str:
-        """The text that comes back of an output: without the stop string, or up to it where it is not cut off."""
-        text = self.text(output, special=False)
+    def answered(
+        self, request: RequestSpec, output: Sequence[int], stop: Stop | None, *, ends: Sequence[int] = ()
+    ) -> str:
+        """The text that comes back of an output: without the stop string or token, or up to it where that is kept.
+
+        ends: the tokens that end the request.
+        """
+        ended = stop is None and len(output) > 0 and output[-1] in ends and not request.no_stop_trim
+        text = self.text(output[: len(output) - ended], special=False)
         if stop is None or stop.at is None:
             return text
         cut = text.find(stop.matched[0]) if len(stop.matched) == 1 else stop.at[0]

@@ -48,6 +48,15 @@ def where_lines(found: Divergence, scenario: Scenario, release: str) -> list[str
     return [f"in SGLang: made by {made}" + (f"; read by {read}" if read and read != made else "")] if made else []
 
 
+def files(found: Divergence, scenario: Scenario, release: str) -> tuple[str, ...]:
+    """The files of the calls that made and read the value, as sglang/srt/…; none where no call is known."""
+    try:
+        calls = [call for sort in _calls(found, scenario, release) for call in sort]
+    except (LookupError, ValueError):
+        return ()
+    return tuple(dict.fromkeys(f"sglang/{_file(call.partition(':')[0])}" for call in calls))
+
+
 def flag_line(scenario: Scenario, release: str, device: str) -> str:
     """The server flags of the engine that ran a scenario."""
     env = envs.EngineEnv(version=release, python=Path("python"), pythonpath=(), torch="", ready=True)

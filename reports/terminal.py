@@ -156,12 +156,24 @@ def render_open(console: Console, result: RunResult, *, printed: set[str]) -> No
     say(console)
     for reason in caveats(result):
         say(console, reason, style="dim")
+    for line in dict.fromkeys(line for one in result.results for line in unstopped(one)):
+        say(console, line, style="dim")
     for reason, names in unjudged(result).items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         say(console, f"no verdict on {', '.join(names[:3])}{more}: {reason}")
         render_known(
             console, next(one for one in result.results if reason in one.verdict.reasons), reason, printed=printed
         )
+
+
+def unstopped(one: ScenarioResult) -> list[str]:
+    """Requests whose stop tokens never came, with what they generated: one of those ids would stop them."""
+    ends = {end.rid: end.output_ids for end in one.trace.ends}
+    return [
+        f"{one.scenario.name}: request {each.rid} met none of its stop tokens; it generated {list(ends[each.rid])}"
+        for each in one.scenario.requests
+        if each.stop_token_ids and each.rid in ends and not {*each.stop_token_ids} & {*ends[each.rid]}
+    ]
 
 
 def unjudged(result: RunResult) -> dict[str, list[str]]:

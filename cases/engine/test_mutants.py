@@ -14,6 +14,7 @@ SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
     *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
+    "verify-forgets-bias",
     *("logprob-of-previous-token", "logprob-sent-again", "verify-counted-twice"),
 )
 BOOT = EXERCISES["chain"][0].boot_key()

@@ -19,6 +19,10 @@ def machine(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_source_of_a_release(monkeypatch, request):
-    """Lines of SGLang's source are those of what happens to be installed; a test that asks for them brings a source."""
+    """Lines of SGLang's source are those of what happens to be installed; a test that asks for them brings a source.
+
+    The flags of a server are many and no test's business but that of an exported file.
+    """
+    monkeypatch.setattr("reports.blame.flags", lambda _arguments: ["--flag"])
     if "test_where_names" not in request.node.name:
         monkeypatch.setattr("reports.blame._functions", lambda _module, _release: {})

@@ -112,6 +112,7 @@ class Scenario(Strict):
     coverage: dict[str, Count]
     compared: dict[str, Count]
     ties: Count
+    output_ids: dict[str, list[int]]
     folder: str
     reproducer: str | None
 

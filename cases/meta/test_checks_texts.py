@@ -30,6 +30,14 @@ SPECS = {
 END = 511
 
 
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory):
+    """Where tokenizers are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EAGLECHECK_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     return make("eagle-tiny", tmp_path_factory.mktemp("pairs"))

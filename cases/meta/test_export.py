@@ -12,11 +12,12 @@ import pytest
 
 from cases import checkpoints
 from cases.meta import results
+from harness.bisect.changes import Changed, on_the_path
 from harness.contract.usage import UsageError
 from harness.engines import envs
 from harness.engines.launch import build_launch
+from harness.search.export import ENDINGS, exported
 from reports import blame
-from reports.export import ENDINGS, exported
 
 
 def launch(one, release="0.5.23", device="cpu"):
@@ -93,3 +94,12 @@ def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tm
     assert line.startswith("in SGLang: made by srt/speculative/eagle_worker_v2.py:3 EagleDraftWorker.draft_forward")
     assert line.endswith("; read by srt/model_executor/model_runner.py ModelRunner.forward")
     assert blame.where_lines(first, one.scenario, "a-commit") == []
+
+
+def test_a_bisection_names_the_changed_files_on_the_path_first(one):
+    worker, runner = "sglang/srt/speculative/eagle_worker_v2.py", "sglang/srt/model_executor/model_runner.py"
+    files = blame.files(one.findings[0].first, one.scenario, "0.5.23")
+    assert files == (worker, runner)
+    names = ("sglang/srt/speculative/spec_info.py", worker, "sglang/srt/speculative/eagle_utils.py")
+    changed = [Changed(path=name, added=9 - at, removed=0) for at, name in enumerate(names)]
+    assert [each.path for each in on_the_path(changed, files)] == [worker, names[0], names[2]]

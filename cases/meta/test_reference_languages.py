@@ -105,6 +105,12 @@ def test_a_text_stops_with_the_first_token_after_which_it_holds_a_string_or_matc
     assert spelling.stop(asked(), tokens) is None
 
 
+@pytest.mark.parametrize(("kept", "text"), [(False, "eat0"), (True, "eat012")])
+def test_a_stop_token_is_cut_off_the_answer_unless_it_is_to_stay(spelling, kept, text):
+    output = [spelling.one(one) for one in ("ea", "t", "0", "12")]
+    assert spelling.answered(asked(no_stop_trim=kept), output, None, ends=(output[-1],)) == text
+
+
 @pytest.mark.parametrize(("kept", "text"), [(False, "ea"), (True, "eat01")])
 def test_a_stop_string_is_cut_off_the_answer_unless_it_is_to_stay(spelling, kept, text):
     request = asked(stop=("t01",), no_stop_trim=kept)

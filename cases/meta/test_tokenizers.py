@@ -6,7 +6,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from cases import tokenizers
-from cases.tokenizers import CHARACTERS, EOS, FILE, JOINED, THINK_END
+from cases.boots import Boot
+from cases.tokenizers import CHARACTERS, EOS, FILE, JOINED, THINK_END, tokenizer_for
+from harness.contract.requests import RequestSpec
+from harness.contract.scenario import EngineConfig, Op, Scenario
+
+SPELLED = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
 
 SIZES = ((512, 510, 511), (320, 256, 257))
 
@@ -46,3 +51,44 @@ def test_it_is_made_once_and_the_same_everywhere(tmp_path):
     for name in (FILE, "tokenizer_config.json"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
         json.loads((one / name).read_text())
+
+
+def test_an_engine_gets_the_targets_own_tokenizer_or_one_made_for_it_or_none(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAGLECHECK_HOME", str(tmp_path / "home"))
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text('{"vocab_size": 320, "bos_token_id": 256, "eos_token_id": 257}')
+    plain, spelled = (Boot(name="x", why="", engine=EngineConfig(skip_tokenizer_init=one)) for one in (True, False))
+    assert tokenizer_for(scenario_on(plain), target) is None
+    assert tokenizer_for(scenario_on(spelled), target) == tmp_path / "home" / "checkpoints" / "tokenizer-320-256-257"
+    (target / "tokenizer.model").write_text("")
+    assert tokenizer_for(scenario_on(spelled), target) is None
+    (target / FILE).write_text("{}")
+    assert tokenizer_for(scenario_on(spelled), target) == target
+
+
+def scenario_on(boot):
+    return Scenario(
+        name="x",
+        engine=boot.engine,
+        requests=(RequestSpec(rid="a", input_ids=(1,)),),
+        script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "engine", "needs"),
+    [
+        ({"stop": ("a",)}, {}, "engine.skip_tokenizer_init false"),
+        ({"regex": "a"}, {"skip_tokenizer_init": False}, "engine.grammar_backend"),
+        ({"regex": "a", "require_reasoning": True}, SPELLED, "engine.reasoning_parser"),
+    ],
+)
+def test_what_a_text_needs_of_its_engine_is_said(keys, engine, needs):
+    with pytest.raises(ValueError, match=needs):
+        Scenario(
+            name="x",
+            engine=EngineConfig(**engine),
+            requests=(RequestSpec(rid="a", input_ids=(1,), **keys),),
+            script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+        )

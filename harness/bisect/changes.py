@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +29,11 @@ def changed_files(old: Path, new: Path) -> tuple[Changed, ...]:
     before, after = _files(old), _files(new)
     found = (_compare(name, before.get(name), after.get(name)) for name in sorted({*before, *after}))
     return tuple(sorted(filter(None, found), key=_order))
+
+
+def on_the_path(changed: Sequence[Changed], files: Sequence[str]) -> tuple[Changed, ...]:
+    """The same with these files first: what made the value that is first wrong, and what read it."""
+    return tuple(sorted(changed, key=lambda one: files.index(one.path) if one.path in files else len(files)))
 
 
 def changed_between(repository: Repository, old: str, new: str) -> tuple[Changed, ...]:

@@ -6,12 +6,15 @@ release whose pins and compiled parts are its own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 from rich.console import Console
 
+from harness.archive.store import FINDINGS, read_case
 from harness.bisect.changes import Changed, changed_files
 from harness.bisect.fitting import FitError, misfit, of_commit, of_release, rebuilt
 from harness.bisect.repository import PYTHON, Repository
@@ -19,9 +22,10 @@ from harness.bisect.search import Direction, Releases, Tried
 from harness.bisect.trees import Workshop
 from harness.bisect.trials import Trials
 from harness.cli.bisect_runs import Setting, one_run
-from harness.contract.usage import UsageError
+from harness.contract.usage import UsageError, UserError
 from harness.engines import envs
 from harness.engines.releases import UnknownReleaseError, drivable, published, span
+from reports import blame
 from reports.live import LiveLine
 from reports.prose import say
 
@@ -81,6 +85,23 @@ def changed_between_releases(old: str, new: str) -> tuple[Changed, ...] | None:
     """Speculative files that differ between two installed releases; None where one is not installed."""
     before, after = (envs.state(version).package for version in (old, new))
     return changed_files(before, after) if before is not None and after is not None else None
+
+
+def path_of(tried: Sequence[Tried]) -> tuple[str, ...]:
+    """The files of SGLang's calls that made and read the value first seen wrong, by the newest run that failed."""
+    folders = [
+        folder
+        for one in tried
+        if one.call == "bad" and one.run
+        for folder in sorted(path.parent for path in Path(one.run).glob(f"*/{FINDINGS}"))
+    ]
+    for folder in reversed(folders):
+        with contextlib.suppress(UserError):
+            stored = read_case(folder, reference=False)
+            first = next((found for found in stored.findings if found.first), None)
+            if first is not None:
+                return blame.files(first, stored.scenario, str(stored.engine.header.get("release", "")))
+    return ()
 
 
 def judge_commit(setting: Setting, trials: Trials, *, shop: Workshop, console: Console) -> Callable[[str], Tried]:

@@ -125,6 +125,7 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "coverage": dict(result.verdict.coverage),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
+        "output_ids": {end.rid: list(end.output_ids) for end in result.trace.ends},
         "folder": str(result.folder),
         "reproducer": None if result.reproducer is None else str(result.reproducer),
     }

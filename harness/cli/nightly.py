@@ -105,6 +105,7 @@ def run_night(asked: Asked, *, console: Console, json: str | None) -> Exit:
     }
     folder = store.begin(asked.nights, todo)
     say(console, f"night {todo.id}: {_share(todo)}, seed {todo.seed}; kept in {folder}")
+    say(console, _ahead([cell for cell in cells if cell.key in set(todo.mine)]), style="dim")
     for line in _not_planned(cells, asked):
         say(console, line, style="dim")
 
@@ -261,6 +262,14 @@ def _gpus(asked: Asked) -> int | None:
         return len(gpus.visible(gpus.read_cards()))
     except gpus.CardError as error:
         raise UsageError(f"--device {asked.device}: {error}") from error
+
+
+def _ahead(cells: Sequence[Cell]) -> str:
+    """How many engines are booted for these cells, at least, and how long the generated ones may take."""
+    boots = sum(len({one.boot_key() for one in cell.scenarios}) + (cell.draw is not None) for cell in cells)
+    seconds = sum(cell.draw.seconds for cell in cells if cell.draw is not None)
+    drawn = f"; generated scenarios take at most {seconds / 60:.0f} min beside that" if seconds else ""
+    return f"boots {counted(boots, 'engine')} or more, each in half a minute to two{drawn}"
 
 
 def _not_planned(cells: Sequence[Cell], asked: Asked) -> list[str]:

@@ -329,5 +329,6 @@ class Trace:
     tensors: dict[str, np.ndarray] = field(default_factory=dict)
 
     def header_only(self) -> Trace:
-        """What is worth keeping of a trace that is stored elsewhere, or never was made."""
-        return Trace(side=self.side, scenario_id=self.scenario_id, header=self.header, rows=RowBuilder().build())
+        """What is worth keeping of a trace that is stored elsewhere, or never was made: its answers too."""
+        rows = RowBuilder().build()
+        return Trace(side=self.side, scenario_id=self.scenario_id, header=self.header, rows=rows, ends=self.ends)

@@ -115,6 +115,8 @@ class Hunt:
     _left_by: str = ""
     _boot: str = ""
     _clean: dict[str, bool] = field(default_factory=dict)
+    #: boot configurations -> whether SGLang's canary is on: where it changes nothing of an unmutated scenario
+    _canaries: dict[str, bool] = field(default_factory=dict)
 
     def ask(self, task: Task) -> Fate:
         """What becomes of its mutant."""
@@ -153,7 +155,7 @@ class Hunt:
                 continue
             except EngineError as error:
                 return found.refused(scenario, str(error))
-            if self.watched:
+            if self._canaries[scenario.boot_key()]:
                 alarm = any(ALARM in log.read_text(errors="replace")[size:] for log, size in logs.items())
                 found.canary = bool(found.canary) or alarm
             return self._judge(found, scenario, trace)
@@ -174,17 +176,21 @@ class Hunt:
 
     def _engine(self, scenario: Scenario, mutant: str) -> Engine:
         """The live engine, if nothing that another mutant did to it is left in it; else a new one."""
-        launch = self._launch(scenario)
-        if self._left_by not in ("", mutant) and self._boot == scenario.boot_key() and not self._is_itself(launch):
+        boot = scenario.boot_key()
+        if boot not in self._canaries:
+            self._canaries[boot] = self.watched
+            self._canaries[boot] = self.watched and self._is_itself(self._launch(scenario), boot)
+        left = self._left_by not in ("", mutant) and self._boot == boot and self.engines.alive()
+        if left and not self._is_itself(self._launch(scenario), boot):
             self.engines.close()
         self._left_by = self._left_by if self._left_by == mutant else ""
-        self._boot = scenario.boot_key()
-        return self.engines.use(launch)
+        self._boot = boot
+        return self.engines.use(self._launch(scenario))
 
-    def _is_itself(self, launch: Launch) -> bool:
-        """Whether the live engine gives every row of an unmutated scenario, bit by bit."""
-        own = [one for one in self.sounds if not one.why and one.scenario.boot_key() == self._boot]
-        if not own or not self.engines.alive():
+    def _is_itself(self, launch: Launch, boot: str) -> bool:
+        """Whether the engine of a boot configuration gives every row of an unmutated scenario, bit by bit."""
+        own = [one for one in self.sounds if not one.why and one.scenario.boot_key() == boot]
+        if not own:
             return False
         quick = min(own, key=lambda one: one.seconds)
         try:
@@ -216,12 +222,12 @@ class Hunt:
 
     @property
     def watched(self) -> bool:
-        """Whether the release has SGLang's own canary of its KV cache, which then runs beside our probe."""
+        """Whether the release has SGLang's own canary of its KV cache, to run beside our probe."""
         return (self.package / "srt" / "kv_canary").is_dir()
 
     def _launch(self, scenario: Scenario) -> Launch:
         launch = self.engines.launch(scenario)
-        canary = launch.boot["optional_arguments"] | (CANARY if self.watched else {})
+        canary = launch.boot["optional_arguments"] | (CANARY if self._canaries[scenario.boot_key()] else {})
         return with_boot(launch, patience=PATIENCE, mutable=True, optional_arguments=canary)
 
     def _logs(self) -> dict[Path, int]:

@@ -1,0 +1,61 @@
+"""Drafts that were drawn: from what, by an EAGLE head and by layers, and what a hand-over carries of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from cases.checkpoints import make
+from harness.contract.batches import Part
+from harness.contract.scenario import SpecConfig
+from harness.contract.trace import RoundRecord, RowBuilder, Trace
+from reference.draft import Forced
+from reference.engine_view import Conditions, EngineView
+from reference.head_drafts import HeadDrafts
+from reference.layer_drafts import LayerDrafts
+from reference.pairs import load_pair
+from reference.rows import Writer
+from reference.timeline import RequestTimeline
+
+torch.set_num_threads(1)
+TEXT = [5, 17, 130, 42, 9, 77]
+CHAIN = {
+    "eagle-tiny": (HeadDrafts, SpecConfig()),
+    "mtp-tiny": (LayerDrafts, SpecConfig(algorithm="MTP", num_steps=3, num_draft_tokens=4)),
+}
+
+
+def part(mode, *, start, length, final=False):
+    record = RoundRecord(
+        index=start,
+        scheduler_step=start,
+        dp_rank=0,
+        tp_rank=0,
+        mode=mode,
+        rids=("a",),
+        attempts=(0,),
+        starts=(start,),
+        lens=(length,),
+        final=(final,),
+        forwards={},
+    )
+    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=final)
+
+
+@pytest.mark.parametrize("handed", [False, True])
+@pytest.mark.parametrize("name", CHAIN)
+def test_each_token_has_the_distribution_that_it_was_drawn_from(name, handed, tmp_path):
+    kind, spec = CHAIN[name]
+    pair = make(name, tmp_path)
+    _, head = load_pair(pair.target, pair.draft)
+    c = len(TEXT) - 1
+    nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build())
+    parts = [(part("PREFILL", start=0, length=c, final=True), (TEXT[-1],))]
+    parts += [(part("PREBUILT", start=c, length=0), ())] if handed else []
+    timeline = RequestTimeline(tokens=list(TEXT), parts=parts)
+    drafts = kind(head, spec, timeline, EngineView(nothing, spec, head.target.vocab), temperature=0.7)
+    round_ = (part("DECODE", start=c, length=1), Conditions(forced=Forced(first=(7,))))
+    ((tree, drafted),) = drafts.trees(Writer(), [round_])
+    assert drafted.shape == (3, head.target.vocab)
+    assert drafted.sum(axis=1) == pytest.approx(np.ones(3))
+    carried = [row.max() == 1.0 and row.argmax() == token for row, token in zip(drafted, tree.tokens[1:], strict=True)]
+    assert carried == [handed, handed and name == "mtp-tiny", handed and name == "mtp-tiny"]
