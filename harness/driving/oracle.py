@@ -21,8 +21,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
-from harness.driving.pairs import target_of
 from harness.driving.place import CPU, Place
+from harness.driving.tiny_pairs import target_of
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.model import Target
