@@ -120,7 +120,7 @@ def joining(boot: Boot) -> Scenario:
     """Two requests run while the prompt of a third arrives in chunks."""
     return boot_program(
         "joining",
-        [request("a", 5, seed=31, new=20), request("b", 9, seed=32, new=16), request("c", 40, seed=35, new=6)],
+        [request("a", 5, seed=31, new=20), request("b", 9, seed=32, new=17), request("c", 40, seed=35, new=6)],
         [submit("a", "b"), steps(3), submit("c"), DRAIN],
         prefix=f"{boot.name}-",
         checkpoint=boot.checkpoint,

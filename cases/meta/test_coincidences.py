@@ -85,7 +85,7 @@ PAIRS = (
         apart="eagle-apart",
     ),
     # What was made before anybody looked
-    Left(where="eagle-tiny eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
+    Left(where="eagle-tiny eagle-next eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="eagle3-tiny eagle3-one eagle3-two eagle3-wide eagle3-normed", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="qwen3-tiny qwen3-wide qwen3-four", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="mtp-tiny", what="*", why=KEPT, apart="mtp-apart"),
@@ -111,13 +111,14 @@ SCENARIOS = (
         apart="eagle/idle-between",
     ),
     Left(
-        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-*",
+        where="paged/page4-* mla/page4-* disagg/page4-* tp/tp-pages-* adaptive/adaptive-eagle3-* mixed/mixed-eagle3-*",
         what="number: num_draft_tokens = page_size",
         why="pages of four tokens under chains of three steps",
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-* texts/tree-*",
+        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-* texts/tree-* "
+        "mixed/*-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",

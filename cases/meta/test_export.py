@@ -16,8 +16,8 @@ from harness.bisect.changes import Changed, on_the_path
 from harness.contract.usage import UsageError
 from harness.engines import envs
 from harness.engines.launch import build_launch
+from harness.search.export import ENDINGS, exported
 from reports import blame
-from reports.export import ENDINGS, exported
 
 
 def launch(one, release="0.5.23", device="cpu"):

@@ -38,7 +38,7 @@ def command(
     It needs SGLang and torch only: it makes the checkpoint, starts sglang.Engine, drives the requests in the order that
     shows the fault, prints what is expected and observed, and exits 1 where the fault is there.
     """
-    from reports.export import exported  # it reads the sources of what makes a pair
+    from harness.search.export import exported  # it reads the sources of what makes a pair
 
     check_target(output, option="output", runs=[whole(specimen)])
     if not (specimen / SCENARIO).is_file():

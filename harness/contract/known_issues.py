@@ -37,7 +37,9 @@ Release = Annotated[str, Field(pattern=r"^\d+(\.\d+)+(rc\d+|\.post\d+)?$")]
 Signature = Annotated[str, Field(pattern=r"^[A-Z_]+:\S+:\S+:\S+$")]
 CellPattern = Annotated[str, Field(pattern=r"^(case|fixed|generated)/.+$")]
 Rate = Annotated[float, Field(gt=0.0, le=1.0)]
-Severity = Literal["crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded", "wrong returned data"]
+Severity = Literal[
+    "crash", "hang", "wrong text", "leak", "lower acceptance", "limit exceeded", "wrong returned data", "wasted work"
+]
 Algorithm = Literal["EAGLE", "EAGLE3", "MTP"]
 
 

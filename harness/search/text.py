@@ -134,6 +134,9 @@ def render_board(console: Console, board: Board) -> None:
     for name, seen in board.beside().items():
         alive = f"{seen - ended:>4} {_share(seen - ended, faults - ended)}" if seen >= ended else ""
         say(console, f"  {name:<28} {seen:>4} {_share(seen, faults)}    {alive}")
+    for line in board.lines:
+        if line.explained is not None and line.stands == "killed":
+            say(console, f"explained as a survivor, and killed: {line.mutant.id}: {line.explained.why}", style="yellow")
     for line in worst(board.lines):
         why = f": {line.explained.kind}: {line.explained.why}" if line.explained else ""
         rows = "rows differ" if line.fate.rows else "rows are the same"

@@ -1,6 +1,6 @@
 """A stored failure as one Python file that needs SGLang only: checkpoint, flags, requests, expected and observed.
 
-What a file cannot show is refused. It must not judge, and must not import torch or sglang.
+What a file cannot show is refused. It must not judge, and must not import sglang.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from harness.engines.process import Launch
 from reports.blame import as_served, flags, made_by
 from reports.findings import roots_of
 
-TEMPLATE = Path(__file__).with_name("templates") / "repro.py.txt"
+TEMPLATE = Path(__file__).with_name("repro.py.txt")
 #: Patches that a single file carries; what others replace is not reached, or runs as SGLang's own interpreted kernel.
 CARRIED = ("flag", "cuda_noop", "device_name")
 #: Kernels without a CPU build that no flag replaces, and what of a script can be driven from inside SGLang's loop.
