@@ -47,7 +47,8 @@ def run(whole, tmp_path):
 def turn_a_digit(path):
     """Another digit somewhere, so that the file is as readable as before; any bit in a file that is not text."""
     content = bytearray(path.read_bytes())
-    digits = [place for place, byte in enumerate(content) if chr(byte).isdigit()]
+    values = [found.end() - 1 for found in re.finditer(rb'": ?\d+', content)]  # no key's: that may make it unreadable
+    digits = values or [place for place, byte in enumerate(content) if chr(byte).isdigit()]
     place = digits[len(digits) // 2] if path.suffix in (".json", ".jsonl", "") else len(content) - len(content) // 3
     content[place] ^= 1
     path.write_bytes(content)
