@@ -25,7 +25,10 @@ def asking(random: Random, boot: Boot, requests: tuple[RequestSpec, ...], *, cac
     loose = any({*LOOSE} & {*request.asked} for request in requests)
     ids = _ids(random, boot) if random.random() < 0.25 and not loose else ()
     return tuple(
-        request.model_copy(update=_returned(random, boot, request, ids=ids, cached=cached)) for request in requests
+        request.model_copy(update=_returned(random, boot, request, ids=ids, cached=cached))
+        if request.expect == "answer"  # nothing comes back of the others
+        else request
+        for request in requests
     )
 
 

@@ -410,7 +410,7 @@ def pause_resume(kit: Kit) -> Opening:
 def abort_while_paused(kit: Kit) -> Opening:
     step = kit.chunks(_runs_on(kit)) + 1
     kit.timeline.at(step, "pause")
-    kit.timeline.at(step + kit.integer(0, 1), "abort", "r0")
+    kit.timeline.at(step + 1, "abort", "r0")
     kit.timeline.at(step + 2, "resume")
     return Opening(calm=step + 3)
 

@@ -223,6 +223,16 @@ def test_rows_come_in_chunks_and_one_by_one():
     assert flat_states([[1.0], [2.0, 3.0]]) is None
 
 
+def test_a_request_that_never_ran_is_told_no_counts_and_need_not_be():
+    given = GIVEN.model_copy(update={"requests": (*GIVEN.requests, GIVEN.requests[0].model_copy(update={"rid": "r2"}))})
+    gone = replace(END, rid="r2", reason="abort", output_ids=())
+    data = {"rid": "r2", "meta": {"finish_reason": {"type": "abort"}, "completion_tokens": 0}, "pieces": []}
+    answer = Event(name="answer", scheduler_step=9, data=data)
+    engine = replace(ENGINE, ends=(gone,), events=(answer,))
+    result = run_check(CHECKS["counts"], gather(given, engine, REFERENCE))
+    assert (result.divergences, result.unknown, result.compared) == ([], [], {"counts": 1})
+
+
 @pytest.mark.parametrize(("eos", "signatures"), [((), ["stopped-without-stop-token"]), ((END.output_ids[4],), [])])
 def test_the_checkpoints_eos_ends_a_request_that_has_stop_ids_too(eos, signatures):
     stopped = GIVEN.requests[0].model_copy(update={"stop_token_ids": (60, 59)})

@@ -117,8 +117,7 @@ SCENARIOS = (
         apart="paged/apart-four-together",
     ),
     Left(
-        where="tree/t2-* tree/few-* paged/page4-tree-* mla/tree-* disagg/tree-* tp/tp-tree-* texts/tree-* "
-        "mixed/*-tree-*",
+        where="tree/t2-* tree/few-* paged/*-tree-* mla/tree-* disagg/tree-* tp/*-tree-* texts/tree-* mixed/*-tree-*",
         what="number: num_steps = eagle_topk",
         why="the smallest tree",
         apart="tree/t4-four-together",

@@ -96,6 +96,7 @@ def words_of_checks():
     trees = [ast.parse(path.read_text()) for path in (ROOT / "harness" / "checks").glob("*.py")]
     nodes = [node.value for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Constant)]
     hints = {part.strip("-") for part in nodes if isinstance(part, str) and 2 < len(part.strip("-")) < 40}
+    hints |= {part.replace("_", "-") for part in hints}  # keys of answers
     return hints | {*ADJUSTING, *CUTTING}  # a hint names the keys that were not followed
 
 

@@ -21,7 +21,7 @@ from harness.contract.types import Divergence, Key, Kind, Phase
 
 #: Lists of meta_info that have an entry an output token.
 GROWING = ("output_token_logprobs", "output_top_logprobs", "output_token_ids_logprobs")
-#: What a request that was answered is told in any case.
+#: What a request is told in any case, but for one that was aborted before anything was chosen for it.
 ALWAYS = ("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens")
 #: Other names that some releases say the same count by.
 ALSO = {
@@ -69,7 +69,8 @@ def check_counts(evidence: Evidence) -> CheckResult:
             for said in (name, *ALSO.get(name, ())):
                 if said in answer.meta:
                     result.count("counts", 1)
-                if not _same(answer.meta.get(said), value) and (said in answer.meta or said in ALWAYS):
+                due = said in answer.meta or (said in ALWAYS and (end.output_ids or end.reason != "abort"))
+                if due and not _same(answer.meta.get(said), value):
                     kind = Kind.ACCEPT if said.startswith("spec_") else Kind.SHAPE
                     kind = Kind.TOKEN if said == "finish_reason" else kind
                     where = len(request.input_ids) + max(0, len(end.output_ids) - 1)
@@ -138,6 +139,8 @@ def _verified(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> dict
 def _kept(evidence: Evidence, request: RequestSpec, end: RequestEnd) -> Iterator[Part]:
     """Its verifies, without those of which it has no token: in flight when it ended, or when it was retracted."""
     attempts = [parts for (rid, _), parts in sorted(evidence.parts.items()) if rid == request.rid]
+    if not attempts:
+        return
     known = [_known(parts) for parts in attempts[1:]] + [len(request.input_ids) + len(end.output_ids)]
     for parts, most in zip(attempts, known[: len(attempts)], strict=True):  # none of one that never ran
         yield from (part for part in parts if part.record.mode == "DECODE" and part.length and part.start + 1 < most)

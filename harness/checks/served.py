@@ -16,6 +16,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.trace import Event, RequestEnd
 from harness.contract.types import Divergence, Key, Kind, Phase
 
+#: How a request ends that is refused or given up; one that is streamed is not answered with an error.
+GONE = ("error", "abort")
 #: Reasons of a retraction in which SGLang alone chooses who goes back: its pool runs out, or its own test.
 BY_ITSELF = ("pool", "test")
 
@@ -36,13 +38,15 @@ def check_admission(evidence: Evidence) -> CheckResult:
             "the queue is full when it arrives" if full.get(rid) else ""
         )
         served = rid in evidence.last or bool(rid in ends and ends[rid].output_ids)
-        if why and served:
-            result.divergences.append(_of(evidence, rid, Kind.EXTRA_ROW, f"refused: {why}", "served", "not-refused"))
-        elif not why and not served and any(word in error for word in REFUSALS):
+        if why:
+            if served:
+                said = f"refused: {why}"
+                result.divergences.append(_of(evidence, rid, Kind.EXTRA_ROW, said, "served", "not-refused"))
+        elif not served and any(word in error for word in REFUSALS):
             result.divergences.append(_of(evidence, rid, Kind.MISSING_ROW, "served", error, "refused"))
         elif rid in ends and (fault := _given_up(evidence, request, ends[rid], error)):
             result.divergences.append(_of(evidence, rid, Kind.MISSING_ROW, "served on", fault, "given-up"))
-        if request.expect != "answer" and rid in ends and ends[rid].reason != "error":
+        if request.expect != "answer" and rid in ends and ends[rid].reason not in GONE:
             result.unknown.append(f"request {rid} was to end in {request.expect}, and ended by {ends[rid].reason}")
     return result
 
@@ -52,13 +56,15 @@ def _given_up(evidence: Evidence, request: RequestSpec, end: RequestEnd, error: 
     scenario, last = evidence.scenario, evidence.last.get(request.rid)
     if scenario.engine.disaggregation:
         return ""  # a hand-over may fail
-    if end.reason == "abort" and not any(op.kind == "abort" and request.rid in op.rids for op in scenario.script):
+    exhausted = EXHAUSTED in error or (request.expect == "exhaustion" and end.reason in GONE)
+    asked = any(op.kind == "abort" and request.rid in op.rids for op in scenario.script)
+    if end.reason == "abort" and not exhausted and not asked:
         return "aborted, and nobody asked for it"
-    if EXHAUSTED in error and last is not None and (scenario.spec.eagle_topk == 1 or scenario.engine.page_size == 1):
+    if exhausted and last is not None and (scenario.spec.eagle_topk == 1 or scenario.engine.page_size == 1):
         page = scenario.engine.page_size
         needed = -(-(last.start + last.length + reserved_slots(scenario.spec)) // page) * page
         if needed <= scenario.engine.max_total_tokens // page * page:
-            return f"{error}, where it needs {needed} slots of {scenario.engine.max_total_tokens}"
+            return f"{error or 'aborted'}, where it needs {needed} slots of {scenario.engine.max_total_tokens}"
     return ""
 
 

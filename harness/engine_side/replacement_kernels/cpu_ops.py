@@ -232,8 +232,19 @@ class CpuOps:
         self._note(what, "no-op", "none", why)
 
     def _patch_token_mask(self, module: types.ModuleType, argument: str) -> None:
-        """Releases that have no kernel for a mask of tokens on a CPU get the one that newer releases call there."""
-        owner = getattr(module, argument)
+        """Releases that have no kernel for a mask of tokens on a CPU get the one that newer releases call there.
+
+        And those that pin its memory whatever they run on do not.
+        """
+        owner, makes = getattr(module, argument), getattr(module, "_allocate_token_bitmask", None)
+        if makes is not None and "is_pin_memory_available" not in inspect.getsource(makes):
+
+            def full(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+                return torch.full(*args, **kwargs)
+
+            module.torch = _Torch(full=full)  # type: ignore[attr-defined]
+            what = f"{module.__name__}: torch.full(pin_memory=)"
+            self._note(what, "no-op", "none", "there is nothing to pin memory for")
         if '"cpu"' in inspect.getsource(owner.apply_vocab_mask):
             return
 
