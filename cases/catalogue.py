@@ -161,8 +161,9 @@ TAKES = {
     **dict.fromkeys(("submit", "abort", "transfer", "retract"), ("rids", "name")),
     "step": ("count",),
     "mutant": ("name", "count"),
+    "update": ("name",),
 }
-NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name"}
+NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name", "update": "name"}
 
 
 def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:

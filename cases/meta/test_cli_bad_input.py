@@ -118,7 +118,7 @@ def _scenarios(work):
         ("negative-token", ["requests", 0, "input_ids"], [1, -2]),
         ("eagle3", ["spec", "algorithm"], "EAGLE3"),
         ("two-ranks", ["engine", "dp_size"], 2),
-        ("other-width", ["engine", "tp_size"], 2),
+        ("other-width", ["engine"], {"disaggregation": True, "tp_size": 2}),
         ("other-rank", ["requests", 0, "dp_rank"], 1),
         ("unknown-coverage-point", ["wants"], ["idle_tik"]),
         ("unknown-checkpoint", ["checkpoint"], "eagle-tin"),
@@ -167,7 +167,7 @@ REFUSED = {
     "page": (["run", "--page-size", "0"], "--page"),
     "graphs": (["run", "--cuda-graph"], "CUDA graphs need a GPU"),
     "share": (["run", "--gpu-share", "3"], "--gpu-share 3"),
-    "assume": (["run", "--assume", "F-03"], "'F-03'; did you mean 'F-003'"),
+    "assume": (["run", "--assume", "F003"], "'F003'; did you mean 'F-003'"),
     "assume-not": (["run", "--assume", "F-004"], "F-004 is known, but cannot be assumed"),
     "mutant": (["mutants", "--only", "draft-position-lat"], "did you mean 'draft-position-late'"),
     "mutate-family": (["mutate", "--family", "egale"], "'egale'; did you mean 'eagle'"),
@@ -241,7 +241,8 @@ REFUSED = {
     "file-two-ranks": (scenario_file("two-ranks"), "engine.dp_size is 2"),
     "file-other-width": (
         scenario_file("other-width"),
-        "engine.tp_size is 2, which this version does not run\n  allowed: the value of engine.dp_size (1)\n",
+        "engine.tp_size is 2 with engine.disaggregation: hand-overs between sides of several TP ranks are not driven\n"
+        "  allowed: the value of engine.dp_size (1)\n",
     ),
     "file-other-rank": (scenario_file("other-rank"), "dp_rank 1"),
     "file-unknown-coverage-point": (
