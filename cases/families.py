@@ -312,7 +312,6 @@ SOME: dict[str, tuple[str, ...]] = {
     "eagle3": ("default-four-together", "default-chunked-long-prompt", "default-shared-prefix"),
     "tree": ("t4-four-together", "t4-staggered-arrivals"),
     "paged": ("page16-shared-prefix", "page16-staggered-arrivals"),
-    "texts": ("grammars",),
 }
 
 

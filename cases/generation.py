@@ -78,7 +78,7 @@ def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
     Not those that the template needs as they are, for the lengths of what they accept.
     """
     own = kit.timeline.requests
-    if kit.chance():
+    if not templates_rules.single(kit.boot) or kit.chance():
         return own
     return tuple(
         request if request.rules else templates_rules.perhaps_asking(request, kit.boot, kit.random) for request in own

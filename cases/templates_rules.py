@@ -59,8 +59,17 @@ def perhaps_asking(request: RequestSpec, boot: Boot, random: Random) -> RequestS
     return asked if keys else asked.model_copy(update={"temperature": random.choice((0.0, 0.7, 1.0))})
 
 
+def single(boot: Boot) -> bool:
+    """One engine and one rank: with more, these keys were not driven yet."""
+    return not boot.engine.disaggregation and boot.engine.dp_size == 1
+
+
+def _alike(boot: Boot) -> bool:
+    return single(boot) and _roomy(boot)
+
+
 def _processing(boot: Boot) -> bool:
-    return _roomy(boot) and boot.engine.enable_custom_logit_processor
+    return _alike(boot) and boot.engine.enable_custom_logit_processor
 
 
 def _beside(kit: Kit, *keys: str, new: int | None = None) -> Opening:
@@ -76,24 +85,24 @@ def _by(key: str) -> None:
         return _beside(kit, key)
 
     build.__name__ = f"verify_by_{key}"
-    template(fits=_processing if key == "custom_logit_processor" else _roomy)(build)
+    template(fits=_processing if key == "custom_logit_processor" else _alike)(build)
 
 
 for _key in KEYS:
     _by(_key)
 
 
-@template(fits=_roomy)
+@template(fits=_alike)
 def first_token_by_rule(kit: Kit) -> Opening:
     return _beside(kit, kit.random.choice(("top_k", "logit_bias")))
 
 
-@template(fits=_roomy)
+@template(fits=_alike)
 def sampled_beside_greedy(kit: Kit) -> Opening:
     return _beside(kit, kit.random.choice(CUTTING))
 
 
-@template(fits=_roomy, certain=False)
+@template(fits=_alike, certain=False)
 def ruled_after_retraction(kit: Kit) -> Opening:
     opening = _beside(kit, kit.random.choice(("top_p", "logit_bias", "frequency_penalty")), new=kit.long_run())
     kit.timeline.at(opening.calm + 8, "retract")

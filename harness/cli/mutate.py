@@ -65,10 +65,11 @@ def command(
         if name not in FAMILIES:
             raise UsageError(f"--family: {unknown('family', name, FAMILIES)}")
     part = (1, 1) if shard is None else _shard(shard)
+    runs_root = writable(prepare.runs_root(runs))
     env = prepare.engine_environment(version, lambda text: say(console, text))
     if (package := env.package) is None:
         raise UsageError(f"the source of SGLang {version} is not on this disk: there is nothing to mutate")
-    root = writable(prepare.runs_root(runs)) / f"mutate-{version}-{'-'.join(names)}"
+    root = runs_root / f"mutate-{version}-{'-'.join(names)}"
     folder = root / f"seed-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     setup = Setup(env=env, package=package, device="cpu", folder=folder, seed=seed, examples=examples)

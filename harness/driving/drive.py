@@ -18,9 +18,9 @@ from harness.contract.scenario import Op, Scenario
 from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, Trace
 from harness.contract.usage import UserError, meant
 from harness.driving.assemble import Assembler
-from harness.driving.pairs import target_of
 from harness.driving.rounds import Unpacker
 from harness.driving.tensor_ranks import compared
+from harness.driving.tiny_pairs import target_of
 from harness.engines.engine import Engine
 from harness.engines.errors import EngineCrashed, EngineHung, EngineLost, Messages
 

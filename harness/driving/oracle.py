@@ -21,8 +21,8 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
 from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
-from harness.driving.pairs import target_of
 from harness.driving.place import CPU, Place
+from harness.driving.tiny_pairs import target_of
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.model import Target
@@ -34,7 +34,7 @@ from reference.spelling import Spelling
 TINY = 64 << 20
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in,
 #: and the pair whose target took the place of its own ('' for none).
-Asked = tuple[SpecConfig, str, str, str]
+Asked = tuple[str, str, str, str]
 
 
 @dataclass(slots=True)
@@ -141,7 +141,7 @@ class Oracle:
 
     def _session(self, spec: SpecConfig, *, held: str, dtype: str = "float32", target: str = "") -> ReferenceSession:
         """target: the tiny pair whose target took the place of this one's; the draft stays, but for what it shares."""
-        asked = (spec, held, dtype, target)
+        asked = (spec.model_dump_json(), held, dtype, target)
         if asked not in self._sessions:
             models = self.load(held=held)._models[held]
             if target:

@@ -16,7 +16,7 @@ from harness.contract.usage import UsageError
 from harness.driving.checkpoint_files import OWN
 from harness.driving.own_pair import OwnPair
 from harness.driving.place import CPU, Place
-from harness.engines import envs
+from harness.driving.tiny_pairs import root
 
 
 class NoProviderError(UsageError):
@@ -45,11 +45,6 @@ def load_now(pair: OwnPair, *, assumed: tuple[str, ...] = (), place: Place = CPU
         raise NoProviderError(asked=provider, why=str(error)) from error
 
 
-def target_of(name: str) -> Path:
-    """The target folder of a tiny pair, made if it is not there."""
-    return checkpoints.make(name, envs.home() / "checkpoints").target
-
-
 def checkpoint_pairs(
     scenarios: Iterable[Scenario], *, device: str = "cpu", own: OwnPair | None = None
 ) -> dict[str, tuple[Path, Path]]:
@@ -65,12 +60,11 @@ def checkpoint_pairs(
             raise UsageError(
                 f"the tiny pair {name!r} cannot run on {device}: {why}\n  leave --device {device} out: it runs on a CPU"
             )
-    root = envs.home() / "checkpoints"
     try:
-        made = {name: checkpoints.make(checkpoints.on_device(name, device), root) for name in named}
+        made = {name: checkpoints.make(checkpoints.on_device(name, device), root()) for name in named}
     except OSError as error:
         raise UsageError(
-            f"cannot make checkpoints in {root}: {error.strerror}\n"
+            f"cannot make checkpoints in {root()}: {error.strerror}\n"
             "  name a folder that can be written:  export EAGLECHECK_HOME=/path/with/space"
         ) from error
     return {name: (pair.target, pair.draft) for name, pair in made.items()}
