@@ -6,7 +6,9 @@ Engine side: SGLang's objects only. It must not judge: what was asked for stands
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 #: Arguments that the scheduler keeps in another form -> how it is read there.
@@ -15,6 +17,8 @@ HELD = {
     "max_total_tokens": lambda scheduler: int(scheduler.max_total_num_tokens),
     "max_queued_requests": lambda scheduler: scheduler.max_queued_requests,
     "page_size": lambda scheduler: int(scheduler.token_to_kv_pool_allocator.page_size),
+    # It is given as a file.
+    "speculative_adaptive_config": lambda scheduler: _content(scheduler.server_args.speculative_adaptive_config),
     "context_length": lambda scheduler: int(scheduler.model_config.context_len),
 }
 
@@ -25,11 +29,15 @@ def given(scheduler: Any, names: Iterable[str]) -> dict[str, Any]:
     for name in names:
         value = HELD[name](scheduler) if name in HELD else _argument(scheduler.server_args, name)
         if value is not _NONE:
-            found[name] = value if isinstance(value, bool | int | float | str | list | None) else str(value)
+            found[name] = value if isinstance(value, bool | int | float | str | list | dict | None) else str(value)
     return found
 
 
 _NONE = object()
+
+
+def _content(path: str | None) -> Any:
+    return None if path is None else json.loads(Path(path).read_text())
 
 
 def _argument(server_args: Any, name: str) -> Any:
