@@ -87,7 +87,7 @@ class EnginePool:
         return self._engine is not None and self._engine.process is not None and self._engine.process.poll() is None
 
     def drive(self, launch: Launch, scenario: Scenario, *, record: bool = True, on_step: OnStep = unwatched) -> Trace:
-        """The engine's trace of one scenario; an engine that died, hung or refused is not used again."""
+        """The engine's trace of one scenario; one that died, hung, refused or got new weights is not used again."""
         try:
             try:
                 trace = drive(self.use(launch), scenario, record=record, on_step=on_step)
@@ -97,7 +97,7 @@ class EnginePool:
         except BaseException:  # a time-out or Ctrl-C in the middle of a step leaves the engine in no known state
             self.close()
             raise
-        if any(event.name in ENDS for event in trace.events):
+        if any(event.name in ENDS for event in trace.events) or any(op.kind == "update" for op in scenario.script):
             self.close()
         return trace
 
