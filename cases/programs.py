@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MIXED_BOOTS, MTP
+from cases.boots import HEADS, MIXED_BOOTS, MTP, OUTGROWN
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_ranks import joining
 from harness.contract.requests import RequestSpec
@@ -126,7 +126,7 @@ _ABORT = program(
 )
 
 #: A queue and a pool that a few requests fill.
-_SMALL: dict[str, Any] = {"max_queued_requests": 3, "max_total_tokens": 160}
+_SMALL: dict[str, Any] = {"max_queued_requests": 3, **OUTGROWN}
 _QUEUE = program(
     "queued",
     [
@@ -140,8 +140,8 @@ _QUEUE = program(
 
 _POOL = program(
     "outgrown-together",
-    [request(rid, 36, seed=50 + i, new=24 + 6 * i) for i, rid in enumerate("abc")],
-    [submit("a"), steps(3), submit("b"), steps(3), submit("c"), DRAIN],
+    [request(rid, 30 - 2 * i - i * i, seed=321 + i, new=38 + i) for i, rid in enumerate("abc")],
+    [submit(*"abc"), DRAIN],
     wants=["pool_exhausted"],
     **_SMALL,
 )

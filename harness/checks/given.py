@@ -5,6 +5,7 @@ It must not judge what the engine did.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,6 +13,8 @@ from harness.contract.words import counted
 
 #: Files that a verdict names.
 NAMED = 3
+#: By what SGLang multiplies `schedule_conservativeness` under DP attention (its arguments' parallel_hook).
+OF_DP_ATTENTION = 0.3
 
 
 def not_given(header: Mapping[str, Any]) -> Iterator[str]:
@@ -20,14 +23,19 @@ def not_given(header: Mapping[str, Any]) -> Iterator[str]:
     A trace of before this was recorded has none.
     """
     given, asked = header.get("given") or {}, header.get("asked") or {}
+    page, ranks = int(given.get("page_size") or 1), int(given.get("dp_size") or 1)
     for name, value in asked.items():
-        if name in given and not _same(name, value, given[name], page=int(given.get("page_size") or 1)):
+        if name in given and not _same(name, value, given[name], page=page, ranks=ranks):
             yield f"asked for {name} {value}, and the engine runs with {given[name]}"
 
 
-def _same(name: str, asked: Any, given: Any, *, page: int) -> bool:
-    """A pool holds whole pages."""
-    return bool(asked // page * page == given if name == "max_total_tokens" else asked == given)
+def _same(name: str, asked: Any, given: Any, *, page: int, ranks: int) -> bool:
+    """A pool holds whole pages; under DP attention SGLang reserves by its own share of what was asked."""
+    if name == "max_total_tokens":
+        return bool(asked // page * page == given)
+    if name == "schedule_conservativeness" and ranks > 1:
+        return math.isclose(asked * OF_DP_ATTENTION, given)
+    return bool(asked == given)
 
 
 def not_published(header: Mapping[str, Any]) -> Iterator[str]:

@@ -15,6 +15,8 @@ from typing import Any
 HELD = {
     "disable_overlap_schedule": lambda scheduler: not scheduler.enable_overlap,
     "max_total_tokens": lambda scheduler: int(scheduler.max_total_num_tokens),
+    "dp_size": lambda scheduler: _attention_ranks(scheduler),
+    "enable_dp_attention": lambda scheduler: _attention_ranks(scheduler) > 1,
     "max_queued_requests": lambda scheduler: scheduler.max_queued_requests,
     "page_size": lambda scheduler: int(scheduler.token_to_kv_pool_allocator.page_size),
     # It is given as a file.
@@ -34,6 +36,12 @@ def given(scheduler: Any, names: Iterable[str]) -> dict[str, Any]:
 
 
 _NONE = object()
+
+
+def _attention_ranks(scheduler: Any) -> int:
+    """Ranks of DP attention; 0.5.23 keeps them apart from replicas, which `dp_size` then counts."""
+    own = _argument(scheduler.server_args, "attn_dp_size")
+    return int(own if isinstance(own, int) and own > 1 else _argument(scheduler.server_args, "dp_size"))
 
 
 def _content(path: str | None) -> Any:
