@@ -375,7 +375,7 @@ def _check_sides(scenario: Scenario) -> None:
 
 #: What a request asks for -> the server setting it needs, and to what.
 NEEDED = {
-    **dict.fromkeys(("stop", "stop_regex"), ("skip_tokenizer_init", False)),
+    **dict.fromkeys(("stop", "stop_regex", "min_new_tokens"), ("skip_tokenizer_init", False)),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), ("grammar_backend", "xgrammar")),
     "custom_logit_processor": ("enable_custom_logit_processor", True),
     "return_hidden_states": ("enable_return_hidden_states", True),
@@ -405,6 +405,16 @@ def _check_samples(scenario: Scenario) -> None:
         )
     if several and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank")
+    alive = list[str]()
+    for op in scenario.script:
+        alive = [*alive, *op.rids] if op.kind == "submit" else [] if op.kind == "drain" else alive
+        if beside := [rid for rid in several if rid in alive and len(alive) > 1]:
+            raise ValueError(
+                f"request {beside[0]!r}: n above 1 is submitted where nothing else is alive, and here it is beside "
+                f"{next(rid for rid in alive if rid != beside[0])!r}\n"
+                f"  allowed: an op 'submit' with {beside[0]!r} alone, first or behind a drain, and a drain before the "
+                "next submit"
+            )
 
 
 def _check_updates(scenario: Scenario) -> None:
