@@ -128,15 +128,15 @@ def test_what_lies_at_a_limit_is_taken(keys, engine, tmp_path):
 
 
 A, B, BOTH = ({"kind": "submit", "rids": rids} for rids in (["a"], ["b"], ["a", "b"]))
-STEP, DRAIN = {"kind": "step", "count": 90}, {"kind": "drain"}
+STEP, DRAIN, RETRACT = {"kind": "step", "count": 90}, {"kind": "drain"}, {"kind": "retract"}
 
 
-@pytest.mark.parametrize("script", [[BOTH, DRAIN], [A, STEP, B, DRAIN], [B, STEP, A, DRAIN]])
-def test_several_samples_are_submitted_alone(script, tmp_path):
-    with pytest.raises(CaseError, match=r"request 'a': n above 1 .* beside 'b'\n  allowed: an op 'submit' with 'a'"):
+@pytest.mark.parametrize("script", [[BOTH, DRAIN], [B, STEP, A, DRAIN], [B, DRAIN, RETRACT, A, DRAIN]])
+def test_several_samples_are_submitted_where_nothing_else_is_alive(script, tmp_path):
+    with pytest.raises(CaseError, match=r"request 'a': n above 1 .*\n  allowed: an op 'submit' with 'a' alone"):
         checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
 
 
-@pytest.mark.parametrize("script", [[A, STEP, DRAIN, B, DRAIN], [B, DRAIN, STEP, A, DRAIN]])
-def test_several_samples_between_drains_are_taken(script, tmp_path):
+@pytest.mark.parametrize("script", [[A, B, DRAIN], [STEP, A, DRAIN, B, DRAIN], [B, DRAIN, STEP, A, DRAIN]])
+def test_several_samples_alone_or_before_others_are_taken(script, tmp_path):
     checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
