@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import ANY_JSON, GRAMMARS, RequestSpec
 from reference.spelling import Spelling
 
 if TYPE_CHECKING:
@@ -90,6 +90,29 @@ def _grammar(request: RequestSpec) -> str:
         return LLMatcher.grammar_from_json_schema(request.json_schema, overrides={"whitespace_flexible": True})
     assert request.ebnf is not None
     return LLMatcher.grammar_from_lark(gbnf_to_lark(request.ebnf))
+
+
+#: Schemas without a word that llguidance could read.
+ANYTHING = (ANY_JSON, "true", "false")
+#: What llguidance says of a grammar that it understands and has no code for: another library may have some.
+NOT_ITS_OWN = re.compile(r"not supported|unimplemented|unknown format", re.IGNORECASE)
+
+
+def unreadable(request: RequestSpec) -> str:
+    """Why llguidance cannot read a request's grammar, in its own words; empty where it can, or only lacks code."""
+    if all(getattr(request, key) is None for key in GRAMMARS) or request.json_schema in ANYTHING:
+        return ""
+    try:
+        from llguidance import LLMatcher
+
+        said = LLMatcher.validate_grammar(_grammar(request))
+    except ImportError:
+        return ""
+    except Exception as error:  # the parser of ebnf raises plain ones
+        said = str(error)
+    lines = said.strip().splitlines()
+    wrong = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), "".join(lines[:1]))
+    return "" if NOT_ITS_OWN.search(wrong) else wrong
 
 
 def why_not(request: RequestSpec) -> str:

@@ -37,7 +37,9 @@ def pair(tmp_path_factory):
 def scenario_of(request, **engine):
     return Scenario(
         name="ruled",
-        engine=EngineConfig(enable_custom_logit_processor=True, **engine),
+        engine=EngineConfig(
+            enable_custom_logit_processor=True, skip_tokenizer_init=not request.min_new_tokens, **engine
+        ),
         requests=(request,),
         script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
     )

@@ -117,7 +117,12 @@ class Sampling(Slow):
 
 def of_samples(*script):
     requests = [RequestSpec(rid="a", input_ids=(1, 2, 3), n=2), RequestSpec(rid="b", input_ids=(1,))]
-    return Scenario(name="samples", requests=requests, script=(*script, Op(kind="drain")))
+    alone = Scenario(
+        name="samples",
+        requests=requests,
+        script=[each for rid in "ab" for each in (Op(kind="submit", rids=(rid,)), Op(kind="drain"))],
+    )
+    return alone.model_copy(update={"script": (*script, Op(kind="drain"))})  # what is refused before it is driven
 
 
 def test_samples_arrive_when_the_request_that_reads_their_prompt_has_ended():

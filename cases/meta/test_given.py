@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from dataclasses import replace
+from dataclasses import fields, replace
 from types import SimpleNamespace
 
 import pytest
@@ -150,9 +150,18 @@ def test_an_argument_goes_to_sglang_as_it_is_and_is_part_of_the_scenario(tmp_pat
     assert engine_facts({"server_args": boot["server_args"]})[0].endswith(", stream_interval=3, schedule_policy=fcfs")
 
 
+def test_every_option_that_sets_a_field_is_named_where_the_argument_is_refused():
+    assert {*server_args.OPTIONS} == {field.name for field in fields(Wanted)} - {"server_args"}
+
+
 @pytest.mark.parametrize(
     ("name", "instead"),
-    [("page_size", "engine.page_size"), ("disable_radix_cache", "engine.radix_cache"), ("random_seed", "leave it out")],
+    [
+        ("page_size", "set --page-size, or engine.page_size in a scenario file"),
+        ("disable_cuda_graph", "set --cuda-graph or --disable-cuda-graph, or engine.cuda_graph"),
+        ("disable_radix_cache", "engine.radix_cache"),
+        ("random_seed", "leave it out"),
+    ],
 )
 def test_what_eaglecheck_sets_itself_is_refused_with_the_key_to_use(name, instead):
     (asked,) = adapted([SCENARIO], Wanted(server_args={name: 1}), device="cpu")

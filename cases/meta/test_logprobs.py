@@ -36,6 +36,7 @@ def test_each_place_has_the_log_softmax_after_everything_before_it(session, bloc
         rid="a",
         input_ids=(5, 17, 130, 42, 8),
         temperature=0.5,
+        return_logprob=True,
         top_logprobs_num=3,
         token_ids_logprob=(1, 130),
         logprob_start_len=1,

@@ -19,9 +19,10 @@ from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
+from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import reserved, reserved_slots, too_long
-from harness.contract.requests import RequestSpec
+from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
@@ -29,9 +30,16 @@ from harness.driving.adapt import Wanted, called, refused_setting
 from harness.driving.own_pair import OwnPair
 from harness.engines.launch import BACKENDS
 from harness.engines.server_args import taken
+from reference.languages import unreadable
 
 #: More requests than these arrive together in one step.
 MOST_ARRIVALS = 1000
+#: What a grammar's text has to be, by its key.
+ALLOWED_GRAMMARS = {
+    "json_schema": 'a JSON schema, for example {"type": "array", "items": {"type": "boolean"}}',
+    "regex": "a regular expression, for example [a-z]+",
+    "ebnf": 'rules, one of them called root, for example root ::= "yes" | "no"',
+}
 #: SGLang's own switch for contexts that are longer than a checkpoint says it was made for.
 LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"
 
@@ -307,13 +315,28 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
 def _of_request(scenario: Scenario, request: RequestSpec, vocab: int, whose: str) -> Iterator[str]:
     if request.dp_rank >= scenario.engine.dp_size:
         yield f"dp_rank {request.dp_rank}\n  allowed: below {scenario.engine.dp_size}"
-    for what, tokens in (("token id", request.input_ids), ("stop id", request.stop_token_ids)):
+    named = (request.custom_params or {}).get(PARAMETER)
+    listed = [one for one in named if type(one) is int] if isinstance(named, list) else []
+    for what, tokens in (
+        ("token id", request.input_ids),
+        ("stop id", request.stop_token_ids),
+        ("logit_bias: token id", map(int, request.logit_bias or {})),
+        (f"custom_params.{PARAMETER}: token id", listed),
+        ("token_ids_logprob: token id", request.token_ids_logprob),
+    ):
         for token in tokens:
             if not 0 <= token < vocab:
                 yield (
                     f"{what} {token} is outside the vocabulary of {whose}\n"
                     f"  allowed: 0 to {vocab - 1}; use smaller ids, or a checkpoint with a larger vocabulary"
                 )
+    if request.custom_logit_processor == "forbid" and len({*listed}) >= vocab:
+        yield (
+            f"custom_params.{PARAMETER} forbids all {vocab} tokens of {whose}\n  allowed: at most {vocab - 1} of them"
+        )
+    if wrong := unreadable(request):
+        key = next(key for key in GRAMMARS if getattr(request, key) is not None)
+        yield f"{key} cannot be read: {wrong}\n  allowed: {ALLOWED_GRAMMARS[key]}"
 
 
 def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:

@@ -5,6 +5,8 @@ This module must not import torch, sglang or any other room.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -28,6 +30,11 @@ ADJUSTING = (
     *("min_new_tokens", *GRAMMARS),
 )
 CUTTING = ("top_k", "top_p", "min_p")
+#: Keys that say which log-probabilities come back, where any do.
+OF_LOGPROBS = ("logprob_start_len", "top_logprobs_num", "token_ids_logprob")
+#: What SGLang takes for the schema of any JSON text.
+ANY_JSON = "$$ANY$$"
+EXAMPLE = '{"type": "boolean"}'
 
 
 class Strict(BaseModel):
@@ -92,6 +99,58 @@ class RequestSpec(Strict):
             )
         return value
 
+    @field_validator("top_k")
+    @classmethod
+    def _cuts_to_some(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("0 leaves no token to draw, and SGLang refuses it\n  allowed: -1 (all), or 1 and above")
+        return value
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _biases_ids(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        for key in value or {}:
+            if not re.fullmatch(r"0|[1-9][0-9]*", key):
+                raise ValueError(f'key {key!r} is no token id\n  allowed: token ids as text, for example {{"17": 2.0}}')
+        return value
+
+    @field_validator("stop_regex")
+    @classmethod
+    def _patterns(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in value:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(
+                    f"pattern {pattern!r} cannot be read: {error}\n  allowed: what Python's re.compile takes"
+                ) from error
+        return value
+
+    @field_validator("stop", "stop_regex")
+    @classmethod
+    def _stops_at_something(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if "" in value:
+            raise ValueError("an empty text is in every answer\n  allowed: texts of one character or more")
+        return value
+
+    @field_validator(*GRAMMARS)
+    @classmethod
+    def _grammar_says_something(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("an empty text is no grammar\n  allowed: null (leave it out), or a text")
+        return value
+
+    @field_validator("json_schema")
+    @classmethod
+    def _schema_is_json(cls, value: str | None) -> str | None:
+        try:
+            json.loads("{}" if value in (None, ANY_JSON) else str(value))
+        except ValueError as error:
+            raise ValueError(
+                f"is no JSON: {error}\n  allowed: a JSON schema in quotes, for example {json.dumps(EXAMPLE)}"
+            ) from error
+        return value
+
     def __hash__(self) -> int:
         return hash(self.model_dump_json(exclude_defaults=True))  # what holds a dict has no hash of its own
 
@@ -139,6 +198,36 @@ class RequestSpec(Strict):
             raise ValueError(
                 f"custom_logit_processor {self.custom_logit_processor!r} needs custom_params.{PARAMETER}\n"
                 "  allowed: a list of one token id or more"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _least_is_no_more_than_most(self) -> RequestSpec:
+        if self.min_new_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"min_new_tokens {self.min_new_tokens} is above max_new_tokens {self.max_new_tokens}\n"
+                f"  allowed: 0 to {self.max_new_tokens}, or a larger max_new_tokens"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _one_grammar(self) -> RequestSpec:
+        held = [key for key in GRAMMARS if getattr(self, key) is not None]
+        if len(held) > 1:
+            raise ValueError(f"{' and '.join(held)} in one request, which follows one grammar\n  allowed: one of them")
+        return self
+
+    @model_validator(mode="after")
+    def _logprobs_come_back(self) -> RequestSpec:
+        asked = [key for key in OF_LOGPROBS if key in self.asked]
+        if asked and not self.return_logprob:
+            raise ValueError(
+                f"{asked[0]} needs return_logprob true\n  allowed: set return_logprob to true, or leave {asked[0]} out"
+            )
+        if self.logprob_start_len > len(self.input_ids):
+            raise ValueError(
+                f"logprob_start_len {self.logprob_start_len} is beyond the prompt of {len(self.input_ids)} tokens\n"
+                f"  allowed: -1 (generated tokens only), or 0 to {len(self.input_ids)}"
             )
         return self
 

@@ -375,7 +375,7 @@ def _check_sides(scenario: Scenario) -> None:
 
 #: What a request asks for -> the server setting it needs, and to what.
 NEEDED = {
-    **dict.fromkeys(("stop", "stop_regex"), ("skip_tokenizer_init", False)),
+    **dict.fromkeys(("stop", "stop_regex", "min_new_tokens"), ("skip_tokenizer_init", False)),
     **dict.fromkeys(("json_schema", "regex", "ebnf"), ("grammar_backend", "xgrammar")),
     "custom_logit_processor": ("enable_custom_logit_processor", True),
     "return_hidden_states": ("enable_return_hidden_states", True),
@@ -395,6 +395,10 @@ def _check_served(scenario: Scenario) -> None:
                 raise ValueError(f"request {request.rid!r}: {key} needs engine.{name} {json.dumps(value)}")
 
 
+#: Ops that leave an engine without requests as it is.
+QUIET = ("step", "flush", "update", "mutant")
+
+
 def _check_samples(scenario: Scenario) -> None:
     """What is driven with n > 1."""
     several = [request.rid for request in scenario.requests if request.n > 1]
@@ -405,6 +409,15 @@ def _check_samples(scenario: Scenario) -> None:
         )
     if several and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError(f"request {several[0]!r}: n above 1 is driven on one engine of one rank")
+    alone = True
+    for op in scenario.script:
+        beside = [rid for rid in op.rids if op.kind == "submit" and rid in several]
+        if beside and not (alone and len(op.rids) == 1):
+            raise ValueError(
+                f"request {beside[0]!r}: n above 1 is submitted where nothing else is alive\n"
+                f"  allowed: an op 'submit' with {beside[0]!r} alone, first or behind a drain"
+            )
+        alone = op.kind == "drain" or (alone and op.kind in QUIET)
 
 
 def _check_updates(scenario: Scenario) -> None:

@@ -44,12 +44,33 @@ OURS: dict[str, str] = {
 }
 
 
+#: Fields of EngineConfig that options of the command line set.
+OPTIONS = {
+    **{
+        name: "--" + name.replace("_", "-")
+        for name in (
+            *("dtype", "attention_backend", "page_size", "context_length", "chunked_prefill_size"),
+            *("max_running_requests", "max_total_tokens", "cuda_graph_max_bs", "mem_fraction_static"),
+            "trust_remote_code",
+        )
+    },
+    "cuda_graph": "--cuda-graph or --disable-cuda-graph",
+    "overlap_schedule": "--overlap-schedule or --disable-overlap-schedule",
+}
+
+
 def taken(server_args: Mapping[str, Any]) -> Iterator[str]:
     """A message for each that something else sets."""
     for name in server_args:
         if name in OURS:
-            instead = "leave it out" if OURS[name] == FIXED else f"set {OURS[name]}"
+            instead = "leave it out" if OURS[name] == FIXED else f"set {_set_by(OURS[name])}"
             yield f"engine.server_args has {name}, which eaglecheck sets itself\n  {instead}"
+
+
+def _set_by(ours: str) -> str:
+    """engine.KEY, behind the option that sets it where there is one."""
+    option = OPTIONS.get(ours.removeprefix("engine."))
+    return f"{option}, or {ours} in a scenario file" if option else ours
 
 
 def read(typed: Sequence[str]) -> dict[str, Any] | None:

@@ -1,0 +1,142 @@
+"""Requests that SGLang would refuse, give up on or read otherwise are refused before an engine boots."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from cases.catalogue import CaseError, read_scenario
+from harness.cli.programs import check_scenarios
+from harness.contract.usage import UsageError
+
+TEXTS = {"skip_tokenizer_init": False, "grammar_backend": "xgrammar"}
+PROCESSORS = {"enable_custom_logit_processor": True}
+
+
+def processor(name, tokens):
+    return {"custom_logit_processor": name, "custom_params": {"token_ids": tokens}}
+
+
+def checked(folder, keys, engine, *more, script=None):
+    """Reads a file of one request with these keys, and others, as `eaglecheck run` does before it boots."""
+    requests = [{"rid": "a", "input_ids": [1, 2, 3]} | keys, *more]
+    content = {
+        "schema_version": 2,
+        "name": "own",
+        "engine": engine,
+        "requests": requests,
+        "script": script or [{"kind": "submit", "rids": [one["rid"] for one in requests]}, {"kind": "drain"}],
+    }
+    path = folder / "own.json"
+    path.write_text(json.dumps(content))
+    check_scenarios([read_scenario(path)], device="cpu", files=[path])
+
+
+#: The keys of a request, what its engine has, and what the message says.
+REFUSED = {
+    "bias-no-id": ({"logit_bias": {"a": 1.0}}, {}, ("logit_bias: key 'a' is no token id", "allowed: token ids")),
+    "bias-negative": ({"logit_bias": {"-1": 1.0}}, {}, ("key '-1' is no token id",)),
+    "bias-beyond": ({"logit_bias": {"512": 1.0}}, {}, ("logit_bias: token id 512 is outside", "allowed: 0 to 511")),
+    "processor-beyond": (
+        processor("force", [7, 512]),
+        PROCESSORS,
+        ("custom_params.token_ids: token id 512 is outside", "allowed: 0 to 511"),
+    ),
+    "processor-empty": (processor("force", []), PROCESSORS, ("needs custom_params.token_ids", "one token id or more")),
+    "processor-no-id": (processor("force", ["7"]), PROCESSORS, ("needs custom_params.token_ids",)),
+    "processor-leaves-none": (
+        processor("forbid", list(range(512))),
+        PROCESSORS,
+        ("custom_params.token_ids forbids all 512 tokens", "allowed: at most 511"),
+    ),
+    "ids-beyond": (
+        {"return_logprob": True, "token_ids_logprob": [512]},
+        {},
+        ("token_ids_logprob: token id 512 is outside", "allowed: 0 to 511"),
+    ),
+    "ids-negative": ({"return_logprob": True, "token_ids_logprob": [-1]}, {}, ("token_ids_logprob: token id -1",)),
+    "regex-open": ({"regex": "a("}, TEXTS, ("regex cannot be read: unclosed group", "allowed: a regular expression")),
+    "ebnf-no-rule": ({"ebnf": "hello"}, TEXTS, ("ebnf cannot be read: Expected ::=", "allowed: rules")),
+    "ebnf-no-root": ({"ebnf": 'x ::= "a"'}, TEXTS, ("ebnf cannot be read: No 'root' rule",)),
+    "schema-wrong": ({"json_schema": '{"type": "objct"}'}, TEXTS, ("json_schema cannot be read: Invalid type: objct",)),
+    "schema-no-json": ({"json_schema": "{"}, TEXTS, ("json_schema: is no JSON", "allowed: a JSON schema")),
+    "stop-regex-open": (
+        {"stop_regex": ["a("]},
+        TEXTS,
+        ("stop_regex: pattern 'a(' cannot be read: missing )", "allowed"),
+    ),
+    **{
+        f"empty-{key}": ({key: ""}, TEXTS, (f"{key}: an empty text", "allowed"))
+        for key in ("regex", "ebnf", "json_schema")
+    },
+    **{
+        f"empty-{key}": ({key: ["x", ""]}, TEXTS, (f"{key}: an empty text", "allowed"))
+        for key in ("stop", "stop_regex")
+    },
+    "two-grammars": (
+        {"regex": "a", "ebnf": 'root ::= "a"'},
+        TEXTS,
+        ("regex and ebnf in one request", "allowed: one of them"),
+    ),
+    "top-without-logprobs": ({"top_logprobs_num": 2}, {}, ("top_logprobs_num needs return_logprob true", "allowed")),
+    "start-without-logprobs": ({"logprob_start_len": 1}, {}, ("logprob_start_len needs return_logprob true",)),
+    "ids-without-logprobs": ({"token_ids_logprob": [1]}, {}, ("token_ids_logprob needs return_logprob true",)),
+    "start-beyond-prompt": (
+        {"return_logprob": True, "logprob_start_len": 4},
+        {},
+        ("logprob_start_len 4 is beyond the prompt of 3 tokens", "0 to 3"),
+    ),
+    "top-k-none": (
+        {"temperature": 1.0, "top_k": 0},
+        {},
+        ("top_k: 0 leaves no token", "allowed: -1 (all), or 1 and above"),
+    ),
+    "least-without-tokenizer": ({"min_new_tokens": 2}, {}, ("min_new_tokens needs engine.skip_tokenizer_init false",)),
+    "least-above-most": ({"min_new_tokens": 17}, TEXTS, ("min_new_tokens 17 is above max_new_tokens 16", "0 to 16")),
+}
+
+TAKEN = {
+    "bias": ({"logit_bias": {"0": 1.0, "511": -2.5}}, {}),
+    "processor": (processor("forbid", list(range(511))), PROCESSORS),
+    "logprobs": (
+        {"return_logprob": True, "logprob_start_len": 3, "top_logprobs_num": 2, "token_ids_logprob": [0, 511]},
+        {},
+    ),
+    "regex": ({"regex": "[a-z]+"}, TEXTS),
+    "regex-that-llguidance-has-no-code-for": ({"regex": "(?=a)a"}, TEXTS),
+    "ebnf": ({"ebnf": 'root ::= "yes" | "no"'}, TEXTS),
+    "schema": ({"json_schema": '{"type": "boolean"}'}, TEXTS),
+    "schema-of-anything": ({"json_schema": "$$ANY$$"}, TEXTS),
+    "schema-true": ({"json_schema": "true"}, TEXTS),
+    "schema-that-llguidance-has-no-code-for": ({"json_schema": '{"type": "array", "uniqueItems": true}'}, TEXTS),
+    "stops": ({"stop": ["a"], "stop_regex": ["a|b"], "min_new_tokens": 16}, TEXTS),
+    "top-k": ({"temperature": 1.0, "top_k": -1}, {}),
+}
+
+
+@pytest.mark.parametrize(("keys", "engine", "said"), REFUSED.values(), ids=REFUSED)
+def test_what_no_engine_can_do_is_refused_with_what_is_allowed(keys, engine, said, tmp_path):
+    with pytest.raises((CaseError, UsageError)) as refused:
+        checked(tmp_path, keys, engine)
+    assert [each for each in said if each not in str(refused.value)] == [], str(refused.value)
+
+
+@pytest.mark.parametrize(("keys", "engine"), TAKEN.values(), ids=TAKEN)
+def test_what_lies_at_a_limit_is_taken(keys, engine, tmp_path):
+    checked(tmp_path, keys, engine)
+
+
+A, B, BOTH = ({"kind": "submit", "rids": rids} for rids in (["a"], ["b"], ["a", "b"]))
+STEP, DRAIN, RETRACT = {"kind": "step", "count": 90}, {"kind": "drain"}, {"kind": "retract"}
+
+
+@pytest.mark.parametrize("script", [[BOTH, DRAIN], [B, STEP, A, DRAIN], [B, DRAIN, RETRACT, A, DRAIN]])
+def test_several_samples_are_submitted_where_nothing_else_is_alive(script, tmp_path):
+    with pytest.raises(CaseError, match=r"request 'a': n above 1 .*\n  allowed: an op 'submit' with 'a' alone"):
+        checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
+
+
+@pytest.mark.parametrize("script", [[A, B, DRAIN], [STEP, A, DRAIN, B, DRAIN], [B, DRAIN, STEP, A, DRAIN]])
+def test_several_samples_alone_or_before_others_are_taken(script, tmp_path):
+    checked(tmp_path, {"n": 2}, {}, {"rid": "b", "input_ids": [4]}, script=script)
