@@ -67,7 +67,7 @@ def test_of_a_trace(run, name):
     trace = next(run.glob("pr25015-*")) / "engine.json"
     change(trace, "header", **changes)
     done = call("recheck", str(run))
-    assert done.exit_code == 2, done.output
+    assert done.exit_code == 3, done.output
     assert said in done.stderr
     assert str(trace) in done.stderr
 
@@ -135,7 +135,7 @@ def test_of_what_a_trace_says_beside_its_rows(run, name):
     change_it(trace)
     path.write_text(json.dumps(trace))
     done = call("recheck", str(run))
-    assert done.exit_code == 2, done.output
+    assert done.exit_code == 3, done.output
     assert said in done.stderr.replace("\n", " ")
     assert str(path) in done.stderr
 

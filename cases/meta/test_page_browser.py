@@ -136,7 +136,7 @@ def test_the_tree_shows_the_accepted_path_and_the_wrong_node(opened, tmp_path):
 def test_the_keyboard_reaches_and_opens_everything(opened):
     tab = opened.page
     tab.locator("#scenario").focus()
-    for _ in range(3):  # the two buttons beside it, then the map
+    for _ in range(5):  # the buttons beside it and those of failing scenarios, then the map
         tab.keyboard.press("Tab")
     assert "cell" in tab.evaluate("document.activeElement.className")
     first = tab.evaluate("document.activeElement.getAttribute('aria-label')")

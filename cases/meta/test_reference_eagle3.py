@@ -133,9 +133,10 @@ def test_features_states_and_logits_equal_the_assembled_head(pair, length):
     shift = getattr(assembled, "d2t", torch.zeros(own.shape[1], dtype=torch.int64))
     proposable = torch.arange(own.shape[1]) + shift
     assert torch.allclose(logits[:, proposable], own, rtol=0, atol=10 * CLOSE), "the head differs"
-    others = [token for token in range(512) if token not in set(proposable.tolist())]
+    vocab = RECIPES[pair.name].vocab
+    others = [token for token in range(vocab) if token not in set(proposable.tolist())]
     assert (logits[:, others] == float("-inf")).all(), "tokens outside the draft vocabulary can be proposed"
-    assert len(others) == 512 - RECIPES[pair.name].draft_vocab
+    assert len(others) == vocab - RECIPES[pair.name].draft_vocab
 
 
 def test_t2d_marks_exactly_the_tokens_d2t_leads_to(tiny):

@@ -28,15 +28,13 @@ COMPARED = (
     "hidden_rows",
     "logits",
     "counts",
-    "logprobs",
-    "returned_states",
 )
 
 #: What they count beside that where several ranks run in step.
 RANKS_COMPARED = ("idle_states", "token_counts", "tp_rows")
 
-#: What they count beside that where requests have grammars.
-GRAMMARS_COMPARED = ("masks",)
+#: What they count beside that where requests ask for it.
+ASKED_COMPARED = ("masks", "logprobs", "returned_states")
 
 #: What a check may read.
 SOURCES = ("scenario", "engine", "reference")
@@ -72,7 +70,7 @@ class CheckResult:
 
     def count(self, name: str, amount: int) -> None:
         """Add to a compared counter; nothing is added for nothing, so a counter that exists is above zero."""
-        allowed = (*COMPARED, *RANKS_COMPARED, *GRAMMARS_COMPARED)
+        allowed = (*COMPARED, *RANKS_COMPARED, *ASKED_COMPARED)
         if name not in allowed:
             raise KeyError(f"unknown counter {name!r}; allowed: {', '.join(allowed)}")
         if amount:
