@@ -30,6 +30,12 @@ SPARE_STEPS = 64
 #: What the gate calls SGLang's own pause and continue messages.
 PAUSE, RESUME = "PauseGenerationReqInput", "ContinueGenerationReqInput"
 
+#: What is kept of SGLang's `meta_info`, beside `spec_…` and log-probabilities.
+SAID = (
+    *("finish_reason", "prompt_tokens", "completion_tokens", "cached_tokens", "reasoning_tokens", "dp_rank"),
+    *("num_retractions", "weight_version"),
+)
+
 OnStep = Callable[[int, dict[str, Any]], None]
 #: side ("" where there is only one), dp_rank, tp_rank
 Place = tuple[str, int, int]
@@ -336,10 +342,19 @@ def _finish(run: _Run) -> None:
 
 
 def _note_answer(run: _Run, rid: str, meta: dict[str, Any], pieces: list[dict[str, Any]]) -> None:
-    """Hidden states are kept as a tensor, once: a piece says again what those before it said."""
-    states = [said.pop("hidden_states", None) for said in [*(piece["meta"] for piece in pieces), meta]][-1]
+    """Hidden states are kept as a tensor, once: a piece says again what those before it said. Times and ids of this
+    engine are left out: equal runs are equal."""
+    states = meta.get("hidden_states")
+    pieces = [{**piece, "meta": _repeatable(piece["meta"])} for piece in pieces]
+    meta = _repeatable(meta)
     run.assembler.keep(f"{RETURNED}{rid}", flat_states(states or ()))
     run.note("answer", rid=rid, meta=meta, pieces=pieces)
+
+
+def _repeatable(meta: dict[str, Any]) -> dict[str, Any]:
+    return {
+        name: value for name, value in meta.items() if name in SAID or name.startswith("spec_") or "logprobs" in name
+    }
 
 
 def _note_source(run: _Run, rank: dict[str, Any], said: dict[str, Any], *, when: str) -> None:
