@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-import harness.checks.judge  # noqa: F401, registers every check
 from cases.checkpoints import make
 from cases.meta import handmade
 from cases.tokenizers import tokenizer_for
 from harness.checks.evidence import gather
+from harness.checks.judge import judge
 from harness.checks.registry import CHECKS, run_check
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import EOS, Event
+from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
@@ -156,6 +157,38 @@ def test_a_grammar_without_a_second_opinion_is_no_pass(pair):
     result, hints = judged(pair, scenario, driven(pair, program(SPECS["chain"])))
     assert hints == []
     assert [why.partition(":")[0] for why in result.unknown] == ["the grammar of a is not judged"]
+
+
+UNREAD = "the grammar of a is not judged: a dot of a regex means a line break too, or does not"
+
+
+@pytest.fixture(params=[{}, {"temperature": 1.0}], ids=["greedy", "sampled"])
+def unread(request, pair, constrained):
+    """(scenario, traces) of an engine that follows a grammar which the reference does not read."""
+    scenario = program(constrained[0].spec, regex=f"{REGEX}|.", **request.param)
+    trace = replace(handmade.copy_trace(constrained[1]), scenario_id=scenario.id)
+    return scenario, trace, Oracle(target=pair.target, draft=pair.draft).answer(scenario, trace)
+
+
+def test_what_follows_a_grammar_without_a_second_opinion_has_no_fault(unread):
+    scenario, trace, reference = unread
+    evidence = gather(scenario, trace, reference)
+    differs = any(run_check(check, evidence).divergences for check in CHECKS.values())
+    assert differs == scenario.requests[0].greedy  # of a sampled one without uniforms the reference takes every choice
+    verdict, divergences = judge(scenario, trace, reference)
+    assert divergences == []
+    assert verdict.outcome is Outcome.UNKNOWN
+    assert UNREAD in verdict.reasons
+
+
+@pytest.mark.parametrize(("phase", "column"), [("DRAFT", "position"), ("EXTEND", "input_id"), ("VERIFY", "parent")])
+def test_what_no_grammar_decides_is_judged_without_a_second_opinion(unread, phase, column):
+    scenario, trace, reference = unread
+    trace.rows.ints[column][handmade.find(trace, phase=phase, nth=1)] += 1
+    verdict, divergences = judge(scenario, trace, reference)
+    assert verdict.outcome is Outcome.FAIL
+    assert divergences[0].key.phase == phase
+    assert UNREAD in verdict.reasons
 
 
 @pytest.fixture(scope="module", params=({"stop": ("e",)}, {"stop_regex": ("[0-9]{2}",)}), ids=("string", "pattern"))

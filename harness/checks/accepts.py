@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.checks.evidence import Evidence, Table, tabulate
 from harness.checks.registry import CheckResult, register
+from harness.checks.set_aside import set_aside
 from harness.contract.batches import Share
 from harness.contract.providers import is_witness
 from harness.contract.tolerance import budget_for, tie_limit
@@ -154,10 +155,11 @@ def _walks(evidence: Evidence, rids: set[str], event: str, *, nothing: str) -> C
     if not rids or is_witness(evidence.reference.header):
         return result  # it knows no probabilities: the verdict says so
     decided, truth = _decided(evidence.reference, Phase.ACCEPT, event), tabulate(evidence.reference.rows)
+    unread = set_aside(evidence).unread  # check `grammar` says why
     for share, rows in evidence.table.each(Phase.ACCEPT):
         if share[1] in rids and share in decided:
             _judge_sampled(evidence, share, rows, _walked(truth, truth.of(share, Phase.ACCEPT)), decided[share], result)
-        elif share[1] in rids:
+        elif share[1] in rids - unread:
             result.unknown.append(f"{event} acceptance of {share[1]} not judged: {nothing}")
     result.unknown = list(dict.fromkeys(result.unknown))
     return result

@@ -22,9 +22,6 @@ OWN_KERNEL = "flag"
 #: What a header calls a replacement kernel, and what a verdict does.
 NAMES = {"stand-in": "our kernel"}
 
-#: What a scenario does to a hand-over that its request cannot outlive.
-LOSING = ("fail", "drop")
-
 ALWAYS = ("positions", "tokens", "extend_inputs", "cache_slots")
 WHEN_DECODING = ("parents", "accepts")
 #: Where an idle rank brings a draft state that can be seen; inside a CUDA graph it is a buffer of the graph.
@@ -138,22 +135,13 @@ def _empty_phases(evidence: Evidence) -> Iterator[str]:
 
 
 def _silent_requests(evidence: Evidence) -> Iterator[str]:
-    """Requests that were never answered, answered with an error, or answered with nothing."""
+    """Requests that were never answered, or answered with nothing; of errors `set_aside` speaks."""
     ends = {end.rid: end for end in evidence.engine.ends}
-    errors = {
-        event.data["rid"]: event.data["error"] for event in evidence.engine.events if event.name == "request_error"
-    }
-    script = evidence.scenario.script if evidence.scenario.engine.disaggregation else ()
-    lost = {rid for op in script if op.kind == "abort" or op.name in LOSING for rid in op.rids}
     for request in evidence.scenario.requests:
         end = ends.get(request.rid)
         if end is None and any(request.rid == f"{one.rpartition('.')[0]}.0" for one in ends):
             continue  # it only read the prompt of its samples: SGLang keeps that answer to itself
         if end is None:
             yield f"request {request.rid} never ended"
-        elif end.reason == "error" and (request.rid in lost or request.expect != "answer"):
-            continue  # of a hand-over that the scenario let fail or gave up, or what it expects and a check judges
-        elif end.reason == "error":
-            yield f"request {request.rid} was answered with an error: {errors.get(request.rid, 'without a text')}"
-        elif not end.output_ids and end.reason != "abort":
+        elif not end.output_ids and end.reason not in ("abort", "error"):
             yield f"request {request.rid} produced no tokens"

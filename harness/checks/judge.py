@@ -30,6 +30,7 @@ from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
 from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
+from harness.checks.set_aside import answered_with_errors, set_aside
 from harness.checks.witnessed import witnessed
 from harness.contract import known_issues
 from harness.contract.batches import Part
@@ -55,6 +56,7 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
     for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
         result.add(run_check(check, evidence))
+    set_aside(evidence).leave_out(result)
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
@@ -150,7 +152,13 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
     lost = [why for event in evidence.engine.events if (why := ranks.lost_by(event))]
-    unknown = lost or [*result.unknown, *unmet, *compared_enough(evidence, compared, exempt), *unseen]
+    unknown = lost or [
+        *answered_with_errors(evidence),
+        *result.unknown,
+        *unmet,
+        *compared_enough(evidence, compared, exempt),
+        *unseen,
+    ]
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
