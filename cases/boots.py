@@ -425,7 +425,6 @@ TP_BOOTS = _named(
         ("tp-latent", "two TP ranks, latent attention that every rank holds whole", "mla-tiny", SpecConfig(), {}, V2),
         ("tp-layers", "two TP ranks, three MTP layers", "mtp-tiny", MTP, {"radix_cache": False}, "0.5.17"),
         ("tp-four", "four TP ranks, a KV head each", "qwen3-four", HEADS, {"tp_size": 4}, V2),
-        ("tp-dp", "two DP ranks of two TP ranks each", "qwen3-four", HEADS, {"tp_size": 4, "dp_size": 2}, V2),
     )
 )
 

@@ -156,7 +156,7 @@ _DP = Family(
 
 _TP = Family(
     name="tp",
-    why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP; and with DP ranks",
+    why="two and four TP ranks that share each request: EAGLE, EAGLE-3, trees, pages, latents, MTP",
     scenarios=(
         *on_boot(TP_BOOTS["tp"]),
         *on_boot(TP_BOOTS["tp-pages"], only=("shared-prefix", "retracted", "chunked-long-prompt")),
@@ -165,15 +165,9 @@ _TP = Family(
             for name in ("tp-eagle3", "tp-latent", "tp-tree", "tp-layers", "tp-four")
             for one in on_boot(TP_BOOTS[name], only=("four-together", "chunked-long-prompt"))
         ),
-        *rank_shapes(
-            checkpoint=TP_BOOTS["tp-dp"].checkpoint,
-            engine=TP_BOOTS["tp-dp"].engine,
-            prefix="tp-dp-",
-            only=("other-rank-idle", "held-back", "uneven-batches"),
-        ),
     ),
     boots=tuple(TP_BOOTS.values()),
-    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "retract_resume", "idle_rank"),
+    coverage_points=(*COMMON, "prefix_hit", "abort_in_decode", "retract_resume"),
 )
 
 _ADAPTIVE = Family(

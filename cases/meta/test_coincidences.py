@@ -134,9 +134,7 @@ SCENARIOS = (
         why="kept as they were found",
         apart="eagle/shared-prefix",
     ),
-    Left(
-        where="dp/* disagg-dp/* tp/tp-dp-*", what="rank: *", why="one request on each rank", apart="dp/uneven-batches"
-    ),
+    Left(where="dp/* disagg-dp/*", what="rank: *", why="one request on each rank", apart="dp/uneven-batches"),
     Left(
         where="trained/*arrivals", what="beginning: a = c", why="both go on with a function", apart="trained/together"
     ),
