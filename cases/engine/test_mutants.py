@@ -14,15 +14,18 @@ SPREAD = (
     *("draft-position-late", "tail-chunk-border", "tail-after-retraction", "hidden-zeroed"),
     *("proposal-second-best-extend", "bonus-from-root", "slot-reused", "slot-not-freed"),
     *("limit-off-by-one", "draft-step-skipped", "coins-of-neighbour"),
-    "verify-forgets-bias",
+    *("verify-forgets-bias", "abort-forgotten"),
     *("logprob-of-previous-token", "logprob-sent-again", "verify-counted-twice"),
 )
 BOOT = EXERCISES["chain"][0].boot_key()
 #: Few that show the checks of several ranks.
 OF_RANKS = ("idle-width", "counts-exchanged")
 BESIDE = {"announced", "idle_width"}
-#: Checks that only a tree over pages, a pair of engines, a tokenizer or a setting of its own can show.
-ELSEWHERE = {"tails", "handoff", "handover", "returned_states", "grammar", "texts"}
+#: Checks that only a tree over pages, a pair of engines, TP ranks, a tokenizer or a setting of its own can show.
+ELSEWHERE = {
+    *("tails", "handoff", "handover", "tp_ranks", "grammar", "texts", "returned_states"),
+    *("admission", "retraction"),
+}
 RANKS_BOOT = EXERCISES["dp"][0].boot_key()
 
 
