@@ -51,7 +51,7 @@ class LiveEngines(EnginePool):
     mutants_in_graphs: bool = False
     #: the last result of the test that runs now, for its failure report
     latest: ScenarioResult | None = None
-    _oracles: dict[str, Oracle] = field(default_factory=dict)
+    _oracles: dict[tuple[str, tuple[str, ...]], Oracle] = field(default_factory=dict)
     _results: OrderedDict[tuple[Any, ...], ScenarioResult] = field(default_factory=OrderedDict)
 
     def launch(
@@ -134,10 +134,11 @@ class LiveEngines(EnginePool):
         return checkpoint_pairs([scenario], device=self.device, own=self.own)[scenario.checkpoint]
 
     def _oracle(self, scenario: Scenario) -> Oracle:
-        if scenario.checkpoint not in self._oracles:
+        asked = (scenario.checkpoint, self.assumed)
+        if asked not in self._oracles:
             target, draft = self._folders(scenario)
-            self._oracles[scenario.checkpoint] = load_oracle(target, draft, self.assumed, provider=self.reference)
-        return self._oracles[scenario.checkpoint]
+            self._oracles[asked] = load_oracle(target, draft, self.assumed, provider=self.reference)
+        return self._oracles[asked]
 
     def __call__(
         self,
