@@ -22,7 +22,7 @@ def reproducer(tmp_path, monkeypatch):
     live = LiveEngines(
         environment=pytest.fail, default="0.5.23", device="cpu", logs=tmp_path, assumed=("F-003", "F-007")
     )
-    live._oracles[SCENARIO.checkpoint] = SimpleNamespace(answer=lambda _scenario, _trace: reference)
+    live._oracles[(SCENARIO.checkpoint, live.assumed)] = SimpleNamespace(answer=lambda _scenario, _trace: reference)
     outcome = live.judge(SCENARIO, engine, release="0.5.23", revert=None, cpu_attention="interpreted")
     assert outcome.divergences
     return outcome.save_reproducer(tmp_path)
