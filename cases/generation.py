@@ -25,9 +25,12 @@ MOST_REQUESTS = 5
 
 @st.composite
 def scenarios(draw: st.DrawFn, boot: Boot, *, template: str | None = None, quiet: bool = False) -> Scenario:
-    """A scenario for one boot configuration. template: one of TEMPLATES; None draws one."""
+    """A scenario for one boot configuration, of plain requests; `generate` draws their keys too.
+
+    template: one of TEMPLATES; None draws one.
+    """
     random = draw(st.randoms(use_true_random=False))
-    return build(random, boot, template=template or random.choice(possible(boot)), quiet=quiet)
+    return build(random, boot, template=template or random.choice(possible(boot)), quiet=quiet, keys=False)
 
 
 def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
@@ -45,8 +48,10 @@ def generate(boot: Boot, *, count: int, seed: int) -> list[Scenario]:
     ]
 
 
-def build(random: Random, boot: Boot, *, template: str, name: str = "generated", quiet: bool = False) -> Scenario:
-    """quiet: nothing but the template's own requests and ops."""
+def build(
+    random: Random, boot: Boot, *, template: str, name: str = "generated", quiet: bool = False, keys: bool = True
+) -> Scenario:
+    """quiet: nothing but the template's own requests and ops. keys: requests sample, and ask for more than tokens."""
     chosen = TEMPLATES[template]
     kit = Kit(random, boot)
     kit.roams = chosen.roams
@@ -63,13 +68,16 @@ def build(random: Random, boot: Boot, *, template: str, name: str = "generated",
         checkpoint=boot.checkpoint,
         spec=boot.spec,
         engine=boot.engine.model_copy(update={"chunked_prefill_size": kit.chunk, "running_limit": kit.running_limit}),
-        requests=asking(
-            random, boot, kit.timeline.requests if quiet else _with_keys(kit, opening), cached=opening.cached
-        ),
+        requests=_asked(kit, opening, quiet=quiet) if keys else kit.timeline.requests,
         script=kit.timeline.script(),
         # A request of higher priority may come in between anywhere, so nothing is certain then.
         wants=(template,) if chosen.certain and not boot.engine.priority_scheduling else (),
     )
+
+
+def _asked(kit: Kit, opening: Opening, *, quiet: bool) -> tuple[RequestSpec, ...]:
+    own = kit.timeline.requests if quiet else _with_keys(kit, opening)
+    return asking(kit.random, kit.boot, own, cached=opening.cached)
 
 
 def _with_keys(kit: Kit, opening: Opening) -> tuple[RequestSpec, ...]:
