@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
+from packaging.version import Version
+
 from harness.checks.evidence import Evidence
 from harness.checks.outputs import row_of
 from harness.checks.registry import CheckResult, register
@@ -54,6 +56,10 @@ def at_token(
     return Divergence(kind=kind, key=key, round=where, expected=expected, observed=observed, hint=hint)
 
 
+#: Older releases count verifies otherwise (seen on 0.5.12.post1), which nobody has looked into.
+FIRST_COUNTED = "0.5.13"
+
+
 @register(
     id="counts",
     kinds=(Kind.SHAPE, Kind.ACCEPT, Kind.TOKEN),
@@ -63,8 +69,13 @@ def at_token(
 def check_counts(evidence: Evidence) -> CheckResult:
     """ACCEPT for what is said of verifies, TOKEN for finish reasons, SHAPE for the other counts."""
     result = CheckResult()
+    release = str(evidence.engine.header.get("release") or FIRST_COUNTED)
+    counted = Version(release) >= Version(FIRST_COUNTED)
+    if not counted:
+        result.notes.append(f"not judged: what SGLang {release} says of its verifies (from {FIRST_COUNTED} on it is)")
     for request, end, answer in answered(evidence):
-        expected = {**_usage(evidence, request, end), **_finish(end, answer), **_verified(evidence, request, end)}
+        expected = {**_usage(evidence, request, end), **_finish(end, answer)}
+        expected |= _verified(evidence, request, end) if counted else {}
         for name, value in expected.items():
             for said in (name, *ALSO.get(name, ())):
                 if said in answer.meta:
