@@ -5,7 +5,7 @@ This module must not judge rows and must not know a point by name, accept length
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -168,6 +168,23 @@ def verify_parts(trace: Trace) -> Iterator[Part]:
     """Each request's part in each verify."""
     for parts in parts_of(trace).values():
         yield from (part for part in parts if part.record.mode == "DECODE")
+
+
+def points_of_keys(keys: Iterable[str], find: Callable[[Scenario, Trace, str], Iterator[Place]]) -> None:
+    """A point `verify_by_KEY` for each key of requests; find: the verifies in which that key decides."""
+    for key in keys:
+
+        def point(scenario: Scenario, trace: Trace, *, key: str = key) -> Iterator[Place]:
+            return find(scenario, trace, key)
+
+        point.__name__ = f"verify_by_{key}"
+        coverage_point(f"a verify of a request that asks for {key}")(point)
+
+
+def first_tokens(trace: Trace, rids: Collection[str]) -> Iterator[Part]:
+    """The last prompt batches of these requests, which choose the token after a prompt."""
+    for parts in parts_of(trace).values():
+        yield from (part for part in parts if part.rid in rids and part.record.mode == "PREFILL" and part.final)
 
 
 def last_output(scenario: Scenario, end: RequestEnd) -> int:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from harness.contract.batches import Part, parts_of
+from harness.contract.batches import Part
 from harness.contract.requests import ADJUSTING, CUTTING, GRAMMARS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import Trace
-from harness.coverage.points import Place, coverage_point, verifies, verify_parts
+from harness.coverage.points import Place, coverage_point, first_tokens, points_of_keys, verifies, verify_parts
 
 #: Those that need no tokenizer; grammars have points of their own (see `texts`).
 KEYS = tuple(key for key in (*CUTTING, *ADJUSTING) if key not in ("min_new_tokens", *GRAMMARS))
@@ -21,28 +21,21 @@ def _asking(scenario: Scenario, *keys: str) -> set[str]:
     return {request.rid for request in scenario.requests if set(request.rules) & set(keys)}
 
 
-def _verified_by(key: str) -> None:
-    def find(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-        """Where it cuts a distribution, only rounds that uniforms decided."""
-        drawn = {(e.dp_rank, e.data["round"]) for e in trace.events if e.name == "coins"}
-        for part in verify_parts(trace):
-            if part.rid in _asking(scenario, key):
-                decided = key in ADJUSTING or (part.record.dp_rank, part.record.index) in drawn
-                yield from (part for _ in range(decided))
-
-    find.__name__ = f"verify_by_{key}"
-    coverage_point(f"a verify of a request that asks for {key}")(find)
+def _decided_by(scenario: Scenario, trace: Trace, key: str) -> Iterator[Place]:
+    """Where it cuts a distribution, only rounds that uniforms decided."""
+    asking = _asking(scenario, key)
+    drawn = {(e.dp_rank, e.data["round"]) for e in trace.events if e.name == "coins"}
+    for part in verify_parts(trace):
+        if part.rid in asking and (key in ADJUSTING or (part.record.dp_rank, part.record.index) in drawn):
+            yield part
 
 
-for _key in KEYS:
-    _verified_by(_key)
+points_of_keys(KEYS, _decided_by)
 
 
 @coverage_point("a token after a prompt that a request's keys decide")
 def first_token_by_rule(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    asking = _asking(scenario, *KEYS)
-    for parts in parts_of(trace).values():
-        yield from (p for p in parts if p.rid in asking and p.record.mode == "PREFILL" and p.final)
+    yield from first_tokens(trace, _asking(scenario, *KEYS))
 
 
 @coverage_point("a verify with requests that sample and requests that do not")

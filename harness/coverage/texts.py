@@ -9,12 +9,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.contract.batches import Part, Share, parts_of
+from harness.contract.batches import Part, Share
 from harness.contract.requests import GRAMMARS
 from harness.contract.scenario import Scenario
 from harness.contract.trace import EOS, Trace
 from harness.contract.types import Phase
-from harness.coverage.points import Place, coverage_point, parts_of_request, verifies, verify_parts
+from harness.coverage.points import (
+    Place,
+    coverage_point,
+    first_tokens,
+    parts_of_request,
+    points_of_keys,
+    verifies,
+    verify_parts,
+)
 
 
 def _held(scenario: Scenario, *keys: str) -> set[str]:
@@ -22,24 +30,17 @@ def _held(scenario: Scenario, *keys: str) -> set[str]:
     return {one.rid for one in scenario.requests if any(getattr(one, key) is not None for key in keys or GRAMMARS)}
 
 
-def _verified_by(key: str) -> None:
-    def find(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-        held = _held(scenario, key)
-        yield from (part for part in verify_parts(trace) if part.rid in held)
-
-    find.__name__ = f"verify_by_{key}"
-    coverage_point(f"a verify of a request that asks for {key}")(find)
+def _held_by(scenario: Scenario, trace: Trace, key: str) -> Iterator[Place]:
+    held = _held(scenario, key)
+    yield from (part for part in verify_parts(trace) if part.rid in held)
 
 
-for _key in GRAMMARS:
-    _verified_by(_key)
+points_of_keys(GRAMMARS, _held_by)
 
 
 @coverage_point("a token after a prompt that a grammar decides")
 def first_token_by_grammar(scenario: Scenario, trace: Trace) -> Iterator[Place]:
-    held = _held(scenario)
-    for parts in parts_of(trace).values():
-        yield from (p for p in parts if p.rid in held and p.record.mode == "PREFILL" and p.final)
+    yield from first_tokens(trace, _held(scenario))
 
 
 def _masks(trace: Trace) -> dict[Share, list[int]]:
