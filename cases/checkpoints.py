@@ -18,11 +18,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +36,7 @@ from cases import (
     table_weights,
     trained_weights,
 )
+from cases.folders import made_once
 from cases.recipes import (
     Eagle3Recipe,
     FiveLayersRecipe,
@@ -279,19 +278,7 @@ def make(name: str, root: Path) -> Checkpoint:
 
 def make_recipe(recipe: Recipe, root: Path) -> Checkpoint:
     """As `make`, for a recipe that has no name in the registry."""
-    place = Path(root) / recipe.name
-    if not place.exists():
-        place.parent.mkdir(parents=True, exist_ok=True)
-        work = Path(tempfile.mkdtemp(prefix=f".{recipe.name}-", dir=place.parent))
-        try:
-            _build(recipe, work)
-            work.chmod(0o755)  # mkdtemp is private; an engine may run as another user
-            os.rename(work, place)
-        except OSError:
-            if not place.exists():  # else another process was first, and its bytes are the same
-                raise
-        finally:
-            shutil.rmtree(work, ignore_errors=True)
+    place = made_once(Path(root) / recipe.name, partial(_build, recipe))
     return _open(recipe, place)
 
 

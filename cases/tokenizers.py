@@ -7,15 +7,13 @@ differ. Any text over the characters can be spelled, in more ways than one. It m
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import string
-import tempfile
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+from cases.folders import made_once
 from harness.contract.scenario import Scenario
 from harness.engines import envs
 
@@ -66,23 +64,13 @@ def tokenizer_for(scenario: Scenario, target: Path) -> Path | None:
 
 
 def make(*, vocab: int, bos: int, eos: int, root: Path) -> Path:
-    """The folder with the tokenizer for `vocab` ids, made if absent; it appears by one rename."""
-    place = root / f"tokenizer-{vocab}-{bos}-{eos}"
-    if place.exists():
-        return place
-    root.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=root))
-    try:
+    """The folder with the tokenizer for `vocab` ids, made if absent."""
+
+    def fill(folder: Path) -> None:
         for name, content in _files(vocab, bos, eos).items():
-            (work / name).write_text(json.dumps(content, ensure_ascii=True, indent=1, sort_keys=True) + "\n")
-        work.chmod(0o755)
-        os.rename(work, place)
-    except OSError:
-        if not place.exists():  # else another process was first, and its bytes are the same
-            raise
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    return place
+            (folder / name).write_text(json.dumps(content, ensure_ascii=True, indent=1, sort_keys=True) + "\n")
+
+    return made_once(root / f"tokenizer-{vocab}-{bos}-{eos}", fill)
 
 
 def _files(vocab: int, bos: int, eos: int) -> dict[str, dict[str, Any]]:

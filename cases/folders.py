@@ -1,0 +1,27 @@
+"""Folders that several processes may want at once, each of which would fill it with the same bytes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def made_once(place: Path, fill: Callable[[Path], None]) -> Path:
+    """`place`, filled by `fill` if it is absent; it appears by one rename, whole."""
+    if place.exists():
+        return place
+    place.parent.mkdir(parents=True, exist_ok=True)
+    work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
+    try:
+        fill(work)
+        work.chmod(0o755)  # mkdtemp is private; an engine may run as another user
+        os.rename(work, place)
+    except OSError:
+        if not place.exists():  # else another process was first
+            raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+    return place
