@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBuilder, Rows, Trace
@@ -20,6 +21,24 @@ from harness.contract.trace import Event, Ragged, RequestEnd, RoundRecord, RowBu
 VOCAB = 61
 WIDTH = 8
 TOP = 16
+
+
+def lone_part(mode: str, *, start: int, length: int, index: int = 0, final: bool = True) -> Part:
+    """A request `a`'s part in a batch of its own."""
+    record = RoundRecord(
+        index=index,
+        scheduler_step=index,
+        dp_rank=0,
+        tp_rank=0,
+        mode=mode,
+        rids=("a",),
+        attempts=(0,),
+        starts=(start,),
+        lens=(length,),
+        final=(final,),
+        forwards={},
+    )
+    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=final)
 
 
 def scenario(

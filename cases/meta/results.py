@@ -17,6 +17,7 @@ from harness.contract.trace import RowBuilder, Trace
 from harness.contract.types import Divergence, Kind, Outcome, Phase, Policy, Verdict
 from harness.contract.types import Key as RowKey
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup
+from harness.search.fates import Asked, Campaign
 
 RUN = Path("runs/20261128-0036-dbc5")
 ID = "0123456789ab"  # a new field of Scenario changes every id, and no text that is kept here
@@ -260,3 +261,15 @@ EVERY_KIND: dict[Kind, Divergence] = {
         _found(Kind.NONDETERMINISM, "repeat", Phase.DRAFT, 17, 203),
     )
 }
+
+
+def asked(name: str, operator: str = "slice", file: str = "srt/speculative/one.py") -> Asked:
+    """A mutant of SGLang's source."""
+    return Asked(id=name, file=file, line=3, function="f", operator=operator, what="a -> b", start=0, end=1, after="b")
+
+
+def campaign(*mutants: Asked) -> Campaign:
+    """What `eaglecheck mutate` was asked for."""
+    return Campaign(
+        engine="0.5.23", device="cpu", families=("eagle",), seed=1, examples=0, left_out=(), mutants=mutants
+    )

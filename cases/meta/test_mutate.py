@@ -17,7 +17,7 @@ from harness.engine_side.host import source_swap
 from harness.search import fates
 from harness.search.board import Board, document
 from harness.search.executed import merged
-from harness.search.fates import Asked, Campaign, End, Explanation, Fate
+from harness.search.fates import End, Explanation, Fate
 from harness.search.faults import draw
 from harness.search.operators import changes
 from reports.page import Beside, render_page
@@ -225,19 +225,10 @@ def test_changed_code_is_found_through_every_level():
     assert [one.co_qualname for one, _ in changed(old, new)] == ["A.f", "A.f.<locals>.<lambda>"]
 
 
-def asked(name, operator="slice", file="srt/speculative/one.py"):
-    return Asked(id=name, file=file, line=3, function="f", operator=operator, what="a -> b", start=0, end=1, after="b")
+asked = results.asked
 
 
-CAMPAIGN = Campaign(
-    engine="0.5.23",
-    device="cpu",
-    families=("eagle",),
-    seed=1,
-    examples=0,
-    left_out=(),
-    mutants=(asked("killed"), asked("dead"), asked("same", "index"), asked("open"), asked("text")),
-)
+CAMPAIGN = results.campaign(asked("killed"), asked("dead"), asked("same", "index"), asked("open"), asked("text"))
 FOUND = {
     "killed": Fate(id="killed", end=End.KILLED, check="chain", kinds=("TOKEN",), accepted=(90, 100), sound=(100, 100)),
     "dead": Fate(id="dead", end=End.KILLED, check="ledger", kinds=("CRASH",)),

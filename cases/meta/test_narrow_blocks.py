@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from cases.checkpoints import make
+from cases.meta.handmade import lone_part
 from harness.archive.store import read_case
 from harness.checks.judge import judge
-from harness.contract.batches import Part
 from harness.contract.known_issues import assumed_by
-from harness.contract.trace import RoundRecord
 from harness.contract.types import Outcome
 from harness.defects.narrow_blocks import Block, block_of, said_narrowly
 from harness.defects.refused_states import pooled
@@ -151,27 +150,15 @@ def test_a_block_ends_in_refused_nodes_and_may_begin_before_the_text():
     assert found.states[1:, 0].tolist() == [0.0, 1.0, 2.0, 9.0, 9.0]
 
 
-def part(index, mode, start, length):
-    record = RoundRecord(
-        index=index,
-        scheduler_step=index,
-        dp_rank=0,
-        tp_rank=0,
-        mode=mode,
-        rids=("a",),
-        attempts=(0,),
-        starts=(start,),
-        lens=(length,),
-        final=(True,),
-        forwards={},
-    )
-    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=True)
-
-
 def test_a_pool_holds_the_last_rows_of_the_step_before_and_what_a_short_chunk_had_not_is_unknown():
     hidden = torch.arange(20.0).reshape(20, 1)
     nodes = 100 + torch.arange(4.0).reshape(4, 1)
-    parts = [part(0, "PREFILL", 0, 8), part(1, "PREFILL", 8, 1), part(2, "DECODE", 9, 2), part(3, "DECODE", 11, 1)]
+    parts = [
+        lone_part("PREFILL", index=0, start=0, length=8),
+        lone_part("PREFILL", index=1, start=8, length=1),
+        lone_part("DECODE", index=2, start=9, length=2),
+        lone_part("DECODE", index=3, start=11, length=1),
+    ]
     pools = pooled({9: nodes, 11: nodes}, parts, hidden, 2)
     assert sorted(pools) == [9, 11], "behind the long chunk the pool holds the target's own states"
     assert pools[9].isnan().tolist() == [[True], [False]]

@@ -21,30 +21,9 @@ from harness.engines.errors import EngineError
 from harness.night import cells, mutated
 from harness.night.run import Driver
 from harness.search.board import Board
-from harness.search.fates import Asked, Campaign, End, Explanation, Fate
+from harness.search.fates import End, Explanation, Fate
 
-CAMPAIGN = Campaign(
-    engine="0.5.23",
-    device="cpu",
-    families=("eagle",),
-    seed=1,
-    examples=0,
-    left_out=(),
-    mutants=tuple(
-        Asked(
-            id=name,
-            file="srt/speculative/one.py",
-            line=3,
-            function="f",
-            operator="slice",
-            what="a -> b",
-            start=0,
-            end=1,
-            after="b",
-        )
-        for name in "xyz"
-    ),
-)
+CAMPAIGN = results.campaign(*map(results.asked, "xyz"))
 
 
 class ByHand:

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from cases.checkpoints import make
-from harness.contract.batches import Part
+from cases.meta.handmade import lone_part
 from harness.contract.scenario import SpecConfig
-from harness.contract.trace import RoundRecord, RowBuilder, Trace
+from harness.contract.trace import RowBuilder, Trace
 from reference.draft import Forced
 from reference.engine_view import Conditions, EngineView
 from reference.head_drafts import HeadDrafts
@@ -24,23 +24,6 @@ CHAIN = {
 }
 
 
-def part(mode, *, start, length, final=False):
-    record = RoundRecord(
-        index=start,
-        scheduler_step=start,
-        dp_rank=0,
-        tp_rank=0,
-        mode=mode,
-        rids=("a",),
-        attempts=(0,),
-        starts=(start,),
-        lens=(length,),
-        final=(final,),
-        forwards={},
-    )
-    return Part(record=record, rid="a", attempt=0, start=start, length=length, final=final)
-
-
 @pytest.mark.parametrize("handed", [False, True])
 @pytest.mark.parametrize("name", CHAIN)
 def test_each_token_has_the_distribution_that_it_was_drawn_from(name, handed, tmp_path):
@@ -49,11 +32,11 @@ def test_each_token_has_the_distribution_that_it_was_drawn_from(name, handed, tm
     _, head = load_pair(pair.target, pair.draft)
     c = len(TEXT) - 1
     nothing = Trace(side="reference", scenario_id="", header={}, rows=RowBuilder().build())
-    parts = [(part("PREFILL", start=0, length=c, final=True), (TEXT[-1],))]
-    parts += [(part("PREBUILT", start=c, length=0), ())] if handed else []
+    parts = [(lone_part("PREFILL", start=0, length=c, final=True), (TEXT[-1],))]
+    parts += [(lone_part("PREBUILT", index=c, start=c, length=0, final=False), ())] if handed else []
     timeline = RequestTimeline(tokens=list(TEXT), parts=parts)
     drafts = kind(head, spec, timeline, EngineView(nothing, spec, head.target.vocab), temperature=0.7)
-    round_ = (part("DECODE", start=c, length=1), Conditions(forced=Forced(first=(7,))))
+    round_ = (lone_part("DECODE", index=c, start=c, length=1, final=False), Conditions(forced=Forced(first=(7,))))
     ((tree, drafted),) = drafts.trees(Writer(), [round_])
     assert drafted.shape == (3, head.target.vocab)
     assert drafted.sum(axis=1) == pytest.approx(np.ones(3))
