@@ -343,12 +343,10 @@ def _opened(path: Path, stack: contextlib.ExitStack) -> _File:
         raise BundleError(f"{path} is cut off, or no bundle of eaglecheck ({error})", next_step=AGAIN) from error
 
 
-def digest_of(source: IO[bytes]) -> str:
-    """SHA-256 of everything that is left to read, in hexadecimal."""
-    digest = hashlib.sha256()
-    while block := source.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def tree_name(stem: str, files: Sequence[tuple[str, bytes]]) -> str:

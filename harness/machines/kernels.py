@@ -50,8 +50,7 @@ def save(path: Path, *, progress: Progress) -> Manifest:
             header.uname = header.gname = ""
             with one.open("rb") as source:
                 archive.addfile(header, source)
-    with packed.open("rb") as source:
-        member = Archive(name=name, sha256=bundle.digest_of(source), size=packed.stat().st_size)
+    member = Archive(name=name, sha256=bundle.digest_of(packed), size=packed.stat().st_size)
     size = sum(one.stat().st_size for one in files)
     manifest = Manifest(
         python=made_for["python"],

@@ -6,7 +6,6 @@ This module must not know what SGLang is, and must not name an index: pip's own 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from packaging.version import Version
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import libraries, slimming
-from harness.machines.bundle import Slimmed, Wheel
+from harness.machines.bundle import Slimmed, Wheel, digest_of
 from harness.machines.slimming import Rule
 
 #: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
@@ -127,9 +126,7 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
         if count
     ]
     files.slimmed += slimmer.slimmed()
-    with path.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest))
+    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest_of(path)))
 
 
 class _Slimmer:
