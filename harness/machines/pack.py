@@ -21,6 +21,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, prebuild, slimming, wheels
@@ -368,4 +369,4 @@ def _compress(job: _Job, lot: _Lot, work: Path) -> Archive:
         if size >= KEEP:
             kept.parent.mkdir(exist_ok=True)
             kept.hardlink_to(path)
-    return Archive(name=lot.name, sha256=bundle.digest_of(path), size=path.stat().st_size, part_of=lot.part_of)
+    return Archive(name=lot.name, sha256=plain_files.sha256(path), size=path.stat().st_size, part_of=lot.part_of)

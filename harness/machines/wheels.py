@@ -17,10 +17,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import libraries, slimming
-from harness.machines.bundle import Slimmed, Wheel, digest_of
+from harness.machines.bundle import Slimmed, Wheel
 from harness.machines.slimming import Rule
 
 #: glibc versions that a manylinux tag may name; pip matches a platform exactly, so each is offered.
@@ -126,7 +127,7 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
         if count
     ]
     files.slimmed += slimmer.slimmed()
-    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest_of(path)))
+    files.wheels.append(Wheel(name=name, version=str(version), sha256=plain_files.sha256(path)))
 
 
 class _Slimmer:
