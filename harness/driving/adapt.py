@@ -15,6 +15,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
+from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
@@ -103,7 +104,8 @@ def refused_setting(error: ValidationError) -> str:
     """What a message says of the first engine setting that cannot be."""
     first = error.errors()[0]
     option = "--" + str(first["loc"][0]).replace("_", "-")
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    ours = first["type"] == "value_error"
+    allowed = first["msg"].removeprefix("Value error, ") if ours else Place(EngineConfig, first["loc"]).words
     return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 
