@@ -156,8 +156,8 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     unknown = lost or [
         *answered_with_errors(evidence),
         *result.unknown,
-        *unmet,
         *compared_enough(evidence, compared, exempt),
+        *unmet,
         *unseen,
     ]
     unknown = unknown or undue
