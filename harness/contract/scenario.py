@@ -276,13 +276,8 @@ class Scenario(Strict):
                 "  allowed: 1 to that"
             )
         _check_pauses(self.script)
-        if self.engine.rejection_sampling and (
-            self.spec.eagle_topk > 1 or self.spec.algorithm == "MTP" or self.engine.disaggregation
-        ):
-            raise ValueError(
-                "engine.rejection_sampling is driven with chains (spec.eagle_topk 1) of EAGLE or EAGLE3, without "
-                "engine.disaggregation"
-            )
+        if self.engine.rejection_sampling and self.spec.eagle_topk > 1:
+            raise ValueError("engine.rejection_sampling draws chains\n  allowed: with spec.eagle_topk 1")
         return self
 
     @property
