@@ -25,7 +25,7 @@ from harness.checks import (
     texts,  # noqa: F401
 )
 from harness.checks.asked import not_judged
-from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised
+from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
 from harness.checks.findings import group, kinds, settle
 from harness.checks.given import not_given, not_published
@@ -148,6 +148,7 @@ def _assumed(evidence: Evidence) -> list[str]:
 def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergence]) -> Verdict:
     exempt, notes = not_exercised(evidence)
     unseen, limits = witnessed(evidence)
+    undue, unasked = undrafted(evidence)
     assumed = _assumed(evidence)
     compared = {name: amount for name, amount in result.compared.items() if name not in exempt}
     coverage, inside, unmet = _covered(evidence)
@@ -155,16 +156,17 @@ def _verdict(evidence: Evidence, result: CheckResult, divergences: list[Divergen
     unknown = lost or [
         *answered_with_errors(evidence),
         *result.unknown,
-        *unmet,
         *compared_enough(evidence, compared, exempt),
+        *unmet,
         *unseen,
     ]
+    unknown = unknown or undue
     findings = group(divergences)
     failed = [f"{finding.count} × {finding.signature}" for finding in findings if finding.is_root]
     outcome = Outcome.FAIL if failed else Outcome.UNKNOWN if unknown else Outcome.PASS
     return Verdict(
         outcome=outcome,
-        reasons=(*failed, *unknown, *notes, *limits, *assumed, *result.notes),
+        reasons=(*failed, *unknown, *notes, *unasked, *limits, *assumed, *result.notes),
         coverage=coverage,
         inside=inside,
         compared=compared,

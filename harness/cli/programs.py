@@ -21,7 +21,7 @@ from cases.families import FAMILIES
 from cases.recipes import Qwen3Recipe, Recipe
 from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
-from harness.contract.admission import reserved, reserved_slots, too_long
+from harness.contract.admission import LEAST_ROOM, longest, longest_prompt, reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
@@ -354,23 +354,24 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
     """What SGLang would refuse, cut short or give up, unless that is what the scenario expects."""
     spec, engine, prompt, new = scenario.spec, scenario.engine, len(request.input_ids), request.max_new_tokens
     asked = f"{prompt} prompt tokens and {new} new ones"
-    spare, why = reserved(spec), too_long(request, spec, engine)
+    why, pool = too_long(request, spec, engine), engine.max_total_tokens - reserved_slots(spec)
     if request.unlimited and new != (left := room(prompt, engine)):
         yield f"unlimited, and {asked} are not what SGLang comes to\n  allowed: max_new_tokens {left}"
     if request.expect == "refusal":
         if not why and engine.max_queued_requests is None:
             yield (
-                "expect is 'refusal', and nothing refuses it\n  allowed: prompt and new tokens together above "
-                f"{engine.context_length - spare}, or engine.max_queued_requests"
+                "expect is 'refusal', and nothing refuses it\n  allowed: a prompt above "
+                f"{longest_prompt(spec, engine)} tokens, above {longest(spec, engine)} with its new ones, or "
+                "engine.max_queued_requests"
             )
         return
     if why:
+        both = min(longest(spec, engine), max(pool, 0))
         yield (
             f"{why}\n"
-            f"  allowed: together at most {engine.context_length - spare}, "
-            f"or  --context-length {prompt + new + spare} --max-total-tokens TOKENS, or expect 'refusal'"
+            f"  allowed: a prompt of at most {min(longest_prompt(spec, engine), both - 1)} tokens, with its new ones "
+            f"at most {both}; or  {_larger(scenario, request)}; or expect 'refusal'"
         )
-    pool = engine.max_total_tokens - reserved_slots(spec)
     if request.expect == "exhaustion":
         if prompt + new <= pool:
             yield f"expect is 'exhaustion', and {asked} fit the pool\n  allowed: together above {pool}"
@@ -391,3 +392,14 @@ def _of_length(scenario: Scenario, request: RequestSpec) -> Iterator[str]:
             f"  allowed: engine.max_total_tokens {-(-needed // engine.page_size) * engine.page_size} "
             f"or more, or smaller pages"
         )
+
+
+def _larger(scenario: Scenario, request: RequestSpec) -> str:
+    """Options with which the engine takes a request that is too long for it."""
+    spec, engine, prompt = scenario.spec, scenario.engine, len(request.input_ids)
+    new = 1 if request.unlimited else request.max_new_tokens
+    context = max(prompt + new + reserved(spec), prompt + LEAST_ROOM + 1)
+    pool = -(-(max(context, prompt + new + reserved_slots(spec)) + engine.page_size) // engine.page_size)
+    options = [("--context-length", context, engine.context_length)]
+    options += [("--max-total-tokens", pool * engine.page_size, engine.max_total_tokens)]
+    return " ".join(f"{name} {needed}" for name, needed, has in options if needed > has)

@@ -15,6 +15,7 @@ from packaging.version import Version
 from pydantic import ValidationError
 
 from cases.checkpoints import CHAINED, DRAFT_LAYERS
+from harness.contract.allowed import Place
 from harness.contract.known_issues import issues
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.contract.usage import UsageError, unknown
@@ -103,7 +104,8 @@ def refused_setting(error: ValidationError) -> str:
     """What a message says of the first engine setting that cannot be."""
     first = error.errors()[0]
     option = "--" + str(first["loc"][0]).replace("_", "-")
-    allowed = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    ours = first["type"] == "value_error"
+    allowed = first["msg"].removeprefix("Value error, ") if ours else Place(EngineConfig, first["loc"]).words
     return f"{option} {first['input']} cannot be\n  allowed: {allowed}"
 
 
@@ -188,10 +190,12 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
             f"  allowed: leave spec.adaptive out, or a release from {FIRST_ADAPTIVE} on"
         )
-    if engine.rejection_sampling and Version(version) < FIRST_WITH_REJECTION:
+    drawing = FIRST_WITH_LAYERED_REJECTION if spec.algorithm == "MTP" else FIRST_WITH_REJECTION
+    drawing = FIRST_WITH_HANDED_REJECTION if engine.disaggregation else drawing
+    if engine.rejection_sampling and Version(version) < drawing:
         return (
-            f"engine.rejection_sampling is on, and SGLang {version} cannot draw its drafts\n"
-            f"  allowed: engine.rejection_sampling false, or a release from {FIRST_WITH_REJECTION} on"
+            f"engine.rejection_sampling is on, and SGLang {version} cannot draw such drafts\n"
+            f"  allowed: engine.rejection_sampling false, or a release from {drawing} on"
         )
     if engine.disaggregation_decode_radix_cache and Version(version) <= LAST_WITHOUT_DECODE_CACHE:
         return (
