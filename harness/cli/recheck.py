@@ -117,7 +117,8 @@ def _all_of(
                 say(console, f"  {shared.count} × {' '.join([shared.signature, *known])}")
     outcome = Verdict.merge(outcomes)
     counts = ", ".join(f"{outcomes.count(each)} {each}" for each in Outcome if each in outcomes)
-    say(console, f"\nlook at one:  eaglecheck recheck {folders[0]}")
+    worst = next(folder for folder, one in zip(folders, outcomes, strict=True) if one is outcome)
+    say(console, f"\nlook at one:  eaglecheck recheck {worst}")
     say(console, f"verdict {outcome}: {counted(len(folders), 'folder')}, {counts}", style=STYLE[outcome])
     write_json({"schema": RUN_SCHEMA, "verdict": str(outcome), "runs": documents}, json)
     return BY_OUTCOME[outcome]

@@ -22,7 +22,7 @@ from harness.contract.merge import merge
 from harness.contract.providers import AUTO, Witnessed, providers_in, witnessed_in
 from harness.contract.scenario import Scenario
 from harness.contract.texts import text_identical
-from harness.contract.trace import Trace
+from harness.contract.trace import Trace, replaced_kernels
 from harness.contract.types import Divergence, Outcome, Verdict
 from harness.driving.accept_lengths import AcceptLengths, AcceptRounds, total
 from harness.driving.own_pair import OwnPair, draft_facts
@@ -304,6 +304,12 @@ class RunResult:
     verdict: Verdict
     cost: Cost
     pair: Mapping[str, Any] | None = None
+
+    @property
+    def replaced(self) -> list[dict[str, Any]]:
+        """The operations of SGLang that kernels of ours computed in any of its scenarios, each once."""
+        headers = [one.trace.header for one in self.results] or [self.header]
+        return list({entry["operation"]: entry for header in headers for entry in replaced_kernels(header)}.values())
 
 
 class Interrupted(KeyboardInterrupt):
