@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
