@@ -6,6 +6,7 @@ This module must not compare rows. Importing it imports every module of checks, 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 from harness.checks import (
     accepts,  # noqa: F401
@@ -27,6 +28,7 @@ from harness.checks import (
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted
 from harness.checks.evidence import Evidence, gather
+from harness.checks.explained import explained
 from harness.checks.findings import group, kinds, settle
 from harness.checks.given import not_given, not_published
 from harness.checks.registry import CHECKS, CheckResult, run_check
@@ -60,9 +62,15 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
     result.divergences += _tie_rate(result, evidence)
     result.unknown += _drowned(result)
     hits = frozenset(who for who, parts in evidence.parts.items() if _from_cache(parts[0]))
-    divergences = settle(result.divergences, scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
+    settled = partial(
+        settle,
+        scheduler_steps=evidence.scheduler_steps,
+        prefix_hits=hits,
+        explained=explained(reference).values(),
+    )
+    divergences = settled(result.divergences)
     if any(found.hint == ranks.LOST for found in divergences):
-        divergences = settle(_not_cut_off(divergences), scheduler_steps=evidence.scheduler_steps, prefix_hits=hits)
+        divergences = settled(_not_cut_off(divergences))
     return _verdict(evidence, result, divergences), divergences
 
 

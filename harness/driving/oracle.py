@@ -70,6 +70,10 @@ class Oracle:
             self._models[held] = load_pair(self.target, self.draft, held=rounded, device=device, provider=self.provider)
         return self
 
+    def following(self, issue: str) -> Oracle:
+        """One that takes another known issue for granted, over the same weights."""
+        return dataclasses.replace(self, assumed=(*self.assumed, issue), _sessions={}, _texts={})
+
     @property
     def not_ours(self) -> str:
         """Why the target is not the papers' modules, where they were asked first; empty where it is."""

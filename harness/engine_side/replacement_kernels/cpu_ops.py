@@ -144,10 +144,12 @@ class CpuOps:
         self.applied.append(Replacement(operation, by, subject, reason))
 
     def _apply(self, what: str, argument: str, attention: str) -> Callable[[types.ModuleType], None]:
+        refused = self._padded and argument == "decode_attention_fwd"  # by SGLang's own kernel: F-008
+
         def act(module: types.ModuleType) -> None:
             if what in KERNELS:
                 self._replace(module, what)
-            elif what != "attention" or attention != "interpreted":
+            elif what != "attention" or attention != "interpreted" or refused:
                 getattr(self, f"_patch_{what}")(module, argument)
 
         return act
