@@ -26,6 +26,7 @@ from cases.boots import (
     TP_BOOTS,
     TRAINED,
     TREES,
+    WEIGHT_BOOTS,
     Boot,
 )
 from cases.fixed import default_scenarios, shapes
@@ -34,6 +35,7 @@ from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
+from cases.fixed_weights import weight_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -205,6 +207,14 @@ _MIXED = Family(
     coverage_points=("mixed_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
+_WEIGHTS = Family(
+    name="weights",
+    why="weights that change while SGLang serves, and memory given back: EAGLE, EAGLE-3, MTP, latents, TP ranks",
+    scenarios=tuple(one for boot in WEIGHT_BOOTS.values() for one in weight_shapes(boot)),
+    boots=tuple(WEIGHT_BOOTS.values()),
+    coverage_points=names(Where.UPDATED),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -299,7 +309,10 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
+_ALL = (
+    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _WEIGHTS),
+    *(_DISAGG, _DISAGG_DP),
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

@@ -40,6 +40,9 @@ def not_judged(evidence: Evidence) -> Iterator[str]:
                 yield f"request {request.rid} asks for {key}, and a witness knows too few logits to follow it"
         yield from _unordered(request)
         yield from _unanswered(evidence, request)
+    for event in evidence.engine.events:
+        if event.name in ("update", "memory") and not event.data["success"]:
+            yield f"op {event.name} {event.data['what']!r} did not succeed; SGLang says: {event.data['message']}"
 
 
 def _unordered(request: RequestSpec) -> Iterator[str]:

@@ -23,7 +23,7 @@ from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import reserved, reserved_slots, too_long
 from harness.contract.requests import GRAMMARS, RequestSpec
-from harness.contract.scenario import Scenario, SpecConfig, room
+from harness.contract.scenario import Op, Scenario, SpecConfig, room
 from harness.contract.usage import UsageError, unknown
 from harness.coverage import POINTS
 from harness.driving.adapt import Wanted, called, refused_setting
@@ -188,7 +188,7 @@ def _problems(scenario: Scenario, device: str, own: OwnPair | None) -> Iterator[
         if op.kind == "mutant" and op.name not in MUTANTS:
             yield unknown("mutant", str(op.name), MUTANTS)
         if op.kind == "update":
-            yield from _of_update(scenario, str(op.name), own)
+            yield from _of_update(scenario, op, own)
     vocab = own.vocab if own is not None else RECIPES[scenario.checkpoint].vocab
     whose = f"checkpoint {scenario.checkpoint!r}" if own is None else f"--target {own.target.folder}"
     for request in scenario.requests:
@@ -252,7 +252,15 @@ def _of_device(own: OwnPair, device: str) -> Iterator[str]:
 SHAPES = ("vocab", "hidden", "intermediate", "layers", "heads", "kv_heads", "head_dim", "target_architecture")
 
 
-def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[str]:
+#: What decides the shapes of both, with what a head reads and where.
+ALL_SHAPES = (
+    *(*SHAPES, "draft_architecture", "draft_hidden", "draft_vocab", "aux_layers", "draft_layers"),
+    *("q_rank", "kv_rank", "nope", "value", "experts"),
+)
+
+
+def _of_update(scenario: Scenario, op: Op, own: OwnPair | None) -> Iterator[str]:
+    name = str(op.name)
     if own is not None or scenario.engine.disaggregation:
         yield (
             "op 'update': new weights are driven with the tiny pairs, on one engine\n"
@@ -260,16 +268,31 @@ def _of_update(scenario: Scenario, name: str, own: OwnPair | None) -> Iterator[s
         )
     elif name not in RECIPES:
         yield unknown("checkpoint", name, sorted(RECIPES))
+    elif op.source == "tensor" and scenario.engine.dp_size > 1:
+        yield (
+            f"op 'update' from tensors, and engine.dp_size is {scenario.engine.dp_size}: SGLang refuses it "
+            "(data-parallel replicas are not supported for update weights from tensor)\n  allowed: source disk"
+        )
+    elif op.selector == "all" and scenario.spec.algorithm == "EAGLE3":
+        yield (
+            "op 'update' of all, with an EAGLE-3 head: both models have tensors of one name, lm_head.weight\n"
+            "  allowed: two updates, of the target and of the draft"
+        )
     else:
         now = RECIPES[scenario.checkpoint]
-        fits = [
-            other for other, one in RECIPES.items() if all(getattr(one, key) == getattr(now, key) for key in SHAPES)
-        ]
+        like = SHAPES if op.selector == "target" else ALL_SHAPES
+        fits = [other for other, one in RECIPES.items() if _like(one, now, like)]
         if name not in fits:
             yield (
-                f"op 'update': the target of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
+                f"op 'update': the {op.selector} of {name!r} has other shapes than that of {scenario.checkpoint!r}\n"
                 f"  allowed: {', '.join(fits)}"
             )
+
+
+def _like(one: Recipe, other: Recipe, shapes: Sequence[str]) -> bool:
+    """Whether two pairs are alike in these; what one of them does not have it has not to be alike in."""
+    absent = object()
+    return all(getattr(one, key, absent) == getattr(other, key, absent) for key in shapes)
 
 
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:

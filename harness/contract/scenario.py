@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -201,7 +200,11 @@ class Op(Strict):
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
-    update   SGLang's update_weights_from_disk, at the next step, with the target of the pair `name`; behind a drain
+    update   SGLang is given weights of the pair `name` while it serves: of its `selector` target, draft or all; from
+             `source` disk (one folder, which every model reads) or tensor (an update session). Behind a drain; with
+             mode "retract" every running request goes back first, and generation goes on then
+    memory   SGLang's release_memory_occupation or resume_memory_occupation, by `name` release or resume; behind a
+             drain, and nothing arrives in between
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
              side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
@@ -214,11 +217,25 @@ class Op(Strict):
     """
 
     kind: Literal[
-        "submit", "step", "abort", "retract", "pause", "resume", "flush", "update", "transfer", "mutant", "drain"
+        "submit",
+        "step",
+        "abort",
+        "retract",
+        "pause",
+        "resume",
+        "flush",
+        "update",
+        "memory",
+        "transfer",
+        "mutant",
+        "drain",
     ]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+    source: Literal["disk", "tensor"] = "disk"
+    selector: Literal["target", "draft", "all"] = "target"
+    mode: Literal["retract"] | None = None
 
     @property
     def everybody(self) -> bool:
@@ -300,15 +317,6 @@ class Scenario(Strict):
         """Scenarios with one boot key can share one engine process."""
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
-
-    @property
-    def weights(self) -> dict[str, str]:
-        """rid -> the pair whose target the engine has when it arrives."""
-        found, now = dict[str, str](), self.checkpoint
-        for op in self.script:
-            now = str(op.name) if op.kind == "update" else now
-            found |= dict.fromkeys(op.rids if op.kind == "submit" else (), now)
-        return found
 
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
@@ -396,7 +404,7 @@ def _check_served(scenario: Scenario) -> None:
 
 
 #: Ops that leave an engine without requests as it is.
-QUIET = ("step", "flush", "update", "mutant")
+QUIET = ("step", "flush", "update", "memory", "mutant")
 
 
 def _check_samples(scenario: Scenario) -> None:
@@ -422,16 +430,30 @@ def _check_samples(scenario: Scenario) -> None:
 
 def _check_updates(scenario: Scenario) -> None:
     """SGLang waits with new weights until nothing runs, and whatever steps it would wait for ever."""
-    for before, op in pairwise((None, *scenario.script)):
-        if op is not None and op.kind == "update" and (not op.name or (before is not None and before.kind != "drain")):
-            raise ValueError("op 'update' needs the name of a pair, and stands first or behind a drain")
+    idle, released = True, False
+    for op in scenario.script:
+        if op.kind == "update" and (not op.name or not (idle or op.mode)):
+            raise ValueError(
+                "op 'update' needs the name of a pair, and stands first or behind a drain, or has mode \"retract\""
+            )
+        if op.kind == "update" and op.source == "disk" and op.selector == "draft":
+            raise ValueError(
+                "op 'update' from disk: SGLang gives one folder to all; set source tensor, or selector all"
+            )
+        if op.kind == "memory":
+            if op.name != ("resume" if released else "release") or not idle:
+                raise ValueError("op 'memory' has name release behind a drain, then resume before anything arrives")
+            released = not released
+        if released and op.kind in ("submit", "update", "drain"):
+            raise ValueError(f"op {op.kind!r} while memory is released; put op 'memory' with name resume before it")
+        idle = op.kind == "drain" or (idle and op.kind in QUIET)
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:
     """SGLang holds arrivals back while paused, and a paused engine never drains."""
     paused = False
     for op in script:
-        if paused and op.kind in ("submit", "drain", "pause", "retract"):
+        if paused and op.kind in ("submit", "drain", "pause", "retract", "update"):
             raise ValueError(f"op {op.kind!r} inside a pause; put a resume op before it")
         if not paused and op.kind == "resume":
             raise ValueError("op 'resume' without a pause before it")

@@ -255,10 +255,10 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
             "spec.algorithm is MTP: what its deeper layers hold depends on when their rows ran, not on the text alone, "
             "so no other request is a witness of it\n  allowed: --reference paper, or EAGLE and EAGLE3"
         )
-    if scenario.spec.adaptive is not None or any(op.kind == "update" for op in scenario.script):
+    if scenario.spec.adaptive is not None or any(op.kind in ("update", "memory") for op in scenario.script):
         return (
             "a number of steps, or weights, that change while SGLang serves are not driven with a witness\n"
-            "  allowed: --reference paper, or leave spec.adaptive and op 'update' out"
+            "  allowed: --reference paper, or leave spec.adaptive and ops 'update' and 'memory' out"
         )
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:
