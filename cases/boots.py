@@ -436,6 +436,22 @@ TP_BOOTS = _named(
     )
 )
 
+ADAPTED = EngineConfig(lora_paths=("first", "second"))
+ADAPTER_BOOTS = _named(
+    Boot(name=name, why=f"two LoRA adapters: {why}", checkpoint=checkpoint, spec=spec, engine=engine, since=FIRST_MIXED)
+    for name, why, checkpoint, spec, engine in (
+        ("lora", "a chain of three steps", CHECKPOINT, SpecConfig(), ADAPTED),
+        ("lora-tree", "two candidates a step", CHECKPOINT, _tree(2, 2, 6), ADAPTED),
+        (
+            "lora-eagle3",
+            "an EAGLE-3 head over pages",
+            "eagle3-tiny",
+            HEADS,
+            ADAPTED.model_copy(update={"page_size": 4}),
+        ),
+    )
+)
+
 #: An update of the draft alone is one that opens a session.
 FIRST_SESSIONS = "0.5.23"
 DISK: Take = ("disk", "target")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cases.boots import (
+    ADAPTER_BOOTS,
     ADAPTIVE_BOOTS,
     BOOTS,
     DP_BOOTS,
@@ -35,7 +36,7 @@ from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
-from cases.fixed_weights import weight_shapes
+from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -215,6 +216,14 @@ _WEIGHTS = Family(
     coverage_points=names(Where.UPDATED),
 )
 
+_ADAPTERS = Family(
+    name="lora",
+    why="LoRA adapters on the target, requests with and without them in one batch: EAGLE chains and trees, EAGLE-3",
+    scenarios=tuple(one for boot in ADAPTER_BOOTS.values() for one in adapter_shapes(boot)),
+    boots=tuple(ADAPTER_BOOTS.values()),
+    coverage_points=("adapters_in_one_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -310,7 +319,7 @@ _TRAINED = Family(
 )
 
 _ALL = (
-    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _WEIGHTS),
+    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS),
     *(_DISAGG, _DISAGG_DP),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

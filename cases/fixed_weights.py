@@ -1,4 +1,4 @@
-"""The fixed scenarios of engines that are given other weights while they serve, and memory back.
+"""The fixed scenarios of engines that are given other weights while they serve, or have adapters beside them.
 
 Pure data; it must not know which bugs exist, and must not import torch or sglang.
 """
@@ -51,5 +51,44 @@ def weight_shapes(boot: Boot) -> list[Scenario]:
             [first, again],
             [submit("a"), DRAIN, memory("release"), memory("resume"), submit("c"), DRAIN],
             wants=["memory_released"],
+        ),
+    ]
+
+
+def adapter_shapes(boot: Boot) -> list[Scenario]:
+    """A batch of all adapters and none; one prompt with each, of which no other's KV may be taken; some taken back."""
+    program = partial(
+        boot_program, prefix=f"{boot.name}-", checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine
+    )
+    names = (None, *boot.engine.lora_paths)
+    mixed = [
+        request(rid, 9 + 4 * place, seed=51 + place, new=16 + 2 * place).model_copy(
+            update={"lora_path": names[place % len(names)]}
+        )
+        for place, rid in enumerate("abcd")
+    ]
+    same = [
+        request(rid, 24, seed=61, new=10).model_copy(update={"lora_path": names[place % len(names)]})
+        for place, rid in enumerate("abcdef")
+    ]
+    return [
+        program(
+            "together",
+            mixed,
+            [submit("a", "b"), steps(3), submit("c", "d"), DRAIN],
+            wants=["adapters_in_one_batch", "batch_grows"],
+        ),
+        program(
+            "one-prompt",
+            same,
+            [submit("a", "b", "c"), DRAIN, submit("d", "e", "f"), DRAIN],
+            wants=["adapters_in_one_batch", "prefix_hit", "non_final_chunk"],
+            chunk=16,
+        ),
+        program(
+            "retracted",
+            mixed,
+            [submit(*"abcd"), steps(4), Op(kind="retract"), DRAIN],
+            wants=["adapters_in_one_batch", "retract_resume"],
         ),
     ]

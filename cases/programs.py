@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
+from cases.boots import ADAPTER_BOOTS, HEADS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_ranks import joining
-from cases.fixed_weights import weight_shapes
+from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -242,6 +242,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chunk": (_CHUNK,),
     "mixed": (joining(MIXED_BOOTS["mixed"]),),
     "update": (_UPDATED,),
+    "adapters": tuple(adapter_shapes(ADAPTER_BOOTS["lora"])[:1]),
     "draft-update": tuple(one for one in _WEIGHTS if one.name == "weights-tensor-draft"),
     "memory": tuple(one for one in _WEIGHTS if one.name == "weights-memory"),
     "retraction": (_RETRACTION,),

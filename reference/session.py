@@ -114,6 +114,7 @@ class ReferenceSession:
         expecting: bool = True,
         languages: Mapping[str, Language] = MappingProxyType({}),
         heads: Sequence[tuple[int, Head | MtpHead]] = (),
+        adapted: Mapping[str, Head | MtpHead] = MappingProxyType({}),
     ) -> Trace:
         """The rows `engine` should have for the rounds it ran (see the row contract); never raises on a bad trace.
 
@@ -122,6 +123,7 @@ class ReferenceSession:
         expecting: say what the reference's own proposals would have been accepted for too (see reference.expected).
         heads: from which scheduler step on a head, with its target, took the place of the one before; in order. Whoever
         runs then was taken back before, so that no attempt has rows of two.
+        adapted: rid -> the head, with its target, of a request that has an adapter.
         """
         view, departures = EngineView(engine, self.spec, self.target.vocab), self._departures()
         eos = engine.header.get(EOS, ())
@@ -130,7 +132,7 @@ class ReferenceSession:
             drawn = scenario.engine.rejection_sampling and not request.greedy
             temperature = request.temperature if drawn else None
             for timeline in timelines(request, view):
-                head = self._in_force(timeline, heads)
+                head = adapted.get(request.rid) or self._in_force(timeline, heads)
                 followed.append((request, self._drafts(timeline, view, departures, temperature, head)))
                 if timeline.why:
                     break

@@ -1,7 +1,7 @@
 """Checks that nothing is read from a cache that was emptied, from rows alone.
 
 An engine begins a scenario empty. A flush, new weights and released memory empty it again. A prompt may start from KV
-of a text only where some request of the scenario had that text since.
+of a text only where some request of the scenario had that text since, with the same adapter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def check_flushed(evidence: Evidence) -> CheckResult:
         if first.record.mode != "PREFILL" or first.start == 0 or not rows:
             continue
         since = max((step for step in emptied if step <= first.record.scheduler_step), default=0)
-        held = max((_shared(evidence, first.rid, rid) for rid in _seen(evidence, since, first.record.index)), default=0)
+        others = _seen(evidence, since, first.record.index)
+        held = max((_shared(evidence, first.rid, rid) for rid in others), default=0)
         result.count("cached_prefixes", 1)
         if held < first.start:
             result.divergences.append(
@@ -55,7 +56,9 @@ def _seen(evidence: Evidence, since: int, before: int) -> Iterator[str]:
 
 
 def _shared(evidence: Evidence, one: str, other: str) -> int:
-    """Leading tokens that two texts have in common, as far as they are known."""
+    """Leading tokens that two texts have in common, as far as they are known; none where their adapters differ."""
+    if evidence.scenario.request(one).lora_path != evidence.scenario.request(other).lora_path:
+        return 0
     left, right = evidence.full[one], evidence.full[other]
     place = 0
     while place in left and left[place] == right.get(place):

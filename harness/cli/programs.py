@@ -15,6 +15,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from cases import catalogue, fixed, prompts
+from cases.adapters import ADAPTERS
 from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
@@ -336,6 +337,11 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
             f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
+    for name in engine.lora_paths:
+        if recipe is None or recipe.target_architecture != Recipe.target_architecture:
+            yield "engine.lora_paths: adapters are made for the tiny pairs with a Llama\n  allowed: leave it out"
+        elif name not in ADAPTERS:
+            yield unknown("adapter", name, ADAPTERS)
     yield from taken(engine.server_args)
     if device == "cpu" and engine.cuda_graph:
         yield "engine.cuda_graph is true, and there are no CUDA graphs on cpu\n  allowed: false"

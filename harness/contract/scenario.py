@@ -142,6 +142,8 @@ class EngineConfig(Strict):
 
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
+    lora_paths: LoRA adapters that requests may name; on the tiny pairs those of cases.adapters, by their names.
+
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
 
@@ -175,6 +177,7 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    lora_paths: tuple[str, ...] = ()
     server_args: dict[str, Any] = Field(default={})
 
     @property
@@ -373,6 +376,8 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError("engine.disaggregation_decode_radix_cache needs engine.disaggregation; set both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
         raise ValueError("engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does; set both, or neither")
+    if scenario.engine.lora_paths and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
+        raise ValueError("engine.lora_paths is driven on one engine of one DP rank")
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError("spec.adaptive is driven on one engine, and SGLang refuses it with DP attention")
     if scenario.spec.plugin and (not scenario.engine.disaggregation or scenario.spec.algorithm != "EAGLE"):
@@ -397,6 +402,11 @@ def _check_served(scenario: Scenario) -> None:
     for request in scenario.requests:
         if request.require_reasoning and scenario.engine.reasoning_parser is None:
             raise ValueError(f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser")
+        if request.lora_path is not None and request.lora_path not in scenario.engine.lora_paths:
+            raise ValueError(
+                f"request {request.rid!r}: lora_path {request.lora_path!r} is not in engine.lora_paths\n"
+                f"  allowed: {', '.join(scenario.engine.lora_paths) or 'none'}"
+            )
         for key in request.asked:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
@@ -436,6 +446,8 @@ def _check_updates(scenario: Scenario) -> None:
             raise ValueError(
                 "op 'update' needs the name of a pair, and stands first or behind a drain, or has mode \"retract\""
             )
+        if op.kind == "update" and scenario.engine.lora_paths:
+            raise ValueError("op 'update' is not driven with engine.lora_paths; leave one of them out")
         if op.kind == "update" and op.source == "disk" and op.selector == "draft":
             raise ValueError(
                 "op 'update' from disk: SGLang gives one folder to all; set source tensor, or selector all"

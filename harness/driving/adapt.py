@@ -30,6 +30,8 @@ FIRST_WITH_REJECTION, FIRST_WITH_LAYERED_REJECTION = Version("0.5.14"), Version(
 FIRST_MIXED = Version("0.5.19")
 #: The first release that was tried with drawn drafts and a hand-over; 0.5.17 lacks what they need, by reading.
 FIRST_WITH_HANDED_REJECTION = Version("0.5.23")
+#: The first release that takes adapters for a target beside EAGLE.
+FIRST_WITH_LORA = Version("0.5.19")
 #: The first release that is known to change the number of steps while it serves, zero included.
 FIRST_ADAPTIVE = Version("0.5.17")
 #: Up to here a decode side that speculates may keep no prefix cache; what lies between this and 0.5.23 was not tried.
@@ -183,6 +185,11 @@ def impossible(spec: SpecConfig, engine: EngineConfig, *, version: str, device: 
             f"{spec.algorithm}\n  allowed: engine.enable_mixed_chunk false, or EAGLE or EAGLE3 on a release from "
             f"{FIRST_MIXED} on"
         )
+    if engine.lora_paths and Version(version) < FIRST_WITH_LORA:
+        return (
+            f"engine.lora_paths is set, and SGLang {version} says: Currently LoRA is only compatible with NGRAM "
+            f"speculative decoding\n  allowed: leave it out, or a release from {FIRST_WITH_LORA} on"
+        )
     if spec.adaptive is not None and Version(version) < FIRST_ADAPTIVE:
         return (
             f"spec.adaptive is set, and it is not driven on SGLang {version}\n"
@@ -260,6 +267,8 @@ def unwitnessed(scenario: Scenario, *, assumed: Sequence[str] = ()) -> str:
             "a number of steps, or weights, that change while SGLang serves are not driven with a witness\n"
             "  allowed: --reference paper, or leave spec.adaptive and ops 'update' and 'memory' out"
         )
+    if scenario.engine.lora_paths:
+        return "engine.lora_paths: adapters are not driven with a witness\n  allowed: --reference paper"
     predicted = [one for one in assumed if issues()[one].assume == "predicted"]
     if predicted:
         return (

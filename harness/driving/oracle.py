@@ -13,6 +13,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from cases import adapters
+from cases.folders import made_once
 from cases.tokenizers import tokenizer_for
 from harness import defects
 from harness.both_sides import leases
@@ -23,6 +25,7 @@ from harness.contract.trace import EOS, Event, Rows, Trace
 from harness.driving.footprint import CONTEXT_MIB
 from harness.driving.place import CPU, Place
 from harness.driving.tiny_pairs import weights_of
+from reference import lora
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
 from reference.model import Target
@@ -32,11 +35,11 @@ from reference.spelling import Spelling
 
 #: Weight files up to this size are of a tiny pair.
 TINY = 64 << 20
-#: The pairs whose target, and whose draft, an engine has; '' for those it was started with.
-Names = tuple[str, str]
-OWN: Names = ("", "")
+#: The pairs whose target, and whose draft, an engine has, '' for those it was started with; and the target's adapter.
+Names = tuple[str, str, str]
+OWN: Names = ("", "", "")
 #: Of a request for which more than one pair was in force: no text is that of one.
-SEVERAL: Names = ("several", "several")
+SEVERAL: Names = ("several", "several", "")
 #: What a session is asked for: speculation settings, the dtype the engine holds weights in, the dtype to compute in,
 #: and which pairs took the place of its own.
 Asked = tuple[str, str, str, Names]
@@ -97,12 +100,16 @@ class Oracle:
         constraints = self._constraints(scenario, engine, held=held)
         languages = constraints.languages if constraints else {}
         changes = weights_in_force(engine)
-        later = {rid: names for rid, names in of_requests(engine, changes).items() if names != OWN}
+        adapted: dict[str, Names] = {one.rid: ("", "", one.lora_path) for one in scenario.requests if one.lora_path}
+        later = {rid: names for rid, names in of_requests(engine, changes).items() if names != OWN} | adapted
 
         def replayed(dtype: str, *, expecting: bool) -> Trace:
             session = partial(self._session, scenario.spec, held=held, dtype=dtype)
             heads = [(step, session(names=names).head) for step, names in changes]
-            return session().replay(scenario, engine, expecting=expecting, heads=heads, languages=languages)
+            own = {rid: session(names=names).head for rid, names in adapted.items()}
+            return session().replay(
+                scenario, engine, expecting=expecting, heads=heads, adapted=own, languages=languages
+            )
 
         reference = replayed("float32", expecting=True)
         if held != "float32":
@@ -153,6 +160,9 @@ class Oracle:
             models = self.load(held=held)._models[held]
             if names != OWN:
                 target = weights_of(names[0], "target")[0] if names[0] else self.target
+                for name, folder in adapters.of_target(target, names[2:] if names[2] else ()).items():
+                    place = adapters.beside(target, f"with-{name}")
+                    target = made_once(place, partial(lora.adapted, target, Path(folder)))
                 draft = weights_of(names[1], "draft")[0] if names[1] else self.draft
                 models = load_pair(target, draft, held=getattr(torch, held))
             head = models[1].computing(getattr(torch, dtype))
@@ -182,13 +192,13 @@ class Oracle:
 
 def weights_in_force(engine: Trace) -> list[tuple[int, Names]]:
     """From which scheduler step on an engine had other weights, and whose; an update that failed changes nothing."""
-    found, (target, draft) = list[tuple[int, Names]](), OWN
+    found, (target, draft, _) = list[tuple[int, Names]](), OWN
     for event in engine.events:
         if event.name == "update" and event.data["success"]:
             name, selector = str(event.data["what"]), event.data.get("selector", "target")
             target = target if selector == "draft" else name
             draft = draft if selector == "target" else name
-            found.append((event.scheduler_step, (target, draft)))
+            found.append((event.scheduler_step, (target, draft, "")))
     return found
 
 

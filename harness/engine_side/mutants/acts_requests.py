@@ -159,5 +159,15 @@ def left_alone(scene: Scene, values: Values) -> Values:
 
 
 @act
+def from_neighbour(scene: Scene, values: Values) -> Values:
+    return {"ids": values["ids"].roll(1)}
+
+
+@act
+def without_adapter(scene: Scene, values: Values) -> Values:
+    return {"ids": torch.full_like(values["ids"], -1)}
+
+
+@act
 def not_emptied(scene: Scene, values: Values) -> Values:
     return {"empties": torch.zeros_like(values["empties"])}
