@@ -32,7 +32,6 @@ def check_flushed(evidence: Evidence) -> CheckResult:
         since = max((step for step in emptied if step <= first.record.scheduler_step), default=0)
         others = _seen(evidence, since, first.record.index)
         held = max((_shared(evidence, first.rid, rid) for rid in others), default=0)
-        result.count("cached_prefixes", 1)
         if held < first.start:
             result.divergences.append(
                 evidence.divergence(
