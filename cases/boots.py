@@ -436,6 +436,16 @@ TP_BOOTS = _named(
     )
 )
 
+#: Two of three tokens, in an order of their own.
+HOT = tuple(token * 2 for token in range(171)) + tuple(511 - token * 2 for token in range(170))
+HOT_BOOTS = _named(
+    Boot(name=name, why=why, spec=spec.model_copy(update={"token_map": HOT}))
+    for name, why, spec in (
+        ("hot-tokens", "a chain that proposes two of three tokens (FR-Spec)", SpecConfig()),
+        ("hot-tree", "the same with two candidates a step, two steps", _tree(2, 2, 6)),
+    )
+)
+
 ADAPTED = EngineConfig(lora_paths=("first", "second"))
 ADAPTER_BOOTS = _named(
     Boot(name=name, why=f"two LoRA adapters: {why}", checkpoint=checkpoint, spec=spec, engine=engine, since=FIRST_MIXED)

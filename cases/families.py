@@ -14,6 +14,7 @@ from cases.boots import (
     BOOTS,
     DP_BOOTS,
     EAGLE3_BOOTS,
+    HOT_BOOTS,
     LATENT,
     LAYERED,
     MIXED_BOOTS,
@@ -224,6 +225,18 @@ _ADAPTERS = Family(
     coverage_points=("adapters_in_one_batch", "non_final_chunk", "batch_grows", "prefix_hit", "retract_resume"),
 )
 
+_HOT = Family(
+    name="token-map",
+    why="EAGLE drafts that propose some tokens only (FR-Spec): chains and trees",
+    scenarios=tuple(
+        one
+        for boot in HOT_BOOTS.values()
+        for one in on_boot(boot, only=("four-together", "chunked-long-prompt", "staggered-arrivals", "retracted"))
+    ),
+    boots=tuple(HOT_BOOTS.values()),
+    coverage_points=(*COMMON, "retract_resume"),
+)
+
 _LAYERS = LAYERED["layers"]
 _MTP = Family(
     name="mtp",
@@ -319,7 +332,23 @@ _TRAINED = Family(
 )
 
 _ALL = (
-    *(_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _WEIGHTS, _ADAPTERS),
+    *(
+        _EAGLE,
+        _EAGLE3,
+        _TREE,
+        _PAGED,
+        _MLA,
+        _MTP,
+        _TRAINED,
+        _TEXTS,
+        _DP,
+        _TP,
+        _ADAPTIVE,
+        _MIXED,
+        _WEIGHTS,
+        _ADAPTERS,
+        _HOT,
+    ),
     *(_DISAGG, _DISAGG_DP),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import ADAPTER_BOOTS, HEADS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
+from cases.boots import ADAPTER_BOOTS, HEADS, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_ranks import joining
 from cases.fixed_weights import adapter_shapes, weight_shapes
@@ -236,6 +236,7 @@ _IDLE_BESIDE = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "token-map": (_together("together-token-map", spec=HOT_BOOTS["hot-tokens"].spec),),
     "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),

@@ -17,9 +17,12 @@ from cases.meta.test_reference_session import assert_same_rows, request_of, scen
 from harness.checks.evidence import gather
 from harness.checks.flushed import check_flushed
 from harness.checks.judge import judge
+from harness.cli.prepare import provider
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 from harness.contract.trace import Event
 from harness.contract.types import Kind, Outcome
+from harness.contract.usage import UsageError
+from harness.driving.adapt import unpredicted
 from harness.driving.oracle import OWN, SEVERAL, of_requests, weights_in_force
 from harness.engine_side.host import weights
 from reference import lora
@@ -226,3 +229,41 @@ def test_adapter_of_another_model_is_refused(pairs, tmp_path):
     save_file(foreign, tmp_path / "adapter_model.safetensors")
     with pytest.raises(CheckpointError, match="no A and B"):
         lora.adapted(target, tmp_path, tmp_path)
+
+
+# Arguments that change what a draft proposes, or what rows hold
+
+
+def test_head_with_a_token_map_proposes_those_tokens_alone_and_as_before(pairs):
+    _, head = load_pair(pairs["eagle-tiny"].target, pairs["eagle-tiny"].draft)
+    only = (7, 500, 3)
+    g = torch.randn(4, 64, generator=torch.Generator().manual_seed(1))
+    logits, free = head.proposing(only).logits(g), head.logits(g)
+    assert torch.equal(logits[:, list(only)], free[:, list(only)])
+    assert logits.isfinite().sum(-1).tolist() == [3] * 4
+    assert head.only is None
+
+
+@pytest.mark.parametrize("given", [{"token_map": (1, 1, 2)}, {"token_map": (1,), "algorithm": "EAGLE3"}])
+def test_token_map_is_for_eagle_and_names_each_token_once(given):
+    with pytest.raises(ValidationError, match="different token ids"):
+        SpecConfig(**given)
+
+
+@pytest.mark.parametrize("name", ["speculative_draft_window_size", "kv_cache_dtype"])
+def test_argument_that_no_reference_follows_needs_a_witness(name):
+    scenario = program(submit("a", "b"), server_args={name: 8})
+    assert "--reference witness" in unpredicted(scenario)
+    assert provider("auto", None, [scenario], say=lambda _text: None) == "witness"
+    with pytest.raises(UsageError, match=name):
+        provider("paper", None, [scenario], say=lambda _text: None)
+    assert not unpredicted(program(submit("a", "b"), server_args={"speculative_draft_attention_backend": "triton"}))
+
+
+@pytest.mark.parametrize(("asked", "reasons"), [({}, 1), ({"speculative_accept_threshold_single": 0.5}, 0)])
+def test_thresholds_that_a_verify_did_not_run_with_are_unknown(asked, reasons):
+    scenario = handmade.scenario(server_args=asked)
+    engine, reference = handmade.build(scenario)
+    coins = Event(name="coins", scheduler_step=1, data={"round": 0, "rule": "x", "coins": {}, "thresholds": [0.5, 1.0]})
+    verdict, _ = judge(scenario, replace(engine, events=(*engine.events, coins)), reference)
+    assert len([one for one in verdict.reasons if "and a verify ran with [0.5, 1.0]" in one]) == reasons

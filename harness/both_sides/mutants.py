@@ -54,6 +54,7 @@ NEEDS = {
     "chain": "a chain draft (t = 1)",
     "tree": "a tree draft (t > 1)",
     "eagle3": "an EAGLE-3 head with three features and a vocabulary of its own",
+    "token-map": "a chain draft that proposes some tokens only",
     "own-head": "an EAGLE-3 head with logits of its own over the whole vocabulary",
     "layers": "an MTP draft with three layers",
     "chained": "an MTP draft with three layers that read each other's output",

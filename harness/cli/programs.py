@@ -342,6 +342,10 @@ def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterat
             f"engine.tp_size is {engine.tp_size} with engine.disaggregation: hand-overs between sides of several TP "
             f"ranks are not driven\n  allowed: the value of engine.dp_size ({engine.dp_size})"
         )
+    for token in spec.token_map or ():
+        if recipe is None or not 0 <= token < recipe.vocab:
+            yield "spec.token_map: token ids of a tiny pair's vocabulary\n  allowed: 0 to 511 on those of 512 tokens"
+            break
     for name in engine.lora_paths:
         if recipe is None or recipe.target_architecture != Recipe.target_architecture:
             yield "engine.lora_paths: adapters are made for the tiny pairs with a Llama\n  allowed: leave it out"

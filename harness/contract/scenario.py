@@ -43,6 +43,9 @@ class SpecConfig(Strict):
     adaptive: what SGLang reads from the file of `speculative_adaptive_config`: batch sizes, each with candidate_steps
     between which it changes while it serves, 0 for rounds that do not speculate; num_steps is what it starts with.
 
+    token_map: target ids that an EAGLE draft may propose (FR-Spec), which SGLang reads from the file of
+    `speculative_token_map`; None: all.
+
     plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
     a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
     plugin.
@@ -54,6 +57,7 @@ class SpecConfig(Strict):
     num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
     plugin: Literal["bare", "none", "own"] | None = None
     adaptive: dict[str, Any] | None = None
+    token_map: tuple[int, ...] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
@@ -70,6 +74,10 @@ class SpecConfig(Strict):
                 f"num_draft_tokens {self.num_draft_tokens} exceeds the {most} nodes that num_steps {self.num_steps} "
                 f"and eagle_topk {self.eagle_topk} can propose"
             )
+        if self.token_map is not None and (
+            self.algorithm != "EAGLE" or not self.eagle_topk <= len(set(self.token_map)) == len(self.token_map)
+        ):
+            raise ValueError("token_map is for EAGLE, and lists at least eagle_topk different token ids")
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
         return self

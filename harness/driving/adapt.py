@@ -46,6 +46,16 @@ FIRST_WITH_RECOMPUTE = Version("0.5.16")
 FIRST_ASKING_PLUGINS = Version("0.5.13")
 
 
+#: Arguments of SGLang's that change what a row of the target or the draft holds, and that only a witness has too.
+CHANGING = frozenset(
+    (
+        *("speculative_draft_window_size", "speculative_draft_sink_size", "speculative_draft_model_quantization"),
+        *("speculative_draft_kv_cache_dtype", "speculative_draft_load_format", "quantization", "kv_cache_dtype"),
+        *("load_format", "model_impl", "torchao_config", "json_model_override_args", "quantization_param_path"),
+    )
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
     """What the options of SGLang's own names ask for (--dtype, --page-size, --context-length, …), or None."""
@@ -251,6 +261,16 @@ def unserved(scenario: Scenario, *, version: str) -> str:
             "transfers of this version do not serve\n"
             "  allowed: rids of op 'retract', which the decode side takes back by itself as when its pool runs out; "
             f"engine.disaggregation false; or a release before {FIRST_WITH_RECOMPUTE}"
+        )
+    return ""
+
+
+def unpredicted(scenario: Scenario) -> str:
+    """Why only a witness says something of this scenario, with what to do instead; empty if others do too."""
+    if asked := next((name for name in scenario.engine.server_args if name in CHANGING), None):
+        return (
+            f"engine.server_args has {asked}, which changes what rows hold in a way that no reference of ours follows\n"
+            f"  allowed: --reference witness, or leave {asked} out"
         )
     return ""
 

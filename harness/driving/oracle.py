@@ -28,7 +28,7 @@ from harness.driving.tiny_pairs import weights_of
 from reference import lora
 from reference.constraints import Constraints
 from reference.logit_rules import Rules
-from reference.model import Target
+from reference.model import OnLastState, Target
 from reference.pairs import AnyHead, load_pair
 from reference.session import Generated, ReferenceSession
 from reference.spelling import Spelling
@@ -166,6 +166,8 @@ class Oracle:
                 draft = weights_of(names[1], "draft")[0] if names[1] else self.draft
                 models = load_pair(target, draft, held=getattr(torch, held))
             head = models[1].computing(getattr(torch, dtype))
+            if spec.token_map is not None and isinstance(head, OnLastState):
+                head = head.proposing(spec.token_map)
             wanted = defects.departures(self.assumed)
             self._sessions[asked] = ReferenceSession(head.target, head, spec, departures=wanted)
         return self._sessions[asked]

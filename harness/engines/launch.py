@@ -215,6 +215,8 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
     }
     if spec.adaptive is not None:
         arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": spec.adaptive}
+    if spec.token_map is not None:
+        arguments["speculative_token_map"] = list(spec.token_map)
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments
