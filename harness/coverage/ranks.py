@@ -56,7 +56,7 @@ def padded_to_sum(scenario: Scenario, trace: Trace) -> Iterator[Place]:
     yield from _padded(trace, "SUM_LEN")
 
 
-def _padded(trace: Trace, mode: str) -> Iterator[Event]:
+def _padded(trace: Trace, mode: str) -> Iterator[None]:
     states = (event for event in trace.events if event.name in ("busy_state", "idle_state"))
     yield from (None for event in states if event.data.get("padding") == mode)
 
