@@ -19,7 +19,7 @@ from cases.adapters import ADAPTERS
 from cases.boots import Boot
 from cases.checkpoints import RECIPES
 from cases.families import FAMILIES
-from cases.recipes import Qwen3Recipe, Recipe
+from cases.recipes import Recipe
 from harness.both_sides.logit_processors import PARAMETER
 from harness.both_sides.mutants import MUTANTS
 from harness.contract.admission import reserved, reserved_slots, too_long
@@ -303,9 +303,9 @@ def _like(one: Recipe, other: Recipe, shapes: Sequence[str]) -> bool:
 
 def _of_engine(scenario: Scenario, device: str, recipe: Recipe | None) -> Iterator[str]:
     spec, engine = scenario.spec, scenario.engine
-    if engine.dp_size > 1 and recipe is not None and not isinstance(recipe, Qwen3Recipe):
+    if engine.dp_size > 1 and recipe is not None and not recipe.dp_attention:
         # SGLang builds DP attention into some targets only, and an EAGLE-1 draft is no part of it and hangs
-        able = ", ".join(name for name, one in RECIPES.items() if isinstance(one, Qwen3Recipe))
+        able = ", ".join(name for name, one in RECIPES.items() if one.dp_attention)
         yield (
             f"engine.dp_size is {engine.dp_size}: the target of checkpoint {scenario.checkpoint!r} "
             f"has no DP attention\n"
