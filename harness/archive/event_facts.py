@@ -32,6 +32,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
+    "memory": ("what", "success", "message"),
     "tp_rank": ("tp_rank", "rows"),
     "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }

@@ -12,6 +12,7 @@ from harness.checks import (
     accepts,  # noqa: F401
     answered,  # noqa: F401
     copied_states,  # noqa: F401
+    flushed,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401
     outputs,  # noqa: F401

@@ -251,7 +251,7 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
     protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed."""
+    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
     result = CheckResult()
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
     for moment in sorted(idle.keys() | busy.keys()):
@@ -259,6 +259,10 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
         if moment[2]:
             continue  # later draft steps go on with the counts that SGLang padded for the first
         rows = {event.dp_rank: event.data.get("rows") for event in events}
+        for event in events[1:]:
+            if event.data.get("padding") != (expected := events[0].data.get("padding")):
+                fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
+                result.divergences.append(fault)
         for event in events:
             announced = event.data.get("announced") or []
             for rank, count in enumerate(announced):

@@ -31,6 +31,7 @@ class Where(StrEnum):
     UPDATED = "an engine that is given other weights"
     MIXED = "an engine with mixed chunks"
     ADAPTIVE = "an engine that changes its number of draft steps"
+    ADAPTERS = "an engine with LoRA adapters"
     RANKS = "two ranks of DP attention"
     MORE_RANKS = "more than two ranks of DP attention"
     HANDOFF = "a prefill and a decode engine"
