@@ -141,6 +141,9 @@ class EngineConfig(Strict):
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window have
+    a pool of their own, whose slots are given back once no window reaches them.
+
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
@@ -168,6 +171,7 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
+    disable_hybrid_swa_memory: bool = True
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True

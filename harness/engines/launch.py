@@ -229,8 +229,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "disable_custom_all_reduce": engine.tp_size > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority_scheduling,
         "enable_deterministic_inference": engine.deterministic_inference,
-        # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
-        "disable_hybrid_swa_memory": True,
+        "disable_hybrid_swa_memory": engine.disable_hybrid_swa_memory,
         "max_total_tokens": engine.max_total_tokens,
         "schedule_conservativeness": engine.schedule_conservativeness,
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),
