@@ -103,6 +103,9 @@ RECIPES: dict[str, Recipe] = {
         # Sliding windows: of the target alone, and of target and draft.
         GptOssRecipe(name="oss-tiny", seed=20250805),
         WindowedRecipe(name="mtp-window", seed=20251216),
+        # The same with windows shorter than a draft.
+        GptOssRecipe(name="oss-narrow", seed=20250806, window=3),
+        WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),

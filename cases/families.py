@@ -26,6 +26,7 @@ from cases.boots import (
     TP_BOOTS,
     TRAINED,
     TREES,
+    WINDOWED,
     Boot,
 )
 from cases.fixed import default_scenarios, shapes
@@ -34,6 +35,7 @@ from cases.fixed_held import held_texts
 from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
+from cases.fixed_windows import window_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -299,7 +301,34 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
-_ALL = (_EAGLE, _EAGLE3, _TREE, _PAGED, _MLA, _MTP, _TRAINED, _TEXTS, _DP, _TP, _ADAPTIVE, _MIXED, _DISAGG, _DISAGG_DP)
+_WINDOW = Family(
+    name="window",
+    why="a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
+    scenarios=(
+        *(one for boot in WINDOWED.values() for one in window_shapes(boot)),
+        *parts(WINDOWED["window-pool"], prefix="window-pool-"),
+    ),
+    boots=tuple(WINDOWED.values()),
+    coverage_points=(*COMMON, *OF_PARTS, *names(Where.WINDOWS), "prefix_hit"),
+)
+
+_ALL = (
+    _EAGLE,
+    _EAGLE3,
+    _TREE,
+    _PAGED,
+    _MLA,
+    _MTP,
+    _WINDOW,
+    _TRAINED,
+    _TEXTS,
+    _DP,
+    _TP,
+    _ADAPTIVE,
+    _MIXED,
+    _DISAGG,
+    _DISAGG_DP,
+)
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 #: What a test session drives of families it was not asked for.
 SOME: dict[str, tuple[str, ...]] = {

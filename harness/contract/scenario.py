@@ -141,8 +141,8 @@ class EngineConfig(Strict):
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
-    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window have
-    a pool of their own, whose slots are given back once no window reaches them.
+    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
+    have a pool of their own, whose slots are given back once no window reaches them.
 
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
