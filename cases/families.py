@@ -261,8 +261,11 @@ _DISAGG = Family(
         *parts(PD_BOOTS["pd-five"], prefix="apart-"),
     ),
     boots=tuple(PD_BOOTS.values()),
-    # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    coverage_points=(*(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"), *OF_PARTS),
+    # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
+    coverage_points=(
+        *(name for name in names(Where.HANDOFF) if name not in ("prefix_on_decode_side", "late_write")),
+        *OF_PARTS,
+    ),
 )
 
 _DISAGG_DP = Family(

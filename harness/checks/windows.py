@@ -16,7 +16,7 @@ from harness.contract.types import Divergence, Key, Kind
 @register(
     id="windows",
     kinds=(Kind.CACHE_SLOT,),
-    reads=("scenario", "engine", "reference"),
+    reads=("scenario", "engine"),
     protects="every position that a sliding window reaches has a slot of its own in the pool of windows",
 )
 def check_window_slots(evidence: Evidence) -> CheckResult:

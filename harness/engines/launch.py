@@ -138,6 +138,8 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
             own["disaggregation_decode_enable_radix_cache"] = True
     else:
         own["disable_cuda_graph"] = True
+        own["max_total_tokens"] = engine.prefill_side.max_total_tokens
+        own["disable_radix_cache"] = not engine.prefill_side.radix_cache
         if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
             own["max_running_requests"] = engine.max_running_requests
