@@ -328,9 +328,9 @@ WINDOWED = _named(
         ),
         (
             "window-pages",
-            "pages of four tokens, two candidates a step",
+            "pages of four tokens, three candidates a step",
             "oss-tiny",
-            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=2, num_draft_tokens=6),
+            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
             WINDOWS.model_copy(update={"page_size": 4}),
             V2,
         ),

@@ -169,7 +169,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 #: Pairs whose draft and norms are moved, see `cases.stirred`.
-STIRRED = frozenset(name for name in RECIPES if "-apart" in name)
+STIRRED = frozenset(
+    name for name, recipe in RECIPES.items() if "-apart" in name or isinstance(recipe, GptOssRecipe | WindowedRecipe)
+)
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
