@@ -320,6 +320,48 @@ TRAINED = _named(
     )
 )
 
+#: Layers with sliding windows have a KV pool of their own.
+WINDOWS = EngineConfig(disable_hybrid_swa_memory=False)
+WINDOWED = _named(
+    Boot(name=name, why=f"a pool for sliding windows: {why}", checkpoint=pair, spec=spec, engine=engine, since=since)
+    for name, why, pair, spec, engine, since in (
+        ("window", "gpt-oss style, an EAGLE-3 chain of three steps", "oss-tiny", HEADS, WINDOWS, V2),
+        (
+            "window-narrow",
+            "windows of three rows, no prefix cache, five steps",
+            "oss-narrow",
+            HEADS_OF_FIVE,
+            WINDOWS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        (
+            "window-pages",
+            "pages of four tokens, three candidates a step",
+            "oss-tiny",
+            SpecConfig(algorithm="EAGLE3", num_steps=2, eagle_topk=3, num_draft_tokens=8),
+            WINDOWS.model_copy(update={"page_size": 4}),
+            V2,
+        ),
+        (
+            "window-pool",
+            "a pool that a few requests outgrow",
+            "oss-tiny",
+            HEADS,
+            WINDOWS.model_copy(update=OUTGROWN),
+            V2,
+        ),
+        (
+            "window-layers",
+            "MiMo-V2 style, three MTP layers, no prefix cache",
+            "mtp-window",
+            MTP,
+            WINDOWS.model_copy(update={"radix_cache": False}),
+            "0.5.17",
+        ),
+        ("window-layers-cache", "MiMo-V2 style, windows of three rows", "mtp-narrow", MTP, WINDOWS, "0.5.17"),
+    )
+)
+
 SPELLED = EngineConfig(skip_tokenizer_init=False, grammar_backend="xgrammar")
 SPELLED_BOOTS = _named(
     Boot(name=name, why=why, checkpoint=checkpoint, spec=spec, engine=engine, since=V2)

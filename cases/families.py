@@ -29,6 +29,7 @@ from cases.boots import (
     TRAINED,
     TREES,
     WEIGHT_BOOTS,
+    WINDOWED,
     Boot,
 )
 from cases.fixed import default_scenarios, shapes
@@ -38,6 +39,7 @@ from cases.fixed_parts import parts
 from cases.fixed_ranks import joining, on_boot, rank_shapes
 from cases.fixed_text import text_shapes
 from cases.fixed_weights import adapter_shapes, weight_shapes
+from cases.fixed_windows import window_shapes
 from harness.contract.scenario import EngineConfig, Scenario, SpecConfig
 from harness.coverage import Where, names
 
@@ -291,8 +293,11 @@ _DISAGG = Family(
         *parts(PD_BOOTS["pd-five"], prefix="apart-"),
     ),
     boots=tuple(PD_BOOTS.values()),
-    # Before 0.5.23 no decode side that speculates may keep a prefix cache.
-    coverage_points=(*(name for name in names(Where.HANDOFF) if name != "prefix_on_decode_side"), *OF_PARTS),
+    # Before 0.5.23 no decode side that speculates may keep a prefix cache, or survives a late write: in files.
+    coverage_points=(
+        *(name for name in names(Where.HANDOFF) if name not in ("prefix_on_decode_side", "late_write")),
+        *OF_PARTS,
+    ),
 )
 
 _DISAGG_DP = Family(
@@ -331,6 +336,17 @@ _TRAINED = Family(
     coverage_points=(*COMMON, *OF_PARTS, "prefix_hit", "abort_in_decode", "every_accept_len_seen"),
 )
 
+_WINDOW = Family(
+    name="window",
+    why="a KV pool of their own for layers with sliding windows: gpt-oss style with EAGLE-3, MiMo-V2 style with MTP",
+    scenarios=(
+        *(one for boot in WINDOWED.values() for one in window_shapes(boot)),
+        *parts(WINDOWED["window-pool"], prefix="window-pool-"),
+    ),
+    boots=tuple(WINDOWED.values()),
+    coverage_points=(*COMMON, *OF_PARTS, *names(Where.WINDOWS), "prefix_hit"),
+)
+
 _ALL = (
     *(
         _EAGLE,
@@ -339,6 +355,7 @@ _ALL = (
         _PAGED,
         _MLA,
         _MTP,
+        _WINDOW,
         _TRAINED,
         _TEXTS,
         _DP,

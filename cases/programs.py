@@ -149,6 +149,17 @@ _POOL = program(
     **_SMALL,
 )
 
+_WINDOWS = program(
+    "windows",
+    [request("a", 40, seed=401, new=36), request("b", 9, seed=402, new=30)],
+    [submit("a", "b"), DRAIN],
+    spec=HEADS,
+    wants=["window_evicted", "non_final_chunk"],
+    checkpoint="oss-tiny",
+    chunked_prefill_size=16,
+    disable_hybrid_swa_memory=False,
+)
+
 _SAMPLED = program(
     "sampled",
     [
@@ -252,6 +263,7 @@ EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "abort": (_ABORT,),
     "queue": (_QUEUE,),
     "pool": (_POOL,),
+    "window": (_WINDOWS,),
     "pages": (_together("together-paged", page_size=16), _joined("joined-paged", page_size=16)),
     "paged-tree": (_together("together-paged-tree", spec=TREE, page_size=4),),
     "dp": (_IDLE_BESIDE,),

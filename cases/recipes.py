@@ -114,6 +114,16 @@ class FiveLayersRecipe(MtpRecipe):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedRecipe(MtpRecipe):
+    """The same with sliding windows, in the target's first and last layer and in every MTP layer.
+
+    window: rows that a row sees beside itself.
+    """
+
+    window: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepRecipe(MtpRecipe):
     """A Step-3.5 style target with MTP layers that read each other's output (see cases.step_weights).
 
@@ -161,6 +171,23 @@ class LatentRecipe(Recipe):
     stretch: int = 4
     experts: int = 2
     scaling: float = 1.5
+    expert_gain: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptOssRecipe(Eagle3Recipe):
+    """A pair with a gpt-oss style target: windows in every other layer, sinks, biases, experts (see cases.oss_weights).
+
+    window: rows that a row sees, itself among them. experts: all of them are chosen for every row, so that no near tie
+    decides what a row is. expert_gain: what they add, against an MLP of the other pairs.
+    """
+
+    target_architecture: ClassVar[str] = "GptOssForCausalLM"
+    target_type: ClassVar[str] = "gpt_oss"
+
+    state_rms: float = 2.0
+    window: int = 12
+    experts: int = 2
     expert_gain: float = 0.1
 
 

@@ -22,6 +22,10 @@ def _cached(boot: Boot) -> bool:
     return _alone(boot) and boot.engine.radix_cache
 
 
+def _windowed(boot: Boot) -> bool:
+    return _alone(boot) and not boot.engine.disable_hybrid_swa_memory
+
+
 def _roomy(boot: Boot) -> bool:
     """Whether a template's two or three requests surely fit the pool together."""
     return _alone(boot) and boot.engine.max_total_tokens >= 512
@@ -201,6 +205,30 @@ def _shared(kit: Kit, shared: int) -> Opening:
     later = kit.chunks(len(first)) + kit.integer(1, 8)
     kit.timeline.arrive(later, kit.request(second, new=kit.new_tokens(), stops=True))
     return Opening(events=False, cached=True)
+
+
+@template(fits=lambda boot: _cached(boot) and _windowed(boot))
+def prefix_hit_past_window(kit: Kit) -> Opening:
+    """Longer than the windows of the tiny pairs, in whole pages."""
+    return _shared(kit, kit.integer(24, 48))
+
+
+# Sliding windows
+
+
+@template(fits=_windowed, certain=False)
+def window_evicted(kit: Kit) -> Opening:
+    """Two requests that outlive their windows, if none of them accepts all that it drafts."""
+    for step in (0, kit.integer(0, 4)):
+        kit.arrive(step, kit.length(1, 60), new=MOST_NEW)
+    return Opening(calm=DECODING)
+
+
+@template(fits=lambda boot: _windowed(boot) and not boot.engine.radix_cache, certain=False)
+def window_evicted_in_prompt(kit: Kit) -> Opening:
+    """Three chunks or more."""
+    kit.arrive(0, kit.length(2 * kit.chunk + 1))
+    return Opening(calm=3)
 
 
 # Batches

@@ -141,6 +141,12 @@ class PaperTarget:
         tied = config.tied and "lm_head.weight" not in weights
         self.head = self.embedding if tied else weights.take("lm_head.weight", config.vocab, config.hidden)
 
+    @property
+    def window(self) -> int | None:
+        """Rows that a row sees in the layers with a sliding window, itself among them; None: no layer has one."""
+        windows = [getattr(getattr(layer, "attention", None), "window", None) for layer in self.stack]
+        return max((window for window in windows if window), default=None)
+
     def computing(self, dtype: torch.dtype) -> Self:
         """See Target.computing."""
         view = copy.copy(self)

@@ -19,7 +19,7 @@ from torch import Tensor
 from harness.contract.batches import Part
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import Scenario, SpecConfig
-from harness.contract.trace import EOS, Event, RequestEnd, RoundRecord, RowBuilder, Trace
+from harness.contract.trace import EOS, WINDOW, Event, RequestEnd, RoundRecord, RowBuilder, Trace
 from harness.contract.types import Phase
 from reference.departures import Departure
 from reference.draft import best
@@ -274,6 +274,8 @@ class ReferenceSession:
             "providers": {"target": self.target.provider, "draft": self.head.provider},
             "notes": list(self.head.notes),
         }
+        if window := getattr(self.target, "window", None):
+            header[WINDOW] = window
         return Trace(
             side="reference",
             scenario_id=scenario_id,

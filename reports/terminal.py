@@ -39,6 +39,7 @@ COMPARED = {
     "counts": "counts",
     "logprobs": "log-probabilities",
     "returned_states": "returned states",
+    "window_slots": "window slots",
     "idle_states": "idle states",
     "token_counts": "token counts",
     "tp_rows": "rows of other TP ranks",

@@ -27,6 +27,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "idle_state": ("round", "phase"),
     "busy_state": ("round", "phase"),
     "tails": ("round", "rids", "attempts", "committed", "holes", "wrong"),
+    "window": ("round", "phase", "window", "rids", "attempts", "committed", "rows", "held_from", "gone", "shared"),
     "abort": ("rid",),
     "answer": ("rid", "meta", "pieces"),
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
@@ -69,6 +70,7 @@ class _Said(BaseModel):
     attempts: tuple[int, ...] = ()
     committed: int | tuple[int, ...] = 0
     round: int = -1
+    window: int = 0
     step: int = 0
     phase: str = ""
     side: str = ""
@@ -83,6 +85,8 @@ class _Said(BaseModel):
     ranks: tuple[_Rank, ...] = ()
     free: int = 0
     evictable: int = 0
+    window_free: int = 0
+    window_evictable: int = 0
     metadata: int = 0
     running: tuple[str, ...] = ()
     waiting: tuple[str, ...] = ()
@@ -99,6 +103,9 @@ class _Said(BaseModel):
     prefixes: tuple[int, ...] = ()
     holes: tuple[int, ...] = ()
     wrong: tuple[int, ...] = ()
+    held_from: tuple[int, ...] = ()
+    gone: tuple[int, ...] = ()
+    shared: tuple[int, ...] = ()
     tp_rank: int = 0
     column: str = ""
     meta: dict[str, Any] = {}
@@ -112,6 +119,8 @@ class _Said(BaseModel):
     kept: tuple[int, ...] = ()
 
 
+#: Events whose lists have an entry a request.
+A_SHARE, OF_ALL = ("tails", "window"), ("round", "phase", "window")
 #: Keys that have one type in every event that says them.
 KEYS_READ = frozenset(_Said.model_fields)
 
@@ -125,7 +134,7 @@ def unfit(name: str, data: dict[str, Any]) -> str:
         said = validated(data, _Said)
     except BadDocument as error:
         return f"event {name!r}: {error}"
-    shares = [getattr(said, key) for key in NEEDS["tails"] if key != "round"] if name == "tails" else []
-    if any(not isinstance(one, tuple) or len(one) != len(said.rids) for one in shares):
-        return "event 'tails': its lists are of different lengths\n  allowed: one entry a request in each"
+    shares = [data[key] for key in NEEDS[name] if key not in OF_ALL] if name in A_SHARE else []
+    if any(not isinstance(one, list | tuple) or len(one) != len(said.rids) for one in shares):
+        return f"event {name!r}: its lists are of different lengths\n  allowed: one entry a request in each"
     return ""

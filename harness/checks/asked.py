@@ -29,6 +29,9 @@ RETURNED = ("return_logprob", "return_hidden_states", "stream")
 
 def not_judged(evidence: Evidence) -> Iterator[str]:
     """Reasons for UNKNOWN."""
+    windows = [event for event in evidence.engine.events if event.name == "window"]
+    if not (evidence.scenario.engine.disable_hybrid_swa_memory or windows):
+        yield "engine.disable_hybrid_swa_memory is false, and the engine has no pool for sliding windows"
     known = evidence.reference is None or not is_witness(evidence.reference.header)
     for request in evidence.scenario.requests:
         for key in request.asked:

@@ -25,6 +25,7 @@ from harness.checks import (
     slots,  # noqa: F401
     tensor_ranks,
     texts,  # noqa: F401
+    windows,  # noqa: F401
 )
 from harness.checks.asked import not_judged
 from harness.checks.coverage import check_handshake, compared_enough, coverage_wanted, not_exercised, undrafted

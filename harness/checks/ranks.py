@@ -158,7 +158,8 @@ def _stuck(evidence: Evidence) -> Iterator[Divergence]:
 def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], int]:
     """(dp_rank, what, tp_rank beside the first, else 0) -> slots free or evictable; the first 'start', the last 'end'.
 
-    what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
+    what: '' for the only pool there is, 'window-' for that of layers with sliding windows; of a pair of engines
+    'prefill-' and 'decode-' before them, and their rows of metadata.
     """
     found: dict[tuple[int, str, int], int] = {}
     for event in events:
@@ -166,6 +167,8 @@ def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], in
             continue
         side = f"{event.data['side']}-" if event.data.get("side") else ""
         levels = {side: int(event.data["free"]) + int(event.data.get("evictable", 0))}
+        if "window_free" in event.data:
+            levels[f"{side}window-"] = int(event.data["window_free"]) + int(event.data["window_evictable"])
         if "metadata" in event.data:
             levels[f"{side}metadata-"] = int(event.data["metadata"])
         for what, level in levels.items():

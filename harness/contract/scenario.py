@@ -145,10 +145,14 @@ class EngineConfig(Strict):
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    max_total_tokens and radix_cache the prefill side has otherwise.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
+
+    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
+    have a pool of their own, whose slots are given back once no window reaches them.
 
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
 
@@ -179,6 +183,8 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disable_hybrid_swa_memory: bool = True
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True
@@ -194,6 +200,11 @@ class EngineConfig(Strict):
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def prefill_side(self) -> EngineConfig:
+        """What the prefill side of a pair has."""
+        return self.model_copy(update=dict(self.disaggregation_prefill))
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -220,8 +231,9 @@ class Op(Strict):
              drain, and nothing arrives in between
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
-             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
-             which moves nothing)
+             side is done, and nothing arrives), late (as hold, and nobody can take back what was sent), land (what was
+             sent of a late one is written where the decode side asked for it, whatever became of its request), fake
+             (said before the submit: SGLang's own backend of that name, which moves nothing)
     mutant   arm the mutant `name` (see harness.both_sides.mutants), from the `count`-th batch of the scenario on
     drain    steps until nothing is left; how many at most follows from the tokens asked for
 
@@ -352,7 +364,7 @@ def room(prompt: int, engine: EngineConfig) -> int:
     return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
-TRANSFERS = ("hold", "release", "fail", "drop", "fake")
+TRANSFERS = ("hold", "release", "fail", "drop", "late", "land", "fake")
 
 
 def _check_sides(scenario: Scenario) -> None:
@@ -384,6 +396,8 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError(
             "engine.disaggregation_decode_radix_cache needs engine.disaggregation\n  allowed: both, or neither"
         )
+    if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
+        raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
         raise ValueError(
             "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"

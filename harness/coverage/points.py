@@ -30,6 +30,7 @@ class Where(StrEnum):
     ANYWHERE = "any engine"
     UPDATED = "an engine that is given other weights"
     MIXED = "an engine with mixed chunks"
+    WINDOWS = "an engine with a pool of its own for sliding windows"
     ADAPTIVE = "an engine that changes its number of draft steps"
     ADAPTERS = "an engine with LoRA adapters"
     RANKS = "two ranks of DP attention"

@@ -146,6 +146,8 @@ def _side(boot: dict[str, Any], side: str, *, engine: EngineConfig) -> dict[str,
             own["disaggregation_decode_enable_radix_cache"] = True
     else:
         own["disable_cuda_graph"] = True
+        own["max_total_tokens"] = engine.prefill_side.max_total_tokens
+        own["disable_radix_cache"] = not engine.prefill_side.radix_cache
         if engine.dp_size > 1:  # what is idle beside a hand-over are ranks of the decode side
             own |= {"tp_size": 1, "dp_size": 1, "enable_dp_attention": False}
             own["max_running_requests"] = engine.max_running_requests
@@ -179,6 +181,9 @@ def _environment(*, device: str, revert: int | None, ranks: int) -> dict[str, st
     environment = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     # Grammars are compiled by threads: a step waits for them, or a request's batch would depend on their speed.
     environment["SGLANG_GRAMMAR_POLL_INTERVAL"] = "60"
+    # Slots that no window reaches are given back at once, and not 128 tokens at a time; until 0.5.16 every second
+    # verify or so, and not once a window.
+    environment |= {"SGLANG_SWA_EVICTION_INTERVAL": "1", "SGLANG_SWA_EVICTION_INTERVAL_MULTIPLIER": "0.25"}
     if device == "cpu":
         environment |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
         # torch.compile would only compile small pointwise helpers, and takes 10 s a boot to do it.
@@ -239,8 +244,7 @@ def _serving(engine: EngineConfig, device: str) -> dict[str, Any]:
         "disable_custom_all_reduce": engine.tp_size > 1,  # collectives are NCCL's and gloo's business, not ours
         "enable_priority_scheduling": engine.priority_scheduling,
         "enable_deterministic_inference": engine.deterministic_inference,
-        # One pool of KV slots: models with sliding windows otherwise get a second one, which is not looked into.
-        "disable_hybrid_swa_memory": True,
+        "disable_hybrid_swa_memory": engine.disable_hybrid_swa_memory,
         "max_total_tokens": engine.max_total_tokens,
         "schedule_conservativeness": engine.schedule_conservativeness,
         "chunked_prefill_size": boot_chunk(engine.page_size, engine.chunked_prefill_size),

@@ -17,10 +17,12 @@ import torch
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
 from ..probes.verify_probe import mask_of
+from ..probes.window_probe import WINDOW_SLOTS
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
 #: Where a model's weights are loaded anew.
@@ -42,6 +44,8 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
     AnswerSites(mutants).install()
+    if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
+        mutants.missing += WindowSites(mutants).install(scheduler)
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
