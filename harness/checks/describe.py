@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.checks.findings import Finding
+from harness.checks.findings import READING, Finding
 from harness.contract.scenario import Scenario
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
@@ -72,6 +72,15 @@ RELATION: dict[str, str] = {
     "owned-by-another": "the slot belongs to another live request",
     "shared-with-another": "two requests of one batch write this slot",
     "own-slot-again": "the request overwrites its own committed row",
+    "plan-of-forward-before": "what the same row of the forward before was to read",
+    "one-slot-late": "the whole window lies one slot late",
+    "one-slot-early": "the whole window lies one slot early",
+    "rows-of-own-number": "the rows of its own number, not those of the beams it grew from",
+    "rows-of-other-beams": "the rows of beams that it did not grow from",
+    "of-another-beam": "another beam's row in the place of its own",
+    "of-another-node": "another node's row in the place of its own",
+    "rows-of-round-elsewhere": "the committed rows are right, those of this round are not",
+    "prefix-elsewhere": "not the rows that this request keeps",
     "draft-slot-differs": "draft and target write different slots for one position",
     "too-many": "more than the walk or batch allows",
     "too-few": "fewer than the walk allows",
@@ -105,6 +114,8 @@ def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | N
 
 
 def _title(divergence: Divergence) -> str:
+    if divergence.check in READING:
+        return f"{SUBJECT[divergence.key.phase]} attention reads other cache slots"
     if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):
         return WHAT[divergence.kind]
     if title := TITLES.get("finish" if divergence.hint == "text-length" else divergence.check):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.contract.trace import Block, Event, RequestEnd, RoundRecord, Trace, joined
+from harness.contract.trace import Block, Event, Ragged, RequestEnd, RoundRecord, Trace, joined
 
 Message = dict[str, Any]
 Arrays = dict[str, np.ndarray]
@@ -135,6 +135,9 @@ class Assembler:
             block.lists["top_ids"], block.lists["top_logits"] = (rows, arrays["top_ids"]), (rows, arrays["top_logits"])
             if phase == "VERIFY":
                 block.lists["chosen_ids"] = (rows, arrays["top_ids"][:, :1])
+        if "read_shared" in arrays:
+            block.column("slots_shared")[:] = arrays["read_shared"]
+            block.lists["slots_read"] = Ragged(arrays["read_slots"], arrays["read_offsets"])
         self._blocks.append(block)
         self._forwards[place.dp_rank, message["round"], phase, message["step"]] = _Forward(block, ends, lens)
 
