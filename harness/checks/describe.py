@@ -73,6 +73,7 @@ RELATION: dict[str, str] = {
     "shared-with-another": "two requests of one batch write this slot",
     "own-slot-again": "the request overwrites its own committed row",
     "plan-of-forward-before": "what the same row of the forward before was to read",
+    "changed-since-written": "nobody wrote there since",
     "one-slot-late": "the whole window lies one slot late",
     "one-slot-early": "the whole window lies one slot early",
     "rows-of-own-number": "the rows of its own number, not those of the beams it grew from",
@@ -114,6 +115,8 @@ def describe(divergence: Divergence, scenario: Scenario, *, finding: Finding | N
 
 
 def _title(divergence: Divergence) -> str:
+    if divergence.check == "cached":
+        return f"{SUBJECT[divergence.key.phase]} attention reads a cached row that has changed"
     if divergence.check in READING:
         return f"{SUBJECT[divergence.key.phase]} attention reads other cache slots"
     if divergence.kind in (Kind.LEAK, Kind.CRASH, Kind.HANG):

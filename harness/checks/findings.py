@@ -20,7 +20,7 @@ OF_A_TREE = (Kind.POSITION, Kind.PARENT)
 GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
 DRAFT_PHASES = (*LASTING_DRAFT_PHASES, Phase.DRAFT)
 #: Checks of what attention reads: a wrong slot there is wrong in one row, and goes where that row's values go.
-READING = ("reads", "beams")
+READING = ("reads", "beams", "cached")
 STOPS = (Kind.CRASH, Kind.HANG)
 #: Within one row: what is read comes before what is computed from it.
 KIND_ORDER = {

@@ -10,6 +10,7 @@ from dataclasses import replace
 from harness.checks import (
     accepts,  # noqa: F401
     answered,  # noqa: F401
+    cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
     inputs,  # noqa: F401
     logprobs,  # noqa: F401

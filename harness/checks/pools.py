@@ -111,6 +111,11 @@ class Pools:
         found[unknown] = mine * _OWNER + unknown
         return found
 
+    def held(self, pool: str, slot: int) -> int:
+        """What one slot holds."""
+        known = self._held.get(pool, ())
+        return int(known[slot]) if 0 <= slot < len(known) else NOBODY
+
     def said(self, held: int, share: Share) -> str:
         """What a slot holds, in words."""
         if held == NOBODY:

@@ -23,6 +23,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "unbuilt": ("round", "rids"),
     "coins": ("round", "rule", "thresholds"),
     "masks": ("round", "phase", "rids", "attempts", "committed"),  # with bits: of each rid, hexadecimal, one a row
+    "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),  # slots: of each rid
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
     "state": None,
     "tails": None,

@@ -26,6 +26,7 @@ class Plan:
 
     rows [s+1]: rows of each sequence, None where each has one and its own slot is cached already (a draft step). mask,
     masks [s+1]: which of cached and own rows each row sees; None: own rows up to itself where it is causal, else all.
+    changed: which cached slots hold something else than was written; None where nobody looked.
     """
 
     starts: np.ndarray
@@ -34,6 +35,7 @@ class Plan:
     rows: np.ndarray | None = None
     mask: np.ndarray | None = None
     masks: np.ndarray | None = None
+    changed: np.ndarray | None = None
     causal: bool = True
     prefix_masked: bool = False
 
@@ -50,6 +52,7 @@ class Plan:
             rows=arrays.get("rows"),
             mask=arrays.get("mask"),
             masks=arrays.get("masks"),
+            changed=arrays.get("changed"),
             causal=event["causal"],
             prefix_masked=event["prefix_masked"],
         )
@@ -78,6 +81,17 @@ class Plan:
             "read_slots": listed.values,
             "read_offsets": listed.offsets,
         }
+
+    def changed_for(self, rows: np.ndarray, owners: np.ndarray, requests: int) -> list[list[int]]:
+        """Cached slots that hold something else than was written, of those that each request reads; rows as above."""
+        found: list[set[int]] = [set() for _ in range(requests)]
+        if self.changed is None or not self.changed.any():
+            return []
+        for row, whose in zip(rows.tolist(), owners.tolist(), strict=True):
+            if (block := self._block(row)) >= 0:
+                part = slice(int(self.starts[block]), int(self.starts[block + 1]))
+                found[whose] |= set(self.cached[part][self.changed[part].astype(bool)].tolist())
+        return [sorted(slots) for slots in found]
 
     @property
     def _grows(self) -> bool:

@@ -135,7 +135,11 @@ class Unpacker:
         arrays = {name: found[name] if whole else found[name][keep] for name in INPUTS if name in found}
         arrays |= {"logit_rows": logit_rows, "hidden_rows": hidden_rows}
         if plan is not None:
-            arrays |= plan.read_by(numbers[keep], np.repeat(np.arange(len(lens)), lens))
+            mine, owners = numbers[keep], np.repeat(np.arange(len(lens)), lens)
+            arrays |= plan.read_by(mine, owners)
+            if any(slots := plan.changed_for(mine, owners, len(lens))):
+                place = {"phase": phase, "step": event["step"], **current.about(requests)}
+                yield {"ev": "changed", **place, "slots": slots}, {}
         if len(logit_rows):
             own = of_rows(found, LOGITS, logit_index)
             top = summary_of(own["logits"]) if source == "logits" else summary_reported(own)

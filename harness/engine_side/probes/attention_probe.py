@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ..hooks import HookRegistry
+from .cached_rows import CachedRows
 from .recorder import Recorder
 from .snapshot import Copy, Tensors
 
@@ -33,8 +34,11 @@ MOST_ON_A_CARD = 1 << 16
 class AttentionProbe:
     """Between `begins` and `ends` of a forward, what its first layer reads."""
 
-    def __init__(self, recorder: Recorder, hooks: HookRegistry) -> None:
+    def __init__(self, recorder: Recorder, hooks: HookRegistry, *, rows: bool) -> None:
+        """rows: whether to see too if cached rows change; only where nobody writes them but forwards on the host."""
         self._recorder, self._hooks = recorder, hooks
+        self._rows = CachedRows() if rows else None
+        self._scenario = -1
         self._wanted = False
         self._read: Copy | None = None
         self._facts: dict[str, Any] = {}
@@ -61,7 +65,7 @@ class AttentionProbe:
                 if not self._wanted or (window is not None and window > -1):
                     return original(backend, q, k, v, layer, *args, **kwargs)
                 kernel = getattr(backend, name)
-                setattr(backend, name, self._noting(name, kernel))
+                setattr(backend, name, self._noting(name, kernel, args[0]))
                 try:
                     return original(backend, q, k, v, layer, *args, **kwargs)
                 finally:
@@ -71,7 +75,7 @@ class AttentionProbe:
 
         return make
 
-    def _noting(self, name: str, kernel: Original) -> Original:
+    def _noting(self, name: str, kernel: Original, batch: Any) -> Original:
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._wanted:
                 self._wanted = False
@@ -79,13 +83,15 @@ class AttentionProbe:
                     self._signatures[name] = inspect.signature(kernel)
                 bound = self._signatures[name].bind(*args, **kwargs)
                 bound.apply_defaults()
-                self._take(bound.arguments)
+                self._take(bound.arguments, batch)
             return kernel(*args, **kwargs)
 
         return call
 
-    def _take(self, arguments: Mapping[str, Any]) -> None:
+    def _take(self, arguments: Mapping[str, Any], batch: Any) -> None:
         tensors = _plan(arguments)
+        if self._rows is not None:
+            tensors["read_changed"] = self._changed(self._rows, arguments, batch, tensors["read_slots"])
         if any(
             one is not None and one.device.type != "cpu" and one.numel() > MOST_ON_A_CARD for one in tensors.values()
         ):
@@ -93,6 +99,18 @@ class AttentionProbe:
         self._read = self._recorder.copied(tensors)
         self._facts = {"causal": bool(arguments.get("is_causal", True))}
         self._facts["prefix_masked"] = not arguments.get("skip_prefix_custom_mask", True)
+
+    def _changed(self, rows: CachedRows, arguments: Mapping[str, Any], batch: Any, read: Any) -> torch.Tensor:
+        """bool [w]: which of the slots that are read hold something else than was written."""
+        if self._scenario != self._recorder.scenarios:
+            self._scenario = self._recorder.scenarios
+            rows.forget()
+        buffers = arguments["k_buffer"], arguments["v_buffer"]
+        written = batch.out_cache_loc.long()
+        found = rows.changed(buffers, written, read.long())
+        if arguments.get("custom_mask") is not None and getattr(batch.spec_info, "topk", 1) > 1:
+            rows.lost(buffers, written)  # accepted nodes of a tree are moved together
+        return found
 
 
 def _plan(arguments: Mapping[str, Any]) -> Tensors:

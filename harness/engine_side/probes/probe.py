@@ -29,14 +29,22 @@ class Probe:
     """Installs every hook of one release in one scheduler process."""
 
     def __init__(
-        self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None, *, adaptive: bool = False
+        self,
+        recorder: Recorder,
+        release: Release,
+        graphs: GraphProbe | None = None,
+        *,
+        adaptive: bool = False,
+        receives: bool = False,
     ) -> None:
+        """adaptive: steps change from round to round. receives: KV arrives from another engine."""
         self.recorder = recorder
         self.release = release
         self.graphs = graphs
         self.hooks = HookRegistry() if graphs is None else graphs.hooks
         self._verify = VerifyProbe(recorder, release, self.hooks)
-        self._attention = AttentionProbe(recorder, self.hooks)
+        rows = recorder.staging is None and graphs is None and not receives
+        self._attention = AttentionProbe(recorder, self.hooks, rows=rows)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
