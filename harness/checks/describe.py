@@ -67,6 +67,8 @@ RELATION: dict[str, str] = {
     "hidden_in-zeros": "all zeros",
     **{f"{side}-own-other-row": "another row of this request in this batch" for side in ("hidden_in", "hidden_out")},
     **{f"{side}-neighbours-row": "a row of another request of this batch" for side in ("hidden_in", "hidden_out")},
+    "hidden_in-own-state-of-another-round": "the state that this request had in another round",
+    **{f"hidden_in-feature-{n}": f"feature {n} of three is off, the others are right" for n in range(3)},
     "choice-runner-up": "the reference's neighbouring choice, but not within a tie",
     "choice-outside-top": "not among the reference's recorded top logits",
     "owned-by-another": "the slot belongs to another live request",
