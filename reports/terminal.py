@@ -32,6 +32,7 @@ COMPARED = {
     "accepts": "accepts",
     "extend_inputs": "extend inputs",
     "cache_slots": "cache slots",
+    "slots_read": "slots read",
     "parents": "parents",
     "hidden_rows": "hidden rows",
     "masks": "masks",

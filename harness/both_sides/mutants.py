@@ -15,6 +15,7 @@ from typing import Any
 #: Where a mutant can act, and the values it finds there: the engine computes on with what the mutant leaves.
 SITES = {
     "inputs": "what goes into a forward: input_ids, positions, slots, hidden",
+    "plan": "what attention reads: slots, starts of each row's or request's, and keys, the cache of a layer",
     "choices": "what a draft step chose, before beams are picked: ids, probs, scores",
     "proposals": "what a draft over a prompt or over committed tokens hands to the next round: ids, probs, hidden",
     "vocabulary": "the map from draft ids to target ids that a round's draft steps use: map",

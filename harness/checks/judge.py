@@ -11,6 +11,7 @@ from functools import partial
 from harness.checks import (
     accepts,  # noqa: F401
     answered,  # noqa: F401
+    cached_rows,  # noqa: F401
     copied_states,  # noqa: F401
     flushed,  # noqa: F401
     inputs,  # noqa: F401
@@ -18,6 +19,7 @@ from harness.checks import (
     outputs,  # noqa: F401
     positions,  # noqa: F401
     ranks,
+    reads,
     reference_rows,  # noqa: F401
     returned_states,  # noqa: F401
     rows,  # noqa: F401
@@ -57,8 +59,13 @@ def judge(scenario: Scenario, engine: Trace, reference: Trace | None) -> tuple[V
         return Verdict(outcome=Outcome.UNKNOWN, reasons=(reason,)), []
     unknown = [*check_handshake(evidence, asked=scenario.id), *not_given(engine.header), *not_judged(evidence)]
     result = CheckResult(unknown=unknown, notes=[*not_published(engine.header)])
-    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference.
-    for check in sorted(CHECKS.values(), key=lambda check: (check.needs_reference, check.id != tensor_ranks.ID)):
+    # Where two name the same row, the plainer reason stays: that TP ranks disagree, then what needs no reference, then
+    # what it writes.
+    order = {
+        check.id: (check.needs_reference, check.id != tensor_ranks.ID, check.id == reads.ID)
+        for check in CHECKS.values()
+    }
+    for check in sorted(CHECKS.values(), key=lambda check: order[check.id]):
         result.add(run_check(check, evidence))
     set_aside(evidence).leave_out(result)
     result.divergences += _tie_rate(result, evidence)

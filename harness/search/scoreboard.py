@@ -49,6 +49,7 @@ SINCE: dict[str, tuple[tuple[str, str], ...]] = {
 }
 #: Checks that may kill nothing: no mutant can be asked of them yet, or none on a CPU.
 EXCUSED: dict[str, str] = {
+    "beams": "needs a tree of three steps, where SGLang itself shows it (F-003)",
     "seeds": "only releases whose verify ignores seeds show it; broken by hand in test_checks_seeds",
     "streamed": "no mutant reaches the pieces of a stream alone; broken by hand in test_checks_answers",
     "states": "asked in half precision only, on a GPU; broken by hand in test_checks_states",

@@ -33,6 +33,12 @@ def keep_last(scene: Scene, values: Values) -> Values:
 
 
 @act
+def keep_last_page(scene: Scene, values: Values) -> Values:
+    pages = values["slots"] // scene.page
+    return {"slots": values["slots"][pages != pages[-1]]}
+
+
+@act
 def last_twice(scene: Scene, values: Values) -> Values:
     return {"slots": torch.cat((values["slots"], values["slots"][-1:]))}
 

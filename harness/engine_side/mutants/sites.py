@@ -6,6 +6,7 @@ comes out inside it. It must leave everything as it is where no mutant acts.
 
 from __future__ import annotations
 
+import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ..probes.attention_probe import BACKEND
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
 from ..probes.verify_probe import mask_of
@@ -58,6 +60,9 @@ class Sites:
         self._mutants = mutants
         self._probe, self._recorder, self._release = mutants.probe, mutants.recorder, mutants.probe.release
         self._target_head: Any = None
+        #: phase, step and shares of the forward in progress; what its plans became, by the identity of each
+        self._place: tuple[str, int, list[Share]] | None = None
+        self._plans: dict[int, tuple[Any, Any]] = {}
 
     def install(self, scheduler: Any) -> list[str]:
         """Wrap every site; returns those this release does not have."""
@@ -70,6 +75,9 @@ class Sites:
         known = len(hooks.missing)
         hooks.wrap(runner, "ModelRunner.forward", around(self._forward))
         hooks.wrap(worker, "select_top_k_tokens", around(self._choices))
+        if BACKEND in sys.modules:
+            for name in ("forward_decode", "forward_extend"):
+                hooks.wrap(sys.modules[BACKEND], f"TritonAttnBackend.{name}", around(self._attends))
         if release.sample is not None:
             hooks.wrap(sys.modules[release.sample[0]], release.sample[1], around(self._masks))
         inside: list[tuple[Any, str, Callable[..., Any]]] = [
@@ -192,13 +200,42 @@ class Sites:
         if "skip" in acts and phase in mutants.outputs:  # else there is nothing to give in its place yet
             acts["skip"].fired += 1
             return mutants.outputs[phase]
+        self._plans = {}
         with replaced(forward_batch, self._inputs(forward_batch, phase, step, busy=busy)), self._head(runner, phase):
+            self._place = (phase, step, mutants.shares(phase, len(forward_batch.input_ids))) if busy else None
             output = original(runner, forward_batch, *args, **kwargs)
             if "twice" in acts:
                 acts["twice"].fired += 1
                 output = original(runner, forward_batch, *args, **kwargs)
-        mutants.outputs[phase] = output
+        mutants.outputs[phase], self._place = output, None
         return output
+
+    def _attends(
+        self, original: Original, backend: Any, q: Any, k: Any, v: Any, layer: Any, *args: Any, **kw: Any
+    ) -> Any:
+        """A layer's attention, by another plan: the same for every layer that goes by one."""
+        if self._place is None or not self._mutants.at("plan", self._place[0], step=self._place[1]):
+            return original(backend, q, k, v, layer, *args, **kw)
+        own = backend.forward_metadata
+        if id(own) not in self._plans:
+            pool = getattr(backend, "token_to_kv_pool", None) or args[0].token_to_kv_pool  # until 0.5.12
+            self._plans[id(own)] = own, self._planned(own, pool.get_key_buffer(layer.layer_id))
+        backend.forward_metadata = self._plans[id(own)][1]
+        try:
+            return original(backend, q, k, v, layer, *args, **kw)
+        finally:
+            backend.forward_metadata = own
+
+    def _planned(self, own: Any, keys: torch.Tensor) -> Any:
+        assert self._place is not None
+        phase, step, shares = self._place
+        values = {"slots": own.kv_indices, "starts": own.kv_indptr, "keys": keys}
+        changed = self._mutants.apply("plan", values, phase=phase, step=step, shares=shares)
+        if "keys" in changed:
+            keys.copy_(changed["keys"])
+        plan = copy.copy(own)
+        plan.kv_indices, plan.kv_indptr = changed.get("slots", own.kv_indices), changed.get("starts", own.kv_indptr)
+        return plan
 
     @contextmanager
     def _head(self, runner: Any, phase: str) -> Iterator[None]:

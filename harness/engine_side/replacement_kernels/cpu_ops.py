@@ -7,6 +7,7 @@ indices, positions and masks stay SGLang's.
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import inspect
@@ -14,7 +15,6 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -316,12 +316,13 @@ class CpuOps:
 
     def _patch_attention(self, module: types.ModuleType, argument: str) -> None:
         kernels: dict[str, Callable[..., None]] = {
-            "decode_attention_fwd": partial(decode_attention, padded=self._padded),
+            "decode_attention_fwd": functools.partial(decode_attention, padded=self._padded),
             "extend_attention_fwd": extend_attention,
         }
-        ours = kernels[argument]
-        signature = inspect.signature(getattr(module, argument))
+        ours, theirs = kernels[argument], getattr(module, argument)
+        signature = inspect.signature(theirs)
 
+        @functools.wraps(theirs)
         def call(*args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs)
             bound.apply_defaults()
