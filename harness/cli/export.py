@@ -9,9 +9,10 @@ import typer
 from rich.console import Console
 
 from harness.archive.again import run_again
-from harness.archive.run_folders import whole
-from harness.archive.store import SCENARIO, read_case
+from harness.archive.run_folders import EVENTS, MANIFEST, SHOWN, whole
+from harness.archive.store import SCENARIO, read_case, reproducers_in
 from harness.cli.outcome import Exit, guarded
+from harness.cli.replay import newest_reproducers
 from harness.contract.known_issues import assumed_in
 from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError
@@ -20,6 +21,9 @@ from harness.driving.progress import Setup
 from harness.engines import envs
 from harness.engines.launch import build_launch
 from reports.prose import say
+
+#: A failure that every machine can have.
+AN_EXAMPLE = "--engine 0.5.11 --scenario pr25015"
 
 
 @guarded
@@ -41,10 +45,7 @@ def command(
     from harness.search.export import exported  # it reads the sources of what makes a pair
 
     check_target(output, option="output", runs=[whole(specimen)])
-    if not (specimen / SCENARIO).is_file():
-        raise UsageError(
-            f"{specimen} is no scenario's folder: it has no {SCENARIO}\n  look:  eaglecheck recheck {specimen}"
-        )
+    _check_specimen(specimen)
     stored = read_case(specimen)
     header = stored.engine.header
     setup = Setup(
@@ -72,3 +73,22 @@ def command(
     if output != "-":
         say(Console(), f"written: {output}\nthe whole scenario:  {run_again(specimen)}")
     return Exit.PASS
+
+
+def _check_specimen(folder: Path) -> None:
+    """UsageError for what is not the folder of one scenario, with what can be exported."""
+    if (folder / SCENARIO).is_file():
+        return
+    found = reproducers_in(folder)
+    if found:
+        lines = "".join(f"\n  eaglecheck export {path}" for path in found[:SHOWN])
+        raise UsageError(f"{folder} is a run, and one file shows one failure of it ({len(found)} here){lines}")
+    if (folder / MANIFEST).exists() and (folder / EVENTS).exists():
+        why = f"{folder} is a run without a failure: there is nothing to export"
+    elif folder.is_dir():
+        why = f"{folder} is neither a reproducer nor a scenario's folder: it has no {SCENARIO}"
+    elif folder.exists():
+        why = f"{folder} is a file, not a reproducer folder"
+    else:
+        why = f"there is no folder {folder}: looked for a reproducer"
+    raise UsageError(f"{why}\n  {newest_reproducers(None)}\n  one that fails:  eaglecheck run {AN_EXAMPLE}")
