@@ -115,7 +115,7 @@ def _kernels(nodes: Sequence[ast.stmt]) -> dict[str, dict[str, str]]:
     assert isinstance(table, ast.Dict)
     return {
         ast.literal_eval(what): {ast.literal_eval(row.elts[0]): row.elts[1].id for row in rows.elts}  # type: ignore
-        for what, rows in zip(table.keys, table.values, strict=True)  # type: ignore[arg-type]
+        for what, rows in zip(table.keys, table.values, strict=True)
     }
 
 

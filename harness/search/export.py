@@ -50,14 +50,23 @@ On a CPU, what has no CPU build is stubbed or replaced by a few lines of torch (
 kernels run interpreted: slow, but they are SGLang's."""
 MOVED_SAYS = """
 A hand-over goes through a folder, behind SGLang's own transfer interfaces (module `classes` below)."""
+RUN = "    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n"
 ENDINGS = {
-    "script": '\nif __name__ == "__main__":\n    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n'
-    "        sys.exit(main())\n",
-    "sglang-test": "\nimport unittest\n\nfrom sglang.test.test_utils import CustomTestCase\n\n\n"
-    "class TestRepro(CustomTestCase):\n    def test_it_is_not_there(self) -> None:\n"
-    "        self.assertEqual(main(), 0)\n\n\n"
-    'if __name__ == "__main__":\n    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n'
-    "        unittest.main()\n",
+    "script": f'\nif __name__ == "__main__":\n{RUN}        sys.exit(main())\n',
+    "sglang-test": """
+if "REPRO" not in os.environ:  # SGLang's processes import this file too
+    import unittest
+
+    sys.meta_path.append(_Stubs())
+    from sglang.test.test_utils import CustomTestCase
+
+    class TestRepro(CustomTestCase):
+        def test_it_is_not_there(self) -> None:
+            self.assertEqual(main(), 0)
+
+
+"""
+    f'if __name__ == "__main__":\n{RUN}        unittest.main()\n',
 }
 
 
@@ -76,7 +85,7 @@ def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> st
         signature, what = finding.signature, describe(finding.first, one.scenario, finding=finding)
     else:  # it did not boot, and is known for it
         signature = what = refused[0]
-        show = {"kind": "end", "error": _words(refused[0].rpartition("Error: ")[2])}
+        show = {"kind": "end", "error": _words(refused[0].rpartition("Error: ")[2]), "site": ""}
     rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
     row = carried.row_of(launch.boot)
     recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
@@ -173,7 +182,7 @@ def _shown(one: ScenarioResult, roots: Sequence[Finding], release: str) -> tuple
         return roots[0], {"kind": "text"}
     for finding in roots:
         if finding.first.kind in (Kind.CRASH, Kind.LEAK) and finding.first.check == "ledger":
-            return finding, {"kind": "end", "error": _words(str(finding.first.observed))}
+            return finding, {"kind": "end", **_end(finding)}
         if finding.first.kind is Kind.HANG:
             return finding, {"kind": "hang"}
         if finding.first.key.phase == Phase.PREBUILT and finding.first.hint == "hidden_out-previous-row":
@@ -198,9 +207,16 @@ def _twins(one: ScenarioResult, finding: Finding) -> dict[str, Any]:
     raise UsageError(f"{one.folder}: nobody asks for the same as {mine.rid}\n  look:  eaglecheck recheck {one.folder}")
 
 
-def _words(error: str) -> str:
+def _end(finding: Finding) -> dict[str, str]:
+    """What the log of an engine that ends so holds: the error, or where it has no words the place, as a pattern."""
+    error = _words(re.sub(r" \(on TP rank \d+\)$", "", str(finding.first.observed)).partition(":")[2].strip())
+    file, function = finding.signature.split(":")[-2:]
+    site = rf'{re.escape(file)}", line \d+, in {re.escape(function)}\n'
+    return {"error": error, "site": "" if error else site}
+
+
+def _words(text: str) -> str:
     """The part of an error that does not depend on numbers."""
-    text = error.partition(": ")[2] or error
     return re.split(r"[\d(\[]", text)[0].strip()[:60] or text[:60]
 
 
