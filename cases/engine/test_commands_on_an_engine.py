@@ -20,13 +20,18 @@ POSITION_CASE = catalogue.load("pr25015")
 BAD, GOOD = POSITION_CASE.bad_up_to, "0.5.13"
 BOOT = POSITION_CASE.scenario.boot_key()
 
-#: Ends the process at the first attempt to import sglang, and says so if it was there all along.
+#: Ends the process at the first attempt to import sglang, and says so if it was there all along. To look whether it is
+#: installed is allowed.
 WITHOUT_SGLANG = """
 import sys
+from importlib.machinery import ModuleSpec
 class Refuse:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "sglang":
-            raise SystemExit("sglang was imported")
+        return ModuleSpec(name, self) if name.split(".")[0] == "sglang" else None
+    def create_module(self, spec):
+        raise SystemExit("sglang was imported")
+    def exec_module(self, module):
+        raise NotImplementedError
 sys.meta_path.insert(0, Refuse())
 from harness.cli.main import app
 try:

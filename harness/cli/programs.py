@@ -132,9 +132,14 @@ def check_family(family: str, own: OwnPair) -> None:
         return
     fit = [name for name, one in FAMILIES.items() if own.algorithm in {each.spec.algorithm for each in one.scenarios}]
     drafts = FAMILIES[family].scenarios[0].spec.algorithm
+    whose = f"--draft {own.draft.folder} ({own.draft.architecture}) drafts as {own.algorithm}"
+    if own.target.folder == own.draft.folder:
+        whose = (
+            f"the MTP layer in --target {own.target.folder} ({own.target.architecture}) drafts as {own.algorithm}: "
+            "one layer runs every step, as with SGLang's NEXTN; MTP is a layer a step"
+        )
     raise UsageError(
-        f"--family {family} is for drafts of {drafts}, and --draft {own.draft.folder} ({own.draft.architecture}) "
-        f"drafts as {own.algorithm}\n  leave --family out, or one of: {', '.join(fit)}"
+        f"--family {family} is for drafts of {drafts}, and {whose}\n  leave --family out, or one of: {', '.join(fit)}"
     )
 
 
