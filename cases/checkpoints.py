@@ -175,10 +175,10 @@ STIRRED = frozenset(
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
-    Qwen3EagleRecipe: llama_weights.qwen3_pair,
+    Qwen3EagleRecipe: llama_weights.pair,
     Eagle3Recipe: eagle3_weights.pair,
     NormedRecipe: eagle3_weights.pair,
-    Qwen3Recipe: eagle3_weights.qwen3_pair,
+    Qwen3Recipe: eagle3_weights.pair,
     MtpRecipe: mtp_weights.pair,
     FiveLayersRecipe: mtp_weights.pair,
     WindowedRecipe: mtp_weights.pair,

@@ -17,25 +17,23 @@ ABSENT = ("input_layernorm.weight", "q_norm.weight", "k_norm.weight")
 
 
 def pair(noise: Noise, recipe: Recipe) -> Pair:
-    """A Llama with an EAGLE-1 head."""
-    made = target(noise, recipe)
+    """A Llama or a Qwen3 with an EAGLE-1 head."""
+    made, first = target_of(noise, recipe)
     return Pair(
         target=made,
         target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, made),
+        draft=head(noise, recipe, first),
         draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
     )
 
 
-def qwen3_pair(noise: Noise, recipe: Qwen3Recipe) -> Pair:
-    """A Qwen3 with an EAGLE-1 head."""
-    made = qwen3_target(noise, recipe)
-    return Pair(
-        target=made,
-        target_config=config(recipe, layers=recipe.layers),
-        draft=head(noise, recipe, norms_folded(recipe, made)),
-        draft_config=config(recipe, layers=1, architecture="LlamaForCausalLMEagle"),
-    )
+def target_of(noise: Noise, recipe: Recipe) -> tuple[Weights, Weights]:
+    """A Llama or a Qwen3, and the same as a head takes its first layer."""
+    if not isinstance(recipe, Qwen3Recipe):
+        made = target(noise, recipe)
+        return made, made
+    made = target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
+    return made, _norms_folded(recipe, made)
 
 
 def _layer(noise: Noise, recipe: Recipe, *, gain: float) -> Weights:
@@ -77,10 +75,6 @@ def uneven(noise: Noise, hidden: int) -> np.ndarray:
     return np.abs(np.float32(1.0) + noise.draw(hidden, std=0.25))
 
 
-def qwen3_target(noise: Noise, recipe: Qwen3Recipe) -> Weights:
-    return target(noise, recipe, own=lambda _gain: _turning(noise, recipe) | head_norms(noise, recipe))
-
-
 def _turning(noise: Noise, recipe: Qwen3Recipe) -> Weights:
     """Query and key projections that turn a row and keep its length, each head in its own way.
 
@@ -114,7 +108,7 @@ def head_norms(noise: Noise, recipe: Qwen3Recipe | StepRecipe) -> Weights:
     }
 
 
-def norms_folded(recipe: Qwen3Recipe, target: Weights) -> Weights:
+def _norms_folded(recipe: Qwen3Recipe, target: Weights) -> Weights:
     """The target with the first layer's head norms in its projections, for a draft layer that has no norms there."""
     folded = dict(target)
     for name, heads in (("q", recipe.heads), ("k", recipe.kv_heads)):
