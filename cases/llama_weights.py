@@ -130,12 +130,16 @@ def head(noise: Noise, recipe: Recipe, target: Weights) -> Weights:
         "fc.bias": noise.draw(recipe.hidden, std=0.05) * scale,
     }
     factor = {"self_attn.q_proj": 1 / scale, "self_attn.k_proj": 1 / scale, "mlp.down_proj": scale}
-    for name, value in target.items():
-        if name.startswith("model.layers.0.") and not name.endswith(ABSENT):
-            short = name.removeprefix("model.layers.0.")
-            scaled = value * np.float32(factor.get(short.removesuffix(".weight"), 1.0))
-            weights[f"layers.0.{short}"] = scaled
+    for name, value in first_layer(target).items():
+        if not name.endswith(ABSENT):
+            weights[f"layers.0.{name}"] = value * np.float32(factor.get(name.removesuffix(".weight"), 1.0))
     return weights
+
+
+def first_layer(target: Weights) -> Weights:
+    """The tensors of the target's first layer, by their names in it."""
+    start = "model.layers.0."
+    return {name.removeprefix(start): value for name, value in target.items() if name.startswith(start)}
 
 
 def config(recipe: Recipe, *, layers: int, architecture: str = "") -> dict[str, Any]:
