@@ -161,9 +161,10 @@ TAKES = {
     **dict.fromkeys(("submit", "abort", "transfer", "retract"), ("rids", "name")),
     "step": ("count",),
     "mutant": ("name", "count"),
-    "update": ("name",),
+    "update": ("name", "source", "selector", "mode"),
+    "memory": ("name",),
 }
-NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name", "update": "name"}
+NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name", "update": "name", "memory": "name"}
 
 
 def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -19,6 +20,11 @@ from harness.contract.known_issues import KnownIssue, without_effect
 from harness.contract.types import Outcome
 from harness.driving.oracle import Oracle
 from harness.engines import envs
+
+
+def answering(reference):
+    """A reference that has its answer."""
+    return SimpleNamespace(answer=lambda _scenario, _trace: reference)
 
 
 @pytest.fixture
@@ -193,7 +199,7 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
 
 @pytest.mark.parametrize("options", [[], ["--fresh-reference"]], ids=["stored", "fresh"])
 def test_what_to_type_after_a_recheck_is_another_command(work, options, monkeypatch):
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
     run = stored(work, FAILING)
     said = call("recheck", str(run), *options).stdout.splitlines()
     typed = f"eaglecheck recheck {run}" + "".join(f" {option}" for option in options)
@@ -227,7 +233,7 @@ def test_what_is_assumed_in_vain_is_said_as_run_says_it(work):
 
 def eager_mtp(work, monkeypatch, **known):
     """A stored run of 0.5.13 that F-011 can show in."""
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.reference)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.reference))
     monkeypatch.setitem(results.HEADER, "release", "0.5.13")
     monkeypatch.setattr(KnownIssue, "reached_by", lambda one, *_, **__: one.id == "F-011")
     engine = {"release": "0.5.13", "device": "cpu", **known}
@@ -247,7 +253,7 @@ def test_what_works_by_a_replacement_kernel_cannot_be_assumed_afterwards(work, m
 def test_a_run_that_had_the_replacement_kernel_is_judged_with_it(work, monkeypatch):
     run = eager_mtp(work, monkeypatch, assumed=["F-011"])
     next((work / run).glob("single-*/reference.json")).unlink()  # then the run says what was assumed
-    monkeypatch.setattr("harness.cli.recheck._reference", lambda stored, _pair, _assume: stored.engine)
+    monkeypatch.setattr("harness.cli.recheck._oracle", lambda stored, *_: answering(stored.engine))
     done = call("recheck", str(run), "--fresh-reference", "--assume", "F-011")
     assert done.exit_code != 2, done.output
     assert "cannot be assumed afterwards" not in done.output

@@ -35,7 +35,7 @@ def test_each_side_may_get_a_request_at_a_step_of_its_own():
     ("script", "engine", "why"),
     [
         ((DECODE,), {}, "exactly once to the prefill side"),
-        (op("transfer", "lose"), {}, "allowed: hold, release, fail, drop, fake"),
+        (op("transfer", "lose"), {}, "allowed: hold, release, fail, drop, late, land, fake"),
         (op("transfer", "fake"), {}, "comes after the submit"),
         (op("transfer", "hold"), ALONE, "with engine.disaggregation true"),
         (op("abort", "left"), {}, "allowed: prefill or decode"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -34,17 +34,19 @@ from harness.cli.outcome import BY_OUTCOME, Exit, guarded
 from harness.contract.known_issues import assumed_by, assumed_in, issues, without_effect
 from harness.contract.outputs import check_target, write_json
 from harness.contract.providers import AUTO, WITNESS, is_witness
-from harness.contract.trace import Trace
 from harness.contract.types import Outcome, Verdict
 from harness.contract.usage import UsageError, UserError
 from harness.contract.words import counted
-from harness.driving.judging import judge_scenario
+from harness.driving.judging import judge_scenario, judge_with
 from harness.driving.own_pair import own_pair
 from harness.driving.pairs import checkpoint_pairs
 from harness.driving.progress import Cost, RunResult, ScenarioResult, Setup, verdict_of
 from reports.live import STYLE
 from reports.prose import say
 from reports.terminal import render_run
+
+if TYPE_CHECKING:
+    from harness.driving.oracle import Oracle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +123,8 @@ def _all_of(
                 say(console, f"  {shared.count} × {' '.join([shared.signature, *known])}")
     outcome = Verdict.merge(outcomes)
     counts = ", ".join(f"{outcomes.count(each)} {each}" for each in Outcome if each in outcomes)
-    say(console, f"\nlook at one:  eaglecheck recheck {folders[0]}")
+    worst = next(folder for folder, one in zip(folders, outcomes, strict=True) if one is outcome)
+    say(console, f"\nlook at one:  eaglecheck recheck {worst}")
     say(console, f"verdict {outcome}: {counted(len(folders), 'folder')}, {counts}", style=STYLE[outcome])
     write_json({"schema": RUN_SCHEMA, "verdict": str(outcome), "runs": documents}, json)
     return BY_OUTCOME[outcome]
@@ -307,7 +310,6 @@ def _rejudge(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
             f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )
-    reference = _reference(stored, run.engine, assume) if fresh_reference else stored.reference
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
     target, draft = told.get("pair") or ("", "")
     setup = Setup(
@@ -319,8 +321,10 @@ def _rejudge(
     places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()
-        return ScenarioResult.of(stored.scenario, stored.engine, reference, verdict, (), setup=setup, **places)
-    return judge_scenario(stored.scenario, stored.engine, reference, setup=setup, **places)
+        return ScenarioResult.of(stored.scenario, stored.engine, stored.reference, verdict, (), setup=setup, **places)
+    if fresh_reference:
+        return judge_with(_oracle(stored, run.engine, assume), stored.scenario, stored.engine, setup=setup, **places)
+    return judge_scenario(stored.scenario, stored.engine, stored.reference, setup=setup, **places)
 
 
 def _reproducer(stored: StoredScenario) -> Path | None:
@@ -331,7 +335,7 @@ def _reproducer(stored: StoredScenario) -> Path | None:
     return next((_short(place) for place in beside if place.name == stored.folder.name), None)
 
 
-def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...] = ()) -> Trace:
+def _oracle(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...]) -> Oracle:
     from harness.driving.oracle import Oracle
 
     _check_provider(stored, engine)
@@ -342,8 +346,7 @@ def _reference(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[
     target, draft = pairs[stored.scenario.checkpoint]
     assumed = tuple(dict.fromkeys((*_assumed(stored, engine), *assume)))
     provider = str(engine.get("reference") or AUTO)
-    oracle = Oracle(target=target, draft=draft, assumed=assumed, provider=provider).load()
-    return oracle.answer(stored.scenario, stored.engine)
+    return Oracle(target=target, draft=draft, assumed=assumed, provider=provider).load()
 
 
 def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -44,6 +43,9 @@ class SpecConfig(Strict):
     adaptive: what SGLang reads from the file of `speculative_adaptive_config`: batch sizes, each with candidate_steps
     between which it changes while it serves, 0 for rounds that do not speculate; num_steps is what it starts with.
 
+    token_map: target ids that an EAGLE draft may propose (FR-Spec), which SGLang reads from the file of
+    `speculative_token_map`; None: all.
+
     plugin: EAGLE as an algorithm that a plugin of SGLang registers (see harness.both_sides.plugin_algorithm), which of
     a hand-over makes no draft input (none) or one of its own class (own); bare: with nothing but what SGLang asks of a
     plugin.
@@ -55,6 +57,7 @@ class SpecConfig(Strict):
     num_draft_tokens: Annotated[int, Field(ge=2, le=256)] = 4
     plugin: Literal["bare", "none", "own"] | None = None
     adaptive: dict[str, Any] | None = None
+    token_map: tuple[int, ...] | None = None
 
     @model_validator(mode="after")
     def _tree_is_possible(self) -> SpecConfig:
@@ -70,6 +73,12 @@ class SpecConfig(Strict):
             raise ValueError(
                 f"num_draft_tokens {self.num_draft_tokens} exceeds the {most} nodes that num_steps {self.num_steps} "
                 f"and eagle_topk {self.eagle_topk} can propose\n  allowed: at most {most}"
+            )
+        if self.token_map is not None and (
+            self.algorithm != "EAGLE" or not self.eagle_topk <= len(set(self.token_map)) == len(self.token_map)
+        ):
+            raise ValueError(
+                "token_map does not fit\n  allowed: with algorithm EAGLE, at least eagle_topk different token ids"
             )
         if self.adaptive is not None:
             self._check_adaptive(self.adaptive)
@@ -136,12 +145,18 @@ class EngineConfig(Strict):
 
     disaggregation: prompts run on one engine and decoding on another, each with these settings (running_limit, dp_size
     and tp_size: the decode side's; the prefill side has one rank). disaggregation_decode_radix_cache: the decode side
-    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation.
+    keeps a prefix cache; releases before 0.5.23 refuse that beside speculation. disaggregation_prefill: what of
+    max_total_tokens and radix_cache the prefill side has otherwise.
 
     deterministic_inference: a request's seed decides what it samples, whoever shares its batch. rejection_sampling:
     drafts are drawn from the draft's distribution and verified against it, instead of the draft's best.
 
+    disable_hybrid_swa_memory: models with sliding windows keep all their KV in one pool; false: layers with a window
+    have a pool of their own, whose slots are given back once no window reaches them.
+
     server_args: further arguments of SGLang's own, which go to it as they are (see harness.engines.server_args).
+
+    lora_paths: LoRA adapters that requests may name; on the tiny pairs those of cases.adapters, by their names.
 
     skip_tokenizer_init false: the engine has the checkpoint's tokenizer, which stop strings and grammars need.
     """
@@ -168,6 +183,8 @@ class EngineConfig(Strict):
     enable_mixed_chunk: bool = False
     disaggregation: bool = False
     disaggregation_decode_radix_cache: bool = False
+    disaggregation_prefill: dict[Literal["max_total_tokens", "radix_cache"], int | bool] = Field(default={})
+    disable_hybrid_swa_memory: bool = True
     deterministic_inference: bool = False
     rejection_sampling: bool = False
     skip_tokenizer_init: bool = True
@@ -176,12 +193,18 @@ class EngineConfig(Strict):
     enable_custom_logit_processor: bool = False
     enable_return_hidden_states: bool = False
     max_queued_requests: Annotated[int, Field(ge=1, le=4096)] | None = None
+    lora_paths: tuple[str, ...] = ()
     server_args: dict[str, Any] = Field(default={})
 
     @property
     def attention_tp_size(self) -> int:
         """TP ranks of each DP rank, which share its requests: 1 where every rank has its own."""
         return self.tp_size // self.dp_size
+
+    @property
+    def prefill_side(self) -> EngineConfig:
+        """What the prefill side of a pair has."""
+        return self.model_copy(update=dict(self.disaggregation_prefill))
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -201,11 +224,16 @@ class Op(Strict):
     pause    the loop runs on without batches from the next step; submit nothing before resume
     resume   the end of a pause
     flush    the prefix cache is emptied now; does nothing while requests are alive
-    update   SGLang's update_weights_from_disk, at the next step, with the target of the pair `name`; behind a drain
+    update   SGLang is given weights of the pair `name` while it serves: of its `selector` target, draft or all; from
+             `source` disk (one folder, which every model reads) or tensor (an update session). Behind a drain; with
+             mode "retract" every running request goes back first, and generation goes on then
+    memory   SGLang's release_memory_occupation or resume_memory_occupation, by `name` release or resume; behind a
+             drain, and nothing arrives in between
     transfer hand-overs of rids between prefill and decode side, as `name` says from now on: hold (nothing arrives),
              release (what is held arrives, in the order of these ops), fail (both sides are told so), drop (the prefill
-             side is done, and nothing arrives), fake (said before the submit: SGLang's own backend of that name,
-             which moves nothing)
+             side is done, and nothing arrives), late (as hold, and nobody can take back what was sent), land (what was
+             sent of a late one is written where the decode side asked for it, whatever became of its request), fake
+             (said before the submit: SGLang's own backend of that name, which moves nothing)
     mutant   arm the mutant `name` (see harness.both_sides.mutants), from the `count`-th batch of the scenario on
     drain    steps until nothing is left; how many at most follows from the tokens asked for
 
@@ -214,11 +242,25 @@ class Op(Strict):
     """
 
     kind: Literal[
-        "submit", "step", "abort", "retract", "pause", "resume", "flush", "update", "transfer", "mutant", "drain"
+        "submit",
+        "step",
+        "abort",
+        "retract",
+        "pause",
+        "resume",
+        "flush",
+        "update",
+        "memory",
+        "transfer",
+        "mutant",
+        "drain",
     ]
     rids: tuple[str, ...] = ()
     count: Annotated[int, Field(ge=1, le=10_000, description=STEPS_ARE)] = 1
     name: str | None = None
+    source: Literal["disk", "tensor"] = "disk"
+    selector: Literal["target", "draft", "all"] = "target"
+    mode: Literal["retract"] | None = None
 
     @property
     def everybody(self) -> bool:
@@ -296,15 +338,6 @@ class Scenario(Strict):
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
-    @property
-    def weights(self) -> dict[str, str]:
-        """rid -> the pair whose target the engine has when it arrives."""
-        found, now = dict[str, str](), self.checkpoint
-        for op in self.script:
-            now = str(op.name) if op.kind == "update" else now
-            found |= dict.fromkeys(op.rids if op.kind == "submit" else (), now)
-        return found
-
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
         for request in (*self.requests, *self.sampled.requests):
@@ -331,7 +364,7 @@ def room(prompt: int, engine: EngineConfig) -> int:
     return min(engine.context_length, engine.max_total_tokens) - 2 - prompt
 
 
-TRANSFERS = ("hold", "release", "fail", "drop", "fake")
+TRANSFERS = ("hold", "release", "fail", "drop", "late", "land", "fake")
 
 
 def _check_sides(scenario: Scenario) -> None:
@@ -363,9 +396,16 @@ def _check_sides(scenario: Scenario) -> None:
         raise ValueError(
             "engine.disaggregation_decode_radix_cache needs engine.disaggregation\n  allowed: both, or neither"
         )
+    if scenario.engine.disaggregation_prefill and not scenario.engine.disaggregation:
+        raise ValueError("engine.disaggregation_prefill needs engine.disaggregation\n  allowed: both, or neither")
     if scenario.engine.enable_dp_lm_head and scenario.engine.dp_size == 1:
         raise ValueError(
             "engine.enable_dp_lm_head needs engine.dp_size above 1, as SGLang does\n  allowed: both, or neither"
+        )
+    if scenario.engine.lora_paths and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
+        raise ValueError(
+            "engine.lora_paths is driven on one engine of one DP rank\n"
+            "  allowed: engine.disaggregation false and engine.dp_size 1"
         )
     if scenario.spec.adaptive is not None and (scenario.engine.disaggregation or scenario.engine.dp_size > 1):
         raise ValueError(
@@ -396,6 +436,11 @@ def _check_served(scenario: Scenario) -> None:
             raise ValueError(
                 f"request {request.rid!r}: require_reasoning needs engine.reasoning_parser\n  allowed: both, or neither"
             )
+        if request.lora_path is not None and request.lora_path not in scenario.engine.lora_paths:
+            raise ValueError(
+                f"request {request.rid!r}: lora_path {request.lora_path!r} is not in engine.lora_paths\n"
+                f"  allowed: {', '.join(scenario.engine.lora_paths) or 'none'}"
+            )
         for key in request.asked:
             name, value = NEEDED.get(key, ("", None))
             if name and getattr(scenario.engine, name) != value:
@@ -406,7 +451,7 @@ def _check_served(scenario: Scenario) -> None:
 
 
 #: Ops that leave an engine without requests as it is.
-QUIET = ("step", "flush", "update", "mutant")
+QUIET = ("step", "flush", "update", "memory", "mutant")
 
 
 def _check_samples(scenario: Scenario) -> None:
@@ -440,16 +485,38 @@ def _check_samples(scenario: Scenario) -> None:
 
 def _check_updates(scenario: Scenario) -> None:
     """SGLang waits with new weights until nothing runs, and whatever steps it would wait for ever."""
-    for before, op in pairwise((None, *scenario.script)):
-        if op is not None and op.kind == "update" and (not op.name or (before is not None and before.kind != "drain")):
-            raise ValueError("op 'update' out of place\n  allowed: with the name of a pair, first or behind a drain")
+    idle, released = True, False
+    for op in scenario.script:
+        if op.kind == "update" and (not op.name or not (idle or op.mode)):
+            raise ValueError(
+                "op 'update' out of place\n"
+                '  allowed: with the name of a pair, first or behind a drain, or with mode "retract"'
+            )
+        if op.kind == "update" and scenario.engine.lora_paths:
+            raise ValueError("op 'update' is not driven with engine.lora_paths\n  allowed: one of them")
+        if op.kind == "update" and op.source == "disk" and op.selector == "draft":
+            raise ValueError(
+                "op 'update' from disk: SGLang gives one folder to all\n  allowed: source tensor, or selector all"
+            )
+        if op.kind == "memory":
+            if op.name != ("resume" if released else "release") or not idle:
+                raise ValueError(
+                    "op 'memory' out of place\n"
+                    "  allowed: name release behind a drain, then name resume before anything arrives"
+                )
+            released = not released
+        if released and op.kind in ("submit", "update", "drain"):
+            raise ValueError(
+                f"op {op.kind!r} while memory is released\n  allowed: behind an op 'memory' with name resume"
+            )
+        idle = op.kind == "drain" or (idle and op.kind in QUIET)
 
 
 def _check_pauses(script: tuple[Op, ...]) -> None:
     """SGLang holds arrivals back while paused, and a paused engine never drains."""
     paused = False
     for op in script:
-        if paused and op.kind in ("submit", "drain", "pause", "retract"):
+        if paused and op.kind in ("submit", "drain", "pause", "retract", "update"):
             raise ValueError(f"op {op.kind!r} inside a pause\n  allowed: behind an op 'resume'")
         if not paused and op.kind == "resume":
             raise ValueError("op 'resume' without a pause before it\n  allowed: behind an op 'pause'")
