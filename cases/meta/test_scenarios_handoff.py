@@ -53,11 +53,20 @@ def test_what_two_engines_cannot_do_is_refused(script, engine, why):
     [
         ({}, {"disaggregation_decode_radix_cache": True}, "0.5.13", "0.5.13 refuses", "0.5.23"),
         ({"plugin": "none"}, {}, "0.5.12.post1", "asks no plugin's algorithm", "0.5.13"),
+        ({}, {"rejection_sampling": True}, "0.5.17", "cannot draw such drafts", "0.5.23"),
+        (
+            {"algorithm": "MTP"},
+            {"rejection_sampling": True, "disaggregation": False},
+            "0.5.14",
+            "cannot draw",
+            "0.5.16",
+        ),
+        ({}, {"rejection_sampling": True, "disaggregation": False}, "0.5.13", "cannot draw", "0.5.14"),
     ],
-    ids=["a cache on a decode side", "a plugin"],
+    ids=["a cache on a decode side", "a plugin", "handed rejection", "layered rejection", "rejection"],
 )
 def test_releases_that_cannot_are_told_apart(spec, engine, too_old, why, release):
-    given = SpecConfig(**spec), EngineConfig(disaggregation=True, **engine)
+    given = SpecConfig(**spec), EngineConfig(**{"disaggregation": True, **engine})
     assert why in impossible(*given, version=too_old)
     assert impossible(*given, version=release) == ""
 
