@@ -108,7 +108,11 @@ def _all_of(
             _, result = _judged(folder, fresh_reference=fresh_reference, assume=assume)
         except UserError as error:
             outcomes.append(Outcome.UNKNOWN)
-            say(console, f"UNKNOWN  {folder}: {error}", style=STYLE[Outcome.UNKNOWN])
+            say(
+                console,
+                f"UNKNOWN  {folder}: {str(error).removeprefix('verdict UNKNOWN: ')}",
+                style=STYLE[Outcome.UNKNOWN],
+            )
             continue
         outcomes.append(result.verdict.outcome)
         documents.append(run_document(result))
