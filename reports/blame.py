@@ -27,6 +27,8 @@ BACKENDS = {
     "flashinfer": ("flashinfer_backend", "FlashInferMultiStepDraftBackend", "FlashInferAttnBackend"),
     "fa3": ("flashattention_backend", "FlashAttentionMultiStepBackend", "FlashAttentionBackend"),
 }
+#: Checks of which slots attention reads, as the backend plans it.
+PLANNED = ("reads", "beams")
 #: What is read from the cache, not from the arguments of a forward.
 FROM_CACHE = ("hidden_out-", "logits-", "lse-", "scores-")
 #: Arguments that say where and not how.
@@ -38,8 +40,8 @@ def where(found: Divergence, scenario: Scenario, release: str) -> tuple[str, str
 
     Empty for what says itself where it is, or belongs to no row; or of a release that has no hook table.
     """
-    if found.kind in (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP) or not found.key.rid:
-        return "", ""
+    if found.kind in (Kind.CRASH, Kind.HANG, Kind.LEAK, Kind.LOCKSTEP) or not found.key.rid or found.check == "cached":
+        return "", ""  # who wrote over a cached row, nobody saw
     made, read = (_first(calls, release) for calls in _known_calls(found, scenario, release))
     return made, read if made and read != made else ""
 
@@ -109,13 +111,14 @@ def _calls(found: Divergence, scenario: Scenario, release: str) -> tuple[Sequenc
     row = compat.multi_layer(row) if spec.algorithm == "MTP" else row
     draft = f"{row.worker_module}:{row.draft}"
     module, plan, attention = BACKENDS.get(engine.attention_backend, ("", "", ""))
-    cached = found.kind is Kind.NUMERIC and found.hint.startswith(FROM_CACHE)
+    planned = found.check in PLANNED
+    cached = planned or (found.kind is Kind.NUMERIC and found.hint.startswith(FROM_CACHE))
     run = f"{_ATTENTION}.{module}:{attention}"
     if found.check == "finish":
         return [f"{BATCH}:Req.update_finish_state", f"{BATCH}:Req.check_finished"], []
     if found.key.phase == Phase.DRAFT and cached:
         return [f"{_ATTENTION}.{module}:{plan}.init_forward_metadata"], [f"{run}.forward_decode"]
-    if found.key.phase == Phase.VERIFY and cached:
+    if planned or (found.key.phase == Phase.VERIFY and cached):
         return [f"{run}.init_forward_metadata"], [f"{run}.forward_extend"]
     return {
         Phase.PREFILL: ([f"{BATCH}:ScheduleBatch.prepare_for_extend"], [RUNNER]),

@@ -94,8 +94,7 @@ def test_a_fresh_reference_does_not_want_the_stored_one(work, file, harm, monkey
     path = next((work / run).glob("single-*")) / file
     path.unlink() if harm == "unlink" else path.write_bytes(path.read_bytes()[:20])
     refused = call("recheck", str(run))
-    gone = (file, harm) == ("reference.json", "unlink")
-    assert refused.exit_code == (2 if gone else 3), "what is left would agree with itself"
+    assert refused.exit_code == 3, "what is left would agree with itself"
     assert f"recompute the reference:  eaglecheck recheck {run} --fresh-reference" in refused.stderr
     done = call("recheck", str(run), "--fresh-reference")
     assert done.exit_code in (0, 1), done.output  # these traces are made by hand, and no model wrote them
@@ -172,7 +171,7 @@ def test_a_verdict_that_is_cut_off_is_as_good_as_none(work, of):
         lines = [line for line in done.stdout.replace(run.name, "RUN").splitlines() if "verdict.json" not in line]
         said[name] = (done.exit_code, lines, done.stderr)
     assert said["gone"] == said["cut off"]
-    assert said["gone"][0] == (3 if of == "run" else 0)
+    assert said["gone"][0] == 3
 
 
 def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
@@ -193,7 +192,7 @@ def test_a_run_that_goes_on_says_so_and_what_it_has_is_judged(work):
     finally:
         writer.close()
     done = call(*typed)
-    assert (done.exit_code, done.stdout) == (2, ""), "it ended without a judged scenario"
+    assert (done.exit_code, done.stdout) == (3, ""), "it ended without a judged scenario"
     assert "holds no scenario" in done.stderr
     assert "eaglecheck run" in done.stderr
 
@@ -349,9 +348,8 @@ def test_a_damaged_newer_or_foreign_run_is_refused_and_named(work, name):
     harm, file, said = DAMAGES[name]
     harm(work / run)
     done = call("recheck", str(run))
-    unknown = name.startswith(("trace", "rows", "tensors"))
-    assert (done.exit_code, done.stdout) == (3 if unknown else 2, ""), done.output
-    assert ("verdict UNKNOWN: " in done.stderr) is unknown
+    assert (done.exit_code, done.stdout) == (3, ""), done.output
+    assert "verdict UNKNOWN: " in done.stderr
     assert str(run) in done.stderr
     assert file in done.stderr
     assert re.search(said, done.stderr)
@@ -371,8 +369,8 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
     gone = reproducer / piece
     shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
     done = call("replay", str(reproducer))
-    of_a_trace = piece in ("engine.json", "engine.parquet", "tensors")
-    assert (done.exit_code, done.stdout) == (3 if of_a_trace else 2, ""), done.output
+    never_one = piece == "manifest.json"  # a scenario's folder looks the same
+    assert (done.exit_code, done.stdout) == (2 if never_one else 3, ""), done.output
     assert piece in done.stderr
     assert "Traceback" not in done.stderr
 
@@ -380,7 +378,7 @@ def test_a_reproducer_that_misses_a_piece_is_not_replayed(reproducer, piece):
 def test_a_reproducer_of_a_newer_eaglecheck_is_not_replayed(reproducer):
     _version(reproducer / "manifest.json", "store_version")
     done = call("replay", str(reproducer))
-    assert done.exit_code == 2
+    assert done.exit_code == 3
     assert "update eaglecheck" in done.stderr
 
 

@@ -11,14 +11,16 @@ import typer
 from rich.console import Console
 
 from harness.archive.again import run_again
+from harness.archive.digests import SUMS
 from harness.archive.records import ScenarioVerdict
-from harness.archive.run_folders import OWN, judgeable, whole
+from harness.archive.run_folders import is_case, is_ours, judgeable, unfinished, whole
 from harness.archive.store import (
     MANIFEST,
     SCENARIO,
+    VERDICT,
     RunReader,
     StoredScenario,
-    StoreError,
+    UnreadableError,
     read_case,
     read_verdict,
     reproducers_in,
@@ -49,9 +51,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stored:
-    """What a folder holds. before: the verdict it ended with; missing: why it is not a whole run, or empty.
+    """What a folder holds. before: the verdict it ended with; missing: why it is not whole, or empty.
 
-    live: it is not whole because it still runs.
+    live: it is not whole because it still runs. beside: what is wrong around it, and nothing that is judged.
     """
 
     folder: Path
@@ -61,6 +63,7 @@ class _Stored:
     pair: dict[str, Any] | None = None
     missing: str = ""
     live: bool = False
+    beside: str = ""
 
 
 @guarded
@@ -86,14 +89,15 @@ def command(
             "--assume needs a new reference: the stored one is computed already\n"
             f"  recompute it:  eaglecheck recheck {run} --fresh-reference --assume {wanted[0]}"
         )
-    if not any((run / name).exists() for name in OWN) and (folders := judgeable(run)):
+    if not is_ours(run) and (folders := judgeable(run)):
         return _all_of(folders, fresh_reference=fresh_reference, assume=wanted, console=console, json=json)
     stored, result = _judged(run, fresh_reference=fresh_reference, assume=wanted)
     changed = stored.before is not None and stored.before is not result.verdict.outcome
     notes = [f"it was {stored.before} when the run ended"] if changed else []
     notes += _without_effect(stored, wanted)
     again = _next(stored, fresh_reference=fresh_reference)
-    render_run(console, result, notes=[*notes, *filter(None, [stored.missing])], again=again)
+    notes += filter(None, [stored.missing, stored.beside, _unsealed(stored.folder)])
+    render_run(console, result, notes=notes, again=again)
     write_json(run_document(result), json)
     return BY_OUTCOME[result.verdict.outcome]
 
@@ -133,7 +137,7 @@ def _all_of(
 def _judged(run: Path, *, fresh_reference: bool, assume: tuple[str, ...]) -> tuple[_Stored, RunResult]:
     kept = not fresh_reference
     try:
-        stored = _open_case(run, reference=kept) if (run / SCENARIO).exists() else _open_run(run, reference=kept)
+        stored = _open_case(run, reference=kept) if is_case(run) else _open_run(run, reference=kept)
     except TraceError as error:
         if error.file.name.startswith("reference"):
             error.add_note(f"or recompute the reference:  eaglecheck recheck {run} --fresh-reference")
@@ -207,11 +211,27 @@ def _has_reference(folder: Path) -> bool:
 def _open_case(path: Path, *, reference: bool) -> _Stored:
     """One scenario's folder, or a reproducer. reference False: the stored one is not asked for."""
     case = read_case(path, reference=reference)
-    engine = dict(case.engine.header)
-    if (path.parent / MANIFEST).exists():  # of the run it lies in
-        engine |= RunReader.open(path.parent, allow_incomplete=True).manifest.engine.known()
+    engine, beside = dict(case.engine.header), ""
+    if is_ours(path.parent) and not (path / MANIFEST).exists():  # of the run it lies in
+        run = RunReader.open(path.parent, allow_incomplete=True)
+        engine |= run.manifest.engine.known()
+        beside = f"run {path.parent} is {run.unfinished}" if run.unfinished else ""
     before = None if case.verdict is None else case.verdict.outcome
-    return _Stored(folder=path, scenarios=[case], engine=engine, before=before)
+    return _Stored(folder=path, scenarios=[case], engine=engine, before=before, missing=_cut_off([case]), beside=beside)
+
+
+def _cut_off(cases: Sequence[StoredScenario]) -> str:
+    """Which of them lack what is written last, in words; a reproducer's is its manifest.
+
+    Traces alone, without digests and in no run, were never to have more.
+    """
+    gone = [one.folder for one in cases if one.verdict is None and not (one.folder / MANIFEST).exists()]
+    gone = [one for one in gone if is_ours(one.parent) or any((one / name).exists() for name in (SUMS, VERDICT))]
+    return "; ".join(f"{_short(folder)} is {unfinished(folder)}" for folder in gone)
+
+
+def _unsealed(folder: Path) -> str:
+    return "" if (folder / SUMS).exists() else f"{folder} has no {SUMS}: nothing shows that its files are as written"
 
 
 def _open_run(path: Path, *, reference: bool) -> _Stored:
@@ -220,7 +240,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         judged = {f"{one.scenario}-{one.scenario_id}" for one in reader.verdict.scenarios}
         gone = judged - {folder.name for folder in reader.scenario_folders()}
         if gone:
-            raise StoreError(
+            raise UnreadableError(
                 f"run {path} is incomplete: {min(gone)} was judged in it, and is gone or has no {SCENARIO}\n"
                 f"  copy the whole run folder again, or run again:  {run_again(path)}"
             )
@@ -231,12 +251,13 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             engine=reader.manifest.engine.known(),
             pair=reader.manifest.known_pair(),
             before=reader.verdict.outcome,
+            missing=_cut_off(cases),
         )
     # of a run that was cut off, what was stored whole: a scenario's verdict is written last
     folders = [folder for folder in reader.scenario_folders() if read_verdict(folder, ScenarioVerdict)]
     cases = [read_case(folder, reference=reference) for folder in folders]
     if not cases and not reader.live:
-        raise UsageError(
+        raise UnreadableError(
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
         )
     return _Stored(
@@ -289,7 +310,7 @@ def _rejudge(
 ) -> ScenarioResult:
     if not fresh_reference and stored.reference is None and stored.engine.header:
         # without one only the engine's own rows are looked at, which is no agreement with anything
-        raise UsageError(
+        raise UnreadableError(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
             f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from cases.adapters import of_target
 from cases.tokenizers import tokenizer_for
 from harness.archive.store import REPRODUCERS
 from harness.archive.writer import write_reproducer
@@ -92,6 +93,7 @@ class Plan:
             target=target,
             draft=draft,
             tokenizer=tokenizer_for(scenario, target),
+            adapters=of_target(target, scenario.engine.lora_paths),
             device=self.device,
             probe=probe,
             revert=self.revert,
