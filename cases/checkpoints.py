@@ -32,6 +32,7 @@ from cases import (
     llama_weights,
     mla_weights,
     mtp_weights,
+    oss_weights,
     step_weights,
     table_weights,
     trained_weights,
@@ -41,6 +42,7 @@ from cases.recipes import (
     Eagle3Recipe,
     FiveLayersRecipe,
     FiveStepLayersRecipe,
+    GptOssRecipe,
     LatentRecipe,
     MtpRecipe,
     Noise,
@@ -54,6 +56,7 @@ from cases.recipes import (
     TrainedEagle3Recipe,
     TrainedRecipe,
     Weights,
+    WindowedRecipe,
 )
 from cases.stirred import stirred
 from harness.contract import plain_files
@@ -82,8 +85,11 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="eagle-tiny", seed=20240626),
-        # What an engine of the pair above is given for new weights: the same shapes.
+        # What an engine of such a pair is given for new weights: the same shapes, another map of tokens too.
         Recipe(name="eagle-next", seed=20240628),
+        Eagle3Recipe(name="eagle3-next", seed=20250308),
+        MtpRecipe(name="mtp-next", seed=20241227),
+        LatentRecipe(name="mla-next", seed=20241229),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),
@@ -97,6 +103,12 @@ RECIPES: dict[str, Recipe] = {
         NormedRecipe(name="eagle3-normed", seed=20250307),
         MtpRecipe(name="mtp-tiny", seed=20241226),
         StepRecipe(name="mtp-chained", seed=20260202),
+        # Sliding windows: of the target alone, and of target and draft.
+        GptOssRecipe(name="oss-tiny", seed=20250805),
+        WindowedRecipe(name="mtp-window", seed=20251216),
+        # The same with windows shorter than a draft.
+        GptOssRecipe(name="oss-narrow", seed=20250806, window=3),
+        WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
         Qwen3Recipe(name="qwen3-tiny", seed=20250601),
@@ -160,7 +172,9 @@ RECIPES: dict[str, Recipe] = {
 
 
 #: Pairs whose draft and norms are moved, see `cases.stirred`.
-STIRRED = frozenset(name for name in RECIPES if "-apart" in name)
+STIRRED = frozenset(
+    name for name, recipe in RECIPES.items() if "-apart" in name or isinstance(recipe, GptOssRecipe | WindowedRecipe)
+)
 #: What makes the pair of a kind of recipe.
 KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Recipe: llama_weights.pair,
@@ -170,6 +184,8 @@ KINDS: dict[type[Recipe], Callable[[Noise, Any], Pair]] = {
     Qwen3Recipe: eagle3_weights.qwen3_pair,
     MtpRecipe: mtp_weights.pair,
     FiveLayersRecipe: mtp_weights.pair,
+    WindowedRecipe: mtp_weights.pair,
+    GptOssRecipe: oss_weights.pair,
     StepRecipe: step_weights.pair,
     FiveStepLayersRecipe: step_weights.pair,
     LatentRecipe: mla_weights.pair,

@@ -1,9 +1,9 @@
-"""The multi-layer MTP pair: a MiMo-V2 style target with everything optional switched off, and its MTP layers.
+"""Multi-layer MTP pairs: a MiMo-V2 style target with little that is optional switched on, and its MTP layers.
 
-Dense layers, full attention, no sinks, no value scale, rotary over the whole head: what is left of a MiMo-V2 target
-is Llama arithmetic. Each MTP layer is the target's own first layer behind norms and a projection that pass the token
-through and mix the handed-over hidden state in, differently in every layer, so that layers cannot be taken for each
-other. This module must not import sglang, transformers or torch.
+Dense layers, no sinks, no value scale, rotary over the whole head: what is left of a MiMo-V2 target is Llama
+arithmetic, and sliding windows where a recipe has them. Each MTP layer is the target's own first layer behind norms and
+a projection that pass the token through and mix the handed-over hidden state in, differently in every layer, so that
+layers cannot be taken for each other. This module must not import sglang, transformers or torch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from cases import llama_weights
 from cases.llama_weights import uneven
-from cases.recipes import MtpRecipe, Noise, Pair, Weights
+from cases.recipes import MtpRecipe, Noise, Pair, Weights, WindowedRecipe
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
 
@@ -25,6 +25,9 @@ def pair(noise: Noise, recipe: MtpRecipe) -> Pair:
     target["model.norm.weight"] = uneven(noise, recipe.hidden)
     draft = weights(noise, recipe, target)
     both = config(recipe, llama_weights.config(recipe, layers=recipe.layers, architecture=ARCHITECTURE))
+    if isinstance(recipe, WindowedRecipe):
+        sliding = [int(layer in (0, recipe.layers - 1)) for layer in range(recipe.layers)]
+        both |= {"sliding_window_size": recipe.window, "hybrid_layer_pattern": sliding}
     return Pair(target=target | draft, target_config=both, draft=draft, draft_config=both)
 
 

@@ -40,6 +40,7 @@ class Left:
 
 KEPT = "stored runs and findings were made with it"
 SMALLER = "requests end one after another, so the batch passes through every smaller number"
+WINDOWS = "their windows differ from every size, and no two tensors are alike"
 PAIRS = (
     # What an algorithm, or what the pair is for, demands
     Left(
@@ -63,7 +64,16 @@ PAIRS = (
         what="size: intermediate_size = moe_intermediate_size",
         why="the shared expert is the MLP of the target's first layer",
     ),
-    Left(where="mtp-tiny mtp-apart", what="size: head_dim = v_head_dim", why="what MiMo-V2 has beside Llama is off"),
+    Left(
+        where="oss-*",
+        what="size: num_local_experts = num_experts_per_tok",
+        why="where all experts are chosen, no near tie decides what a row is",
+    ),
+    Left(
+        where="mtp-tiny mtp-apart mtp-window mtp-narrow",
+        what="size: head_dim = v_head_dim",
+        why="what MiMo-V2 has beside Llama is off",
+    ),
     # What another pair shows
     Left(
         where="eagle3-apart qwen3-apart",
@@ -84,6 +94,8 @@ PAIRS = (
         why="its layers add nothing, so that the distribution of every token is known",
         apart="eagle-apart",
     ),
+    Left(where="oss-*", what="size: *", why=WINDOWS, apart="eagle-apart"),
+    Left(where="mtp-window mtp-narrow", what="size: *", why=WINDOWS, apart="mtp-apart"),
     # What was made before anybody looked
     Left(where="eagle-tiny eagle-next eagle-head64 qwen3-eagle", what="*", why=KEPT, apart="eagle-apart"),
     Left(where="eagle3-tiny eagle3-one eagle3-two eagle3-wide eagle3-normed", what="*", why=KEPT, apart="eagle-apart"),

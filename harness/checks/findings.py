@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from harness.checks.explained import Spot, together
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
 PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
@@ -55,15 +56,20 @@ class Finding:
 
 
 def settle(
-    divergences: Iterable[Divergence], *, scheduler_steps: Steps, prefix_hits: frozenset[tuple[str, int]] = frozenset()
+    divergences: Iterable[Divergence],
+    *,
+    scheduler_steps: Steps,
+    prefix_hits: frozenset[tuple[str, int]] = frozenset(),
+    explained: Iterable[frozenset[Spot]] = (),
 ) -> list[Divergence]:
     """Sorted by time, without doubles, with causes set and the earliest root marked `first`.
 
     scheduler steps: (dp_rank, round) -> scheduler step. prefix_hits: (rid, attempt) that started from cached KV.
+    explained: what one known issue explains, each.
     """
     kept = _without_doubles(divergences)
     kept.sort(key=_time_order(scheduler_steps))
-    caused = _with_causes(kept, prefix_hits)
+    caused = together(_with_causes(kept, prefix_hits), explained)
     for place, found in enumerate(caused):
         if not found.cause:
             caused[place] = replace(found, first=True)

@@ -164,7 +164,8 @@ def _stuck(evidence: Evidence) -> Iterator[Divergence]:
 def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], int]:
     """(dp_rank, what, tp_rank beside the first, else 0) -> slots free or evictable; the first 'start', the last 'end'.
 
-    what: '' for the only pool there is; of a pair of engines 'prefill-' and 'decode-', and their rows of metadata.
+    what: '' for the only pool there is, 'window-' for that of layers with sliding windows; of a pair of engines
+    'prefill-' and 'decode-' before them, and their rows of metadata.
     """
     found: dict[tuple[int, str, int], int] = {}
     for event in events:
@@ -172,6 +173,8 @@ def _pool(events: tuple[Event, ...], when: str) -> dict[tuple[int, str, int], in
             continue
         side = f"{event.data['side']}-" if event.data.get("side") else ""
         levels = {side: int(event.data["free"]) + int(event.data.get("evictable", 0))}
+        if "window_free" in event.data:
+            levels[f"{side}window-"] = int(event.data["window_free"]) + int(event.data["window_evictable"])
         if "metadata" in event.data:
             levels[f"{side}metadata-"] = int(event.data["metadata"])
         for what, level in levels.items():
@@ -257,7 +260,7 @@ def _expected(evidence: Evidence, event: Event, field: str, busy: list[Event]) -
     protects="every rank learns how many tokens each rank brings to a forward, and each brings that many",
 )
 def check_announced_counts(evidence: Evidence) -> CheckResult:
-    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed."""
+    """LOCKSTEP where a count that a rank was given differs from the rows that rank fed, or pads otherwise."""
     result = CheckResult()
     idle, busy = _by_moment(evidence, "idle_state"), _by_moment(evidence, "busy_state")
     for moment in sorted(idle.keys() | busy.keys()):
@@ -265,6 +268,10 @@ def check_announced_counts(evidence: Evidence) -> CheckResult:
         if moment[2]:
             continue  # later draft steps go on with the counts that SGLang padded for the first
         rows = {event.dp_rank: event.data.get("rows") for event in events}
+        for event in events[1:]:
+            if event.data.get("padding") != (expected := events[0].data.get("padding")):
+                fault = _fault(event, kind=Kind.LOCKSTEP, expected=expected, hint="padded-otherwise", field="padding")
+                result.divergences.append(fault)
         for event in events:
             announced = event.data.get("announced") or []
             for rank, count in enumerate(announced):

@@ -307,6 +307,8 @@ class RequestEnd:
     cached_tokens: int = 0
 
 
+#: Of a reference's header: rows that a row of a target's layers with sliding windows sees, itself among them.
+WINDOW = "window"
 #: Of a header: the token ids that end a request beside its own stop ids; absent in old traces, where none did.
 EOS = "eos_token_ids"
 

@@ -27,6 +27,7 @@ EVENTS: dict[str, tuple[str, ...] | None] = {
     "again": ("round", "step", "rows"),  # rows before the committed length that a layer ran once more
     "state": None,
     "tails": None,
+    "window": None,
 }
 #: Of those, the ones that do not say which rank of a tensor-parallel group reported them.
 OF_NO_RANK = ("handed", "unbuilt")

@@ -158,5 +158,22 @@ def entry_again(scene: Scene, values: Values) -> Values:
 
 @act
 def left_alone(scene: Scene, values: Values) -> Values:
-    """A model keeps the weights it has, and says that it took the new ones."""
+    """A model keeps the weights it has, and says that it took the new ones. of: "draft" for drafts alone."""
+    if scene.args.get("of") == "draft" and not values["draft"]:
+        return {}
     return {"loads": torch.zeros_like(values["loads"])}
+
+
+@act
+def from_neighbour(scene: Scene, values: Values) -> Values:
+    return {"ids": values["ids"].roll(1)}
+
+
+@act
+def without_adapter(scene: Scene, values: Values) -> Values:
+    return {"ids": torch.full_like(values["ids"], -1)}
+
+
+@act
+def not_emptied(scene: Scene, values: Values) -> Values:
+    return {"empties": torch.zeros_like(values["empties"])}

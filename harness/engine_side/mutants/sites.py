@@ -10,6 +10,7 @@ import copy
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,15 +19,18 @@ from ..probes.attention_probe import BACKEND
 from ..probes.names import TAIL_COPIER, sampled_walks
 from ..probes.probe import Probe
 from ..probes.verify_probe import mask_of
+from ..probes.window_probe import WINDOW_SLOTS
 from .armed import ArmedMutants, one_each
 from .registry import COUNTS, Share, Values, around, inputs_of, replaced
 from .sites_answers import AnswerSites
 from .sites_handoff import HandoffSites
+from .sites_windows import WindowSites
 
 Original = Callable[..., Any]
 #: Where a model's weights are loaded anew.
-WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater.update_weights_from_disk")
-RUNNER_WEIGHTS = "ModelRunner.update_weights_from_disk"
+WEIGHTS = ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater")
+ADAPTERS = ("sglang.srt.lora.lora_manager", "LoRAManager.prepare_lora_batch")
+UPDATES = ("update_weights_from_disk", "update_weights_from_tensor")
 
 #: Value of a site -> argument of what walks a tree by uniforms, attribute of what is verified, of what is proposed.
 UNIFORMS = {"nodes": "uniform_samples", "final": "uniform_samples_for_final_sampling", "distribution": "target_probs"}
@@ -42,6 +46,8 @@ def make_mutants(probe: Probe, scheduler: Any, *, tp_rank: int) -> ArmedMutants:
     mutants = ArmedMutants(probe, page=int(scheduler.token_to_kv_pool_allocator.page_size), tp_rank=tp_rank)
     mutants.missing = Sites(mutants).install(scheduler)
     AnswerSites(mutants).install()
+    if getattr(scheduler.token_to_kv_pool_allocator, WINDOW_SLOTS, None) is not None:
+        mutants.missing += WindowSites(mutants).install(scheduler)
     if getattr(scheduler, "disagg_metadata_buffers", None) is not None:
         mutants.missing += HandoffSites(mutants).install()
     return mutants
@@ -98,7 +104,13 @@ class Sites:
             (parallel, "GroupCoordinator.all_gather", self._gathered),
         ]
         loader = sys.modules.get(WEIGHTS[0])  # until 0.5.16 the model runner loads them itself
-        inside.append((loader, WEIGHTS[1], self._weights) if loader else (runner, RUNNER_WEIGHTS, self._weights))
+        updates = (loader, WEIGHTS[1]) if loader else (runner, "ModelRunner")
+        inside += [(updates[0], f"{updates[1]}.{name}", self._weights) for name in UPDATES]
+        if adapters := sys.modules.get(ADAPTERS[0]):
+            inside.append((adapters, ADAPTERS[1], self._adapters))
+        updater = getattr(scheduler, "weight_updater", None)
+        if updater is not None:  # it keeps the method that it calls
+            updater.flush_cache = partial(self._flush, updater.flush_cache)
         pages = sys.modules.get(release.sample[0]) if release.sample else None
         if hasattr(pages, TAIL_COPIER):  # 0.5.13 and later
             inside.append((pages, TAIL_COPIER, self._tails))
@@ -259,8 +271,22 @@ class Sites:
     # -- weights -----------------------------------------------------------------------------------------------
 
     def _weights(self, original: Original, owner: Any, *args: Any, **kwargs: Any) -> Any:
-        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool)})
+        runner = getattr(owner, "get_model_runner", lambda: owner)()
+        draft = torch.tensor([bool(getattr(runner, "is_draft_worker", False))])
+        changed = self._mutants.apply("weights", {"loads": torch.ones(1, dtype=torch.bool), "draft": draft})
         return (True, "not loaded by a mutant") if "loads" in changed else original(owner, *args, **kwargs)
+
+    def _adapters(self, original: Original, manager: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        known = list(dict.fromkeys(one for one in forward_batch.lora_ids if one is not None))
+        ids = torch.tensor([-1 if one is None else known.index(one) for one in forward_batch.lora_ids])
+        phase = "VERIFY" if forward_batch.forward_mode.is_target_verify() else "PREFILL"
+        if "ids" in (changed := self._mutants.apply("adapters", {"ids": ids}, phase=phase)):
+            forward_batch.lora_ids = [None if one < 0 else known[one] for one in changed["ids"].tolist()]
+        return original(manager, forward_batch, *args, **kwargs)
+
+    def _flush(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+        changed = self._mutants.apply("flush", {"empties": torch.ones(1, dtype=torch.bool)})
+        return True if "empties" in changed else original(*args, **kwargs)
 
     # -- what ranks exchange -----------------------------------------------------------------------------------
 

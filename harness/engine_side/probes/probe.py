@@ -21,6 +21,7 @@ from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
 from .recorder import Recorder, ints
 from .snapshot import Copy, Tensors, inputs_of, outputs_of
 from .verify_probe import VerifyProbe
+from .window_probe import window_of
 
 Original = Callable[..., Any]
 
@@ -227,6 +228,8 @@ class Probe:
             live = bool(recorder.round.rids)
             replays, is_draft = self._replays, bool(runner.is_draft_worker)
             if live:  # an idle rank has no rows
+                if not is_draft:
+                    self._window(runner, forward_batch, phase)
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
@@ -242,6 +245,14 @@ class Probe:
             return output
 
         return forward
+
+    def _window(self, runner: Any, forward_batch: Any, phase: str) -> None:
+        """What the requests hold in the pool of layers with sliding windows, where there is one."""
+        current = self.recorder.round
+        held = window_of(runner, forward_batch, prompt=phase == "PREFILL")
+        if held is not None and current is not None:
+            place = {"ev": "window", "round": current.index, "rids": current.rids, "attempts": current.attempts}
+            self.recorder.put(place | {"phase": phase, "window": int(runner.sliding_window_size) + 1} | held)
 
     def _goes_in(self, inputs: Tensors) -> None:
         """Copied at once; where there are graphs, only once a model really runs, since a graph keeps its own."""

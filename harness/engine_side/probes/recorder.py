@@ -147,8 +147,8 @@ class Recorder:
 
     def _advance(self, rid: str, mode: str, start: int) -> int:
         life = self._lives.setdefault(rid, _Life())
-        begins = mode in ("PREFILL", "PREBUILT")  # from a prompt, or from what another engine hands over
-        if begins and life.reached >= 0 and (life.decoding or start != life.reached):
+        handed = mode == "PREBUILT"  # by another engine, whole
+        if (handed or mode == "PREFILL") and life.reached >= 0 and (handed or life.decoding or start != life.reached):
             life.attempt += 1
             life.decoding = False
         if mode == "DECODE":
