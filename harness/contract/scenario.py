@@ -338,6 +338,11 @@ class Scenario(Strict):
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
 
+    @property
+    def updates(self) -> int:
+        """How often its engine is given other weights."""
+        return sum(op.kind == "update" for op in self.script)
+
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""
         for request in (*self.requests, *self.sampled.requests):
