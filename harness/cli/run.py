@@ -60,6 +60,7 @@ def command(
     cuda_graph_max_bs: options.GraphBatch = None,
     mem_fraction_static: options.MemFraction = None,
     trust_remote_code: options.TrustCode = None,
+    disable_hybrid_swa_memory: options.OnePool = None,
     server_arg: options.ServerArg = None,
     prompts: options.Prompts = None,
     arrivals: Annotated[
@@ -96,6 +97,7 @@ def command(
         cuda_graph_max_bs=cuda_graph_max_bs,
         mem_fraction_static=mem_fraction_static,
         trust_remote_code=trust_remote_code,
+        disable_hybrid_swa_memory=disable_hybrid_swa_memory,
         server_args=server_args.read(server_arg or ()),
     )
     of_prompts_alone = {"--arrivals": arrivals, "--max-new-tokens": max_new_tokens, "--seed": seed}
