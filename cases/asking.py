@@ -23,7 +23,8 @@ def asking(random: Random, boot: Boot, requests: tuple[RequestSpec, ...], *, cac
     Log-probabilities only where they are judged.
     """
     loose = any({*LOOSE} & {*request.asked} for request in requests)
-    ids = _ids(random, boot) if random.random() < 0.25 and not loose else ()
+    handed = boot.engine.disaggregation  # no decode side has those of a first token (F-071)
+    ids = _ids(random, boot) if random.random() < 0.25 and not loose and not handed else ()
     return tuple(
         request.model_copy(update=_returned(random, boot, request, ids=ids, cached=cached))
         if request.expect == "answer"  # nothing comes back of the others

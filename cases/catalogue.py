@@ -151,7 +151,7 @@ def read_scenario(path: Path) -> Scenario:
     try:
         scenario = validated(scenario_v1.upgraded(content), Scenario, spelling=scenario_v1.spelling(content))
     except BadDocument as error:
-        raise CaseError(f"scenario file {path}: {error}\n  {EXAMPLE}") from error
+        raise CaseError(f"scenario file {path}: {error}") from error
     _check_ops(path, scenario, [op["kind"] for op in content["script"]])
     return scenario
 
@@ -161,9 +161,10 @@ TAKES = {
     **dict.fromkeys(("submit", "abort", "transfer", "retract"), ("rids", "name")),
     "step": ("count",),
     "mutant": ("name", "count"),
-    "update": ("name",),
+    "update": ("name", "source", "selector", "mode"),
+    "memory": ("name",),
 }
-NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name", "update": "name"}
+NEEDS = {**dict.fromkeys(("submit", "abort", "transfer"), "rids"), "mutant": "name", "update": "name", "memory": "name"}
 
 
 def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
@@ -177,5 +178,5 @@ def _check_ops(path: Path, scenario: Scenario, kinds: Sequence[str]) -> None:
             said = f"does not take {foreign[0]!r}" if foreign else f"needs {missing!r}"
             raise CaseError(
                 f"scenario file {path}: script.{number}: op {kinds[number]!r} {said}\n"
-                f"  it takes: {', '.join(takes) or 'nothing but its kind'}\n  {EXAMPLE}"
+                f"  it takes: {', '.join(takes) or 'nothing but its kind'}"
             )

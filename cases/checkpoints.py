@@ -85,8 +85,11 @@ RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
         Recipe(name="eagle-tiny", seed=20240626),
-        # What an engine of the pair above is given for new weights: the same shapes.
+        # What an engine of such a pair is given for new weights: the same shapes, another map of tokens too.
         Recipe(name="eagle-next", seed=20240628),
+        Eagle3Recipe(name="eagle3-next", seed=20250308),
+        MtpRecipe(name="mtp-next", seed=20241227),
+        LatentRecipe(name="mla-next", seed=20241229),
         # Attention kernels for GPUs are built for head widths from 64 up.
         Recipe(name="eagle-head64", seed=20240627, hidden=128, intermediate=256, head_dim=64),
         Eagle3Recipe(name="eagle3-tiny", seed=20250303),

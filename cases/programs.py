@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cases.boots import HEADS, MIXED_BOOTS, MTP, OUTGROWN
+from cases.boots import ADAPTER_BOOTS, HEADS, HOT_BOOTS, MIXED_BOOTS, MTP, OUTGROWN, WEIGHT_BOOTS
 from cases.fixed import CHAIN, CHECKPOINT, DRAIN, default_scenarios, request, steps, submit
 from cases.fixed_ranks import joining
+from cases.fixed_weights import adapter_shapes, weight_shapes
 from harness.contract.requests import RequestSpec
 from harness.contract.scenario import EngineConfig, Op, Scenario, SpecConfig
 
@@ -95,6 +96,8 @@ _UPDATED = program(
     [submit("a"), DRAIN, Op(kind="update", name="eagle-next"), submit("b", "c"), DRAIN],  # a and c are the same prompt
     wants=["weights_updated"],
 )
+
+_WEIGHTS = weight_shapes(WEIGHT_BOOTS["weights"])
 
 _RETRACTION = program(
     "retracted",
@@ -244,12 +247,16 @@ _IDLE_BESIDE = program(
 EXERCISES: dict[str, tuple[Scenario, ...]] = {
     "chain": (_together("together"), _joined("joined")),
     "eagle3": (_together("together-eagle3", spec=HEADS, checkpoint="eagle3-tiny"),),
+    "token-map": (_together("together-token-map", spec=HOT_BOOTS["hot-tokens"].spec),),
     "own-head": (_together("together-own-head", spec=HEADS, checkpoint="eagle3-apart"),),
     "layers": (_together("together-layers", spec=MTP, checkpoint="mtp-tiny", radix_cache=False),),
     "chained": (_together("together-chained", spec=MTP, checkpoint="mtp-chained", radix_cache=False),),
     "chunk": (_CHUNK,),
     "mixed": (joining(MIXED_BOOTS["mixed"]),),
     "update": (_UPDATED,),
+    "adapters": tuple(adapter_shapes(ADAPTER_BOOTS["lora"])[:1]),
+    "draft-update": tuple(one for one in _WEIGHTS if one.name == "weights-tensor-draft"),
+    "memory": tuple(one for one in _WEIGHTS if one.name == "weights-memory"),
     "retraction": (_RETRACTION,),
     "partial-retraction": (_PART,),
     "stop": (_STOP,),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from cases.boots import MOST_WAITING, Boot
 from cases.fixed import NEVER
+from cases.fixed_weights import update
 from cases.kit import CONTEXT, DECODING, LONGEST_PROMPT, MOST_NEW, Kit, Opening, template
 from harness.contract.admission import reserved
 
@@ -56,6 +57,14 @@ def _mixed(boot: Boot) -> bool:
 
 def _adaptive(boot: Boot) -> bool:
     return _roomy(boot) and boot.spec.adaptive is not None
+
+
+def _adapted(boot: Boot) -> bool:
+    return _roomy(boot) and len(boot.engine.lora_paths) > 0
+
+
+def _updated(boot: Boot) -> bool:
+    return _roomy(boot) and bool(boot.successor)
 
 
 def _urgent(boot: Boot) -> bool:
@@ -133,6 +142,26 @@ def mixed_batch(kit: Kit) -> Opening:
         kit.arrive(0, kit.length(1, 8), new=kit.long_run())
     kit.arrive(DECODING, kit.length(2))
     return Opening(calm=DECODING + 1)
+
+
+@template(fits=_adapted)
+def adapters_in_one_batch(kit: Kit) -> Opening:
+    """Two or three that meet, each with another adapter, or with none."""
+    for name in kit.random.sample(kit.adapters, kit.integer(2, len(kit.adapters))):
+        one = kit.request(kit.prompt(kit.length(1, 8)), new=kit.long_run())
+        kit.timeline.arrive(0, one.model_copy(update={"lora_path": name}))
+    return Opening(calm=DECODING + 2)
+
+
+@template(fits=_updated)
+def updated_while_running(kit: Kit) -> Opening:
+    """One or two that run when their engine gets other weights, and one that begins as an earlier one, behind that."""
+    for _ in range(kit.integer(1, 2)):
+        kit.arrive(0, kit.length(1, 8), new=kit.long_run())
+    step, take = kit.integer(DECODING, DECODING + 1), kit.random.choice(kit.boot.takes)
+    kit.timeline.ops.append((step, update(kit.boot, take, running=True)))
+    kit.timeline.arrive(step + kit.integer(1, 3), kit.request(kit.prompt_or_branch(kit.length()), new=kit.new_tokens()))
+    return Opening(calm=step + 1)
 
 
 @template(fits=_adaptive, certain=False)

@@ -259,9 +259,19 @@ def on_target(head: D, target: Target) -> D:
 
 
 class OnLastState:
-    """What heads have in common that read the target's last state and answer through its output head."""
+    """What heads have in common that read the target's last state and answer through its output head.
+
+    only: int64 [V'], the tokens it proposes where those are not all: FR-Spec (arXiv 2502.14856), section 3.
+    """
 
     target: Target
+    only: Tensor | None = None
+
+    def proposing(self, only: Sequence[int]) -> Self:
+        """The same head that proposes these tokens alone."""
+        view = copy.copy(self)
+        view.only = torch.tensor(only, device=self.target.device)
+        return view
 
     def computing(self, dtype: torch.dtype) -> Self:
         """See Drafter.computing."""
@@ -276,5 +286,8 @@ class OnLastState:
         return features
 
     def logits(self, g: Tensor) -> Tensor:
-        """g [...,h] -> [...,V], through the target's lm_head."""
-        return self.target.logits(g)
+        """g [...,h] -> [...,V], through the target's lm_head; -inf for tokens that it does not propose."""
+        logits = self.target.logits(g)
+        if self.only is None:
+            return logits
+        return torch.full_like(logits, float("-inf")).index_copy(-1, self.only, logits[..., self.only])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from rich.console import Console
@@ -126,11 +126,16 @@ def lease_facts(lease: dict[str, Any] | None) -> list[str]:
 
 def engine_facts(header: dict[str, Any]) -> list[str]:
     """Which engine answered, then every operation in it that is not its own."""
-    ours = [item["operation"].split(".")[-1] for item in replaced_kernels(header)]
+    ours = map(short_name, replaced_kernels(header))
     schedule = "overlap" if header.get("overlap") else "normal"
     facts = f"{header.get('worker')}, {schedule} loop, {header.get('backend')} attention, {header.get('dtype')}"
     reverted = f", #{header['revert']} reverted" if header.get("revert") else ""
     return [f"{facts}, torch {header.get('torch')}{reverted}{_changed(header)}{_asked(header)}", *ours]
+
+
+def short_name(replaced: Mapping[str, Any]) -> str:
+    """What an operation of SGLang that a kernel of ours computed is called."""
+    return str(replaced["operation"]).rpartition(".")[2]
 
 
 def _asked(header: dict[str, Any]) -> str:

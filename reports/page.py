@@ -16,14 +16,13 @@ from markupsafe import Markup
 
 from harness.checks.describe import describe
 from harness.checks.findings import Finding
-from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
 from harness.driving.progress import ScenarioResult, accept_lengths_of
-from reports.findings import accept_lines, facts, known_lines, roots_of, said_lines
+from reports.findings import facts, flag_lines, known_lines, roots_of, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms
-from reports.live import drafted, engine_facts
+from reports.live import drafted, engine_facts, short_name
 from reports.page_data import embedded, scenario_head, scenario_rows
 from reports.reading import Report
 from reports.signatures import Defect, by_signature
@@ -84,7 +83,7 @@ def render_page(report: Report, *, beside: Beside | None = None) -> str:
         scenario_count=len(results),
         names=[f"{one.scenario.name} ({one.verdict.outcome})" for one in results],
         coverage_points=reach_of((one.scenario, one.verdict) for one in results),
-        replaced=replaced_kernels(report.source.engine),
+        replaced=result.replaced,
         accept=None if (accept := accept_lengths_of(results)) is None else accept_text(accept),
         histograms=histograms([frames.accept_lengths for _, frames in ordered]),
         matrix=extra.matrix,
@@ -124,8 +123,8 @@ def engine_lines(report: Report) -> list[str]:
     header = report.source.engine
     if not header.get("worker"):
         return ["no engine came up"]
-    facts, *ours = engine_facts(header)
-    kernels = f"replacement kernels: {', '.join(ours)}" if ours else ""
+    facts, ours = engine_facts(header)[0], report.result.replaced
+    kernels = f"replacement kernels: {', '.join(map(short_name, ours))}" if ours else ""
     return [facts, *filter(None, [kernels, judges(report.result.results)])]
 
 
@@ -159,7 +158,7 @@ def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
                 "scenario": one.scenario.name,
                 "title": title,
                 "lines": [line.strip() for line in [*lines, *said_lines(one, found.signature)]],
-                "facts": facts(one),
+                "facts": [*facts(one), *flag_lines(one)],
                 "link": _link(one, found, at),
                 "commands": _commands(one),
             }
@@ -180,8 +179,7 @@ def _finding(defect: Defect, results: Sequence[ScenarioResult]) -> dict[str, Any
         "cause": defect.cause,
         "text": [
             *describe(defect.first.first, one.scenario).split("\n"),
-            *accept_lines(defect.accept),
-            *known_lines(one, defect.signature),
+            *said_lines(one, defect.signature, accept=defect.accept),
         ],
         "link": _link(one, defect.first, defect.at),
     }

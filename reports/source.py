@@ -12,7 +12,7 @@ from typing import Any
 
 from harness.archive.again import run_again
 from harness.archive.records import RunManifest, ScenarioVerdict
-from harness.archive.run_folders import MANIFEST, SCENARIO
+from harness.archive.run_folders import MANIFEST, is_case
 from harness.archive.store import RunReader, StoredScenario, StoreError, read_case, read_verdict, reproducers_in
 from harness.archive.trace_io import header_of, trace_files
 from harness.checks.findings import group, kinds
@@ -65,7 +65,7 @@ class Source:
 
 def open_source(path: Path, *, judged: bool = True) -> Source:
     """The run, scenario or reproducer in `path`; StoreError where it is none, or (judged) a run that judged nothing."""
-    return _case(path) if (path / SCENARIO).exists() else _run(path, judged=judged)
+    return _case(path) if is_case(path) else _run(path, judged=judged)
 
 
 def short(path: Path) -> Path:

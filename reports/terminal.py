@@ -12,7 +12,6 @@ from rich.console import Console
 
 from harness.contract.known_issues import ASSUMED, assumed_by
 from harness.contract.providers import JUDGED_BY, NOT_COMPARED, WITNESS, in_words
-from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.coverage import reach_of
@@ -33,6 +32,7 @@ COMPARED = {
     "accepts": "accepts",
     "extend_inputs": "extend inputs",
     "cache_slots": "cache slots",
+    "slots_read": "slots read",
     "parents": "parents",
     "hidden_rows": "hidden rows",
     "masks": "masks",
@@ -222,6 +222,6 @@ def covered(result: RunResult) -> str:
     shapes = [f"{one.algorithm}, {one.num_steps} steps × topk {one.eagle_topk}" for one in specs]
     graphs = ["CUDA graphs" if one.scenario.engine.cuda_graph else "eager" for one in result.results]
     loops = [f"{'overlap' if one.get('overlap') else 'normal'} loop" for one in headers]
-    kernels = [str(entry["subject"]) for header in headers for entry in replaced_kernels(header)]
-    said = [" and ".join(dict.fromkeys(words)) for words in (pairs, shapes, graphs, loops)]
-    return "; ".join([*said, *([f"{', '.join(dict.fromkeys(kernels))} on replacement kernels"] if kernels else [])])
+    kernels = dict.fromkeys(str(entry["subject"]) for entry in result.replaced)
+    said = [" and ".join(dict.fromkeys(words)) for words in (pairs, shapes, [result.device], graphs, loops)]
+    return "; ".join([*said, *([f"{', '.join(kernels)} on replacement kernels"] if kernels else [])])

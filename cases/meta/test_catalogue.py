@@ -90,7 +90,7 @@ def corpus(tmp_path, monkeypatch):
         ({"source": "x", "bad_up_to": "1"}, "finding F-066 says it already: leave out bad_up_to, source"),
         ({"finding": "F-12"}, "unknown finding 'F-12'; did you mean 'F-012'?"),
         ({"id": "pr1"}, "is called 'pr25015' but holds id 'pr1'"),
-        ({"scenario": {"name": "x"}}, "scenario.requests: Field required"),
+        ({"scenario": {"name": "x"}}, "scenario.requests: it is missing"),
     ],
 )
 def test_an_entry_that_is_not_one_is_refused(corpus, changes, words):

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import re
 import runpy
 import sys
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from cases import checkpoints
 from cases.meta import results
-from harness.bisect.changes import Changed, on_the_path
+from harness.bisect.changes import changed_files
+from harness.cli.main import app
+from harness.contract.known_issues import FOLDER, issues
 from harness.contract.usage import UsageError
+from harness.engine_side.replacement_kernels import cpu_tree
 from harness.engines import envs
 from harness.engines.launch import build_launch
 from harness.search.export import ENDINGS, exported
 from reports import blame
+
+ALLOWED = {*sys.stdlib_module_names, "numpy", "safetensors", "torch", "sglang"}
+FILES = sorted((FOLDER / "repro").glob("*.py"))
 
 
 def launch(one, release="0.5.23", device="cpu"):
@@ -31,12 +41,29 @@ def one():
     return results.judged("pr25015", results.one_ahead)
 
 
+def imported(text):
+    """The packages that a file imports, modules that it brings along included, those among each other left out."""
+    tree = ast.parse(text)
+    brought = [node.value.value for node in tree.body if isinstance(node, ast.Assign) and is_source(node.targets[0])]
+    nodes = [node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom))]
+    names = {getattr(node, "module", None) or node.names[0].name for node in nodes}.union(*map(imported, brought))
+    return {name.split(".")[0] for name in names if not name.startswith("repro_")}
+
+
+def is_source(node):
+    return isinstance(node, ast.Subscript) and node.value.id == "SOURCES"
+
+
+def exported_module(one, folder):
+    file = folder / "repro.py"
+    file.write_text(exported(one, launch(one), name="repro.py", form="script"))
+    return runpy.run_path(str(file))
+
+
 @pytest.mark.parametrize("form", ENDINGS)
 def test_the_file_imports_nothing_of_ours_and_says_what_was_found(one, form):
     text = exported(one, launch(one), name="repro.py", form=form)
-    nodes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.Import, ast.ImportFrom))]
-    roots = {name.split(".")[0] for node in nodes for name in [getattr(node, "module", None) or node.names[0].name]}
-    assert roots <= {*sys.stdlib_module_names, "numpy", "safetensors", "torch", "sglang"}
+    assert imported(text) <= ALLOWED
     assert "--speculative-num-steps 3" in text
     assert one.findings[0].signature in text
     assert ("CustomTestCase" in text) is (form == "sglang-test")
@@ -57,28 +84,66 @@ def test_it_makes_the_pair_byte_for_byte_and_knows_the_forward(one, tmp_path):
     assert [position - 1 for position in observed] == expected
 
 
-def test_the_script_lets_requests_in_and_aborts_them_in_its_own_order(one, tmp_path, monkeypatch):
-    file = tmp_path / "repro.py"
-    file.write_text(exported(one, launch(one), name="repro.py", form="script"))
-    made = runpy.run_path(str(file))
-
-    class Held:
-        def __init__(self, one):
-            self.input_ids, self.rid = one["input_ids"], f"of-{one['rid']}"
-
-    script = made["Script"]()
-    held = [Held(each) for each in made["REQUESTS"]]
-    assert script(["control"]) == ["control"]
-    assert script(held[1:]) == [], "none is let in before all are there"
-    assert script(held[:1]) == [one for one in held if one.rid in {f"of-{rid}" for rid in script.held}]
+def test_the_script_lets_requests_in_together_one_pass_later_and_aborts_in_its_own_order(tmp_path, one):
+    made = exported_module(one, tmp_path)
+    names = [request["rid"] for request in made["REQUESTS"]]
+    held = {rid: SimpleNamespace(rid=rid, sampling_params={}) for rid in names}
+    ops = [{"kind": "submit", "rids": names, "count": 1}, {"kind": "step", "rids": [], "count": 2}]
+    scripts = [made["Script"](tmp_path, [*ops, {"kind": "submit", "rids": names, "count": 1}]) for _rank in range(2)]
+    mine = [[held[rid] for rid in names[rank::2]] for rank in range(2)]
+    assert scripts[0](["control", *mine[0]]) == ["control"]
+    assert [script([]) for script in scripts] == ([[], []] if mine[1] else [mine[0], []]), "a rank's are not there yet"
+    assert scripts[1](mine[1]) == []
+    assert scripts[0]([]) in ([], mine[0])
 
 
-@pytest.mark.parametrize(("release", "device"), [("0.5.13", "cpu")])
-def test_what_one_file_cannot_carry_is_refused(one, release, device):
-    with pytest.raises(UsageError, match="replacement kernels of ours"):
-        exported(one, launch(one, release, device), name="repro.py", form="script")
-    with pytest.raises(UsageError, match="shows no failure"):
+def test_an_answer_is_too_long_only_behind_its_limit_or_a_stop(tmp_path, one):
+    over = exported_module(one, tmp_path)["_over"]
+    assert over({"max_new_tokens": 2}, [1, 2, 3])
+    assert over({"max_new_tokens": 9, "stop_token_ids": [2]}, [1, 2, 3])
+    assert not over({"max_new_tokens": 3, "stop_token_ids": [3]}, [1, 2, 3])
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+def test_a_file_runs_on_every_release_and_carries_the_kernels_of_the_old_ones(one, tmp_path, monkeypatch, release):
+    made = exported_module(one, tmp_path)
+    monkeypatch.setattr(importlib.metadata, "version", lambda _name: release)
+    row = made["of_this_release"]()
+    assert row["first"] == [*map(int, release.split(".")), 0]
+    assert ("tree" in [what for _, what, _ in row["patches"]]) is (release == "0.5.11")
+    kernel = SimpleNamespace(__name__="eagle_utils")
+    made["load"]("cpu").patch(kernel, "tree", "")
+    assert kernel.sgl_build_tree_kernel_efficient.__doc__ == cpu_tree.build_tree.__doc__
+
+
+def test_what_one_file_cannot_show_is_refused_with_what_to_type_next(one):
+    with pytest.raises(UsageError, match=r"shows no failure(.|\n)*eaglecheck run"):
         exported(results.judged("pr25015"), launch(one), name="repro.py", form="script")
+    for change in ({"n": 2}, {"stream": True}, {"regex": "a"}):
+        asks = one.scenario.requests[0].model_copy(update=change)
+        scenario = one.scenario.model_copy(update={"requests": (asks, *one.scenario.requests[1:])})
+        with pytest.raises(UsageError, match=rf"asks? for {next(iter(change))}(.|\n)*eaglecheck replay"):
+            exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
+
+
+def test_export_of_a_folder_that_holds_no_failure_says_what_does(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for name, why in (("nowhere", "there is no folder"), ("empty", "has no scenario.json"), ("file", "is a file")):
+        done = CliRunner().invoke(app, ["export", name, "--output", str(tmp_path / "repro.py")])
+        assert (done.exit_code, why in done.stderr, "eaglecheck run" in done.stderr) == (2, True, True), done.stderr
+    assert not (tmp_path / "repro.py").exists()
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_each_reproduction_is_of_an_open_finding_and_imports_nothing_of_ours(file):
+    text, page = file.read_text(), issues()[file.stem]
+    assert page.fixed_in is None
+    assert text.startswith(f'"""{page.id}: {page.title}')
+    assert imported(text) <= ALLOWED
+    assert f"[{file.name}]({file.name})" in (file.parent / "README.md").read_text()
+    assert f"repro/{file.name}" in (FOLDER / f"{page.id}.md").read_text()
 
 
 def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tmp_path, monkeypatch):
@@ -87,19 +152,25 @@ def test_where_names_file_line_and_function_by_the_source_of_the_release(one, tm
     source.write_text("class EagleDraftWorker:\n    x = 1\n    def draft_forward(self): ...\n")
     env = envs.EngineEnv(version="0.5.23", python=Path("p"), pythonpath=(tmp_path,), torch="", ready=True)
     monkeypatch.setattr(blame.envs, "state", lambda _release: env)
-    blame._functions.cache_clear()
+    blame._parsed.cache_clear()
     first = one.findings[0].first
     (line,) = blame.where_lines(first, one.scenario, "0.5.23")
-    blame._functions.cache_clear()
+    blame._parsed.cache_clear()
     assert line.startswith("in SGLang: made by srt/speculative/eagle_worker_v2.py:3 EagleDraftWorker.draft_forward")
     assert line.endswith("; read by srt/model_executor/model_runner.py ModelRunner.forward")
     assert blame.where_lines(first, one.scenario, "a-commit") == []
 
 
-def test_a_bisection_names_the_changed_files_on_the_path_first(one):
+def test_a_bisection_names_the_changed_files_on_the_path_first(one, tmp_path):
     worker, runner = "sglang/srt/speculative/eagle_worker_v2.py", "sglang/srt/model_executor/model_runner.py"
     files = blame.files(one.findings[0].first, one.scenario, "0.5.23")
     assert files == (worker, runner)
     names = ("sglang/srt/speculative/spec_info.py", worker, "sglang/srt/speculative/eagle_utils.py")
-    changed = [Changed(path=name, added=9 - at, removed=0) for at, name in enumerate(names)]
-    assert [each.path for each in on_the_path(changed, files)] == [worker, names[0], names[2]]
+    old, new = tmp_path / "old", tmp_path / "new"
+    for at, name in enumerate([*names, runner, "sglang/srt/managers/other.py"]):
+        for side, lines in ((old, 1), (new, 9 - at)):
+            (side / name).parent.mkdir(parents=True, exist_ok=True)
+            (side / name).write_text("x\n" * lines)
+    changed = changed_files(old / "sglang", new / "sglang", path=files)
+    assert [each.path for each in changed] == [worker, runner, names[0], names[2]]
+    assert [each.on_path for each in changed] == [True, True, False, False]

@@ -11,7 +11,7 @@ from harness.contract.requests import RequestSpec
 from harness.contract.scenario import SpecConfig
 from reference.draft import Forced, Reading, draft
 from reference.eagle1 import DraftHead
-from reference.llama import load_target as load_llama
+from reference.pairs import paper_target as load_llama
 from reference.session import ReferenceSession
 from reference.tree import build_tree, with_depths
 from reference.verify import greedy_walk, verify

@@ -37,7 +37,7 @@ def test_each_side_may_get_a_request_at_a_step_of_its_own():
         ((DECODE,), {}, "exactly once to the prefill side"),
         (op("transfer", "lose"), {}, "allowed: hold, release, fail, drop, late, land, fake"),
         (op("transfer", "fake"), {}, "comes after the submit"),
-        (op("transfer", "hold"), ALONE, "set engine.disaggregation to true"),
+        (op("transfer", "hold"), ALONE, "with engine.disaggregation true"),
         (op("abort", "left"), {}, "allowed: prefill or decode"),
         (op("abort", "decode"), ALONE, "or none"),
         ((submit("a"),), {**ALONE, "disaggregation_decode_radix_cache": True}, "needs engine.disaggregation"),

@@ -21,6 +21,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "pool": ("free", "when"),
     "turn": ("running", "waiting"),
     "coins": ("round", "coins", "thresholds", "rule"),
+    "changed": ("round", "phase", "step", "rids", "attempts", "committed", "slots"),
     "again": ("round", "step", "rows"),
     "handed": ("round", "rids", "prefixes"),
     "unbuilt": ("round", "rids"),
@@ -33,6 +34,7 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "logprobs": ("rid", "first", "own", "scales", "top_ids", "top_values", "ids"),
     "transfer": ("rid",),
     "update": ("what", "success", "message"),
+    "memory": ("what", "success", "message"),
     "tp_rank": ("tp_rank", "rows"),
     "tp_differs": ("tp_rank", "round", "phase", "step", "column", "first_rank", "this_rank"),
 }
@@ -67,6 +69,7 @@ class _Said(BaseModel):
     rids: tuple[str, ...] = ()
     attempt: int = 0
     attempts: tuple[int, ...] = ()
+    slots: tuple[tuple[int, ...], ...] = ()
     committed: int | tuple[int, ...] = 0
     round: int = -1
     window: int = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from harness.checks.explained import Spot, together
 from harness.contract.types import Divergence, Kind, Phase, Policy
 
 PHASE_ORDER = {str(phase): number for number, phase in enumerate(Phase)} | {str(Phase.PREBUILT): -1}
@@ -19,6 +20,8 @@ LASTING_DRAFT_PHASES = (Phase.DRAFT_PREFILL, Phase.EXTEND)
 OF_A_TREE = (Kind.POSITION, Kind.PARENT)
 GUESS, GUESSED_ON = "chunk-tail-target-guess", "chunk-tail-proposal"
 DRAFT_PHASES = (*LASTING_DRAFT_PHASES, Phase.DRAFT)
+#: Checks of what attention reads: a wrong slot there is wrong in one row, and goes where that row's values go.
+READING = ("reads", "beams", "cached")
 STOPS = (Kind.CRASH, Kind.HANG)
 #: Within one row: what is read comes before what is computed from it.
 KIND_ORDER = {
@@ -51,15 +54,20 @@ class Finding:
 
 
 def settle(
-    divergences: Iterable[Divergence], *, scheduler_steps: Steps, prefix_hits: frozenset[tuple[str, int]] = frozenset()
+    divergences: Iterable[Divergence],
+    *,
+    scheduler_steps: Steps,
+    prefix_hits: frozenset[tuple[str, int]] = frozenset(),
+    explained: Iterable[frozenset[Spot]] = (),
 ) -> list[Divergence]:
     """Sorted by time, without doubles, with causes set and the earliest root marked `first`.
 
     scheduler steps: (dp_rank, round) -> scheduler step. prefix_hits: (rid, attempt) that started from cached KV.
+    explained: what one known issue explains, each.
     """
     kept = _without_doubles(divergences)
     kept.sort(key=_time_order(scheduler_steps))
-    caused = _with_causes(kept, prefix_hits)
+    caused = together(_with_causes(kept, prefix_hits), explained)
     for place, found in enumerate(caused):
         if not found.cause:
             caused[place] = replace(found, first=True)
@@ -222,7 +230,7 @@ def _reaches(root: Divergence) -> list[tuple[object, ...]]:
         return [("output", key.rid)]
     if root.check == "idle_width":
         return [("fed", key.dp_rank, root.round)]
-    if root.kind is Kind.CACHE_SLOT:
+    if root.kind is Kind.CACHE_SLOT and root.check not in READING:
         return [("rank", key.dp_rank)]
     if key.phase in TARGET_PHASES:
         walk = [("walk", share)] if root.kind is Kind.ACCEPT else []
@@ -250,6 +258,8 @@ def _explained_by(found: Divergence, *, from_cache: bool) -> list[tuple[object, 
         return [("guess", share)]
     if _is_other_tree(found):
         return [("tree", share)]
+    if found.check in READING:
+        return [("rank", key.dp_rank)]  # of slots that others took, or wrote elsewhere
     if found.policy is Policy.EXACT:
         return []  # positions, inputs, slots and parents are bookkeeping: each wrong one is wrong by itself
     reaches: list[tuple[object, ...]] = [("rank", key.dp_rank), ("target", key.rid, key.attempt)]

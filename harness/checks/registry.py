@@ -24,6 +24,7 @@ COMPARED = (
     "accepts",
     "extend_inputs",
     "cache_slots",
+    "slots_read",
     "parents",
     "hidden_rows",
     "logits",

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from harness.archive.run_folders import whole
-from harness.bisect.changes import changed_between, on_the_path
+from harness.bisect.changes import changed_between
 from harness.bisect.commits import checkout, commits
 from harness.bisect.documents import bisect_document, interrupted_document
 from harness.bisect.search import NoAnswer, NoChange, search
@@ -111,8 +111,8 @@ def _over_releases(setting: Setting, trials: Trials, *, bad: str, good: str, con
         f"{setting.subject.name} ({trials.failure.describe()}): at most {most} to try, more if some cannot be judged",
     )
     found = search(line, bisect_versions.judge_release(setting, trials, console=console), direction=direction)
-    changed = bisect_versions.changed_between_releases(found.old, found.new)
-    changed = changed and on_the_path(changed, bisect_versions.path_of(found.tried))
+    path = bisect_versions.path_of(found.tried)
+    changed = bisect_versions.changed_between_releases(found.old, found.new, path=path)
     return bisect_document(
         found, names=line.names, over="releases", subject=setting.subject, trials=trials, changed=changed, note=note
     )
@@ -136,7 +136,7 @@ def _over_commits(
         over="commits",
         subject=setting.subject,
         trials=trials,
-        changed=on_the_path(changed_between(repository, found.old, found.new), bisect_versions.path_of(found.tried)),
+        changed=changed_between(repository, found.old, found.new, path=bisect_versions.path_of(found.tried)),
         labels={name: line.label(name) for name in shown},
         titles={name: repository.title(name) for name in shown},
     )

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from harness.archive.again import run_again
-from harness.archive.run_folders import whole
-from harness.archive.store import SCENARIO, read_case
+from harness.archive.records import RunManifest
+from harness.archive.run_folders import EVENTS, MANIFEST, SHOWN, whole
+from harness.archive.store import SCENARIO, StoredScenario, read_case, read_model, reproducers_in
 from harness.cli.outcome import Exit, guarded
+from harness.cli.replay import newest_reproducers
 from harness.contract.known_issues import assumed_in
 from harness.contract.outputs import check_target, write_text
 from harness.contract.usage import UsageError
 from harness.driving.judging import judge_scenario
-from harness.driving.progress import Setup
+from harness.driving.progress import ScenarioResult, Setup
 from harness.engines import envs
 from harness.engines.launch import build_launch
 from reports.prose import say
+
+#: A failure that every machine can have.
+AN_EXAMPLE = "--engine 0.5.11 --scenario pr25015"
 
 
 @guarded
@@ -41,34 +46,60 @@ def command(
     from harness.search.export import exported  # it reads the sources of what makes a pair
 
     check_target(output, option="output", runs=[whole(specimen)])
-    if not (specimen / SCENARIO).is_file():
-        raise UsageError(
-            f"{specimen} is no scenario's folder: it has no {SCENARIO}\n  look:  eaglecheck recheck {specimen}"
-        )
+    _check_specimen(specimen)
     stored = read_case(specimen)
-    header = stored.engine.header
-    setup = Setup(
-        release=str(header["release"]),
-        device=str(header.get("device", "cpu")),
-        revert=header.get("revert"),
-        assumed=assumed_in({} if stored.reference is None else stored.reference.header),
-        pair=tuple(header["pair"]) if header.get("pair") else None,
-    )
-    one = judge_scenario(
-        stored.scenario, stored.engine, stored.reference, setup=setup, folder=specimen, reproducer=specimen
-    )
-    env = envs.EngineEnv(version=setup.release, python=Path("python"), pythonpath=(), torch="", ready=True)
+    one, engine = _judged(specimen, stored), stored.scenario.engine
+    if not stored.engine.header:  # what does not boot needs no other engine
+        engine = engine.model_copy(update={"disaggregation": False})
     launch = build_launch(
-        env=env,
+        env=envs.EngineEnv(version=one.setup.release, python=Path("python"), pythonpath=(), torch="", ready=True),
         spec=stored.scenario.spec,
-        engine=stored.scenario.engine,
+        engine=engine,
         target=Path("target"),
         draft=Path("draft"),
-        device=setup.device,
-        revert=setup.revert,
+        device=one.setup.device,
+        revert=one.setup.revert,
         cpu_attention="interpreted",
     )
     write_text(exported(one, launch, name=Path(output).name, form=form), output, option="output")
     if output != "-":
         say(Console(), f"written: {output}\nthe whole scenario:  {run_again(specimen)}")
     return Exit.PASS
+
+
+def _judged(folder: Path, stored: StoredScenario) -> ScenarioResult:
+    """A stored scenario; of an engine that never came up, what its run said of it."""
+    header = stored.engine.header
+    if not header and (folder.parent / MANIFEST).is_file():
+        header = read_model(folder.parent / MANIFEST, RunManifest).engine.model_dump(exclude_none=True)
+    setup = Setup(
+        release=str(header.get("release", "")),
+        device=str(header.get("device", "cpu")),
+        revert=header.get("revert"),
+        assumed=assumed_in({} if stored.reference is None else stored.reference.header),
+        pair=tuple(header["pair"]) if header.get("pair") else None,
+    )
+    places: dict[str, Any] = {"setup": setup, "folder": folder, "reproducer": folder}
+    if stored.engine.header or stored.verdict is None:
+        return judge_scenario(stored.scenario, stored.engine, stored.reference, **places)
+    verdict = stored.verdict.verdict()
+    return ScenarioResult.of(stored.scenario, stored.engine, stored.reference, verdict, (), **places)
+
+
+def _check_specimen(folder: Path) -> None:
+    """UsageError for what is not the folder of one scenario, with what can be exported."""
+    if (folder / SCENARIO).is_file():
+        return
+    found = reproducers_in(folder)
+    if found:
+        lines = "".join(f"\n  eaglecheck export {path}" for path in found[:SHOWN])
+        raise UsageError(f"{folder} is a run, and one file shows one failure of it ({len(found)} here){lines}")
+    if (folder / MANIFEST).exists() and (folder / EVENTS).exists():
+        why = f"{folder} is a run without a failure: there is nothing to export"
+    elif folder.is_dir():
+        why = f"{folder} is neither a reproducer nor a scenario's folder: it has no {SCENARIO}"
+    elif folder.exists():
+        why = f"{folder} is a file, not a reproducer folder"
+    else:
+        why = f"there is no folder {folder}: looked for a reproducer"
+    raise UsageError(f"{why}\n  {newest_reproducers(None)}\n  one that fails:  eaglecheck run {AN_EXAMPLE}")

@@ -87,14 +87,14 @@ def _check_reproducer(folder: Path, runs: Path | None) -> None:
             f"{folder} is a run folder, not a reproducer; {has}\n  judge a run again:  eaglecheck recheck {folder}"
         )
     if not folder.exists():
-        raise UsageError(f"there is no folder {folder}: looked for a reproducer\n  {_reproducers(runs)}")
+        raise UsageError(f"there is no folder {folder}: looked for a reproducer\n  {newest_reproducers(runs)}")
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file, not a reproducer folder\n  {_reproducers(runs)}")
+        raise UsageError(f"{folder} is a file, not a reproducer folder\n  {newest_reproducers(runs)}")
     if not (folder / MANIFEST).exists():
-        raise UsageError(f"{folder} is not a reproducer folder: it has no {MANIFEST}\n  {_reproducers(runs)}")
+        raise UsageError(f"{folder} is not a reproducer folder: it has no {MANIFEST}\n  {newest_reproducers(runs)}")
 
 
-def _reproducers(runs: Path | None) -> str:
+def newest_reproducers(runs: Path | None) -> str:
     """The newest reproducers there are."""
     root = prepare.runs_root(runs)
     runs_there = sorted((run for run in root.glob("*") if not run.is_symlink()), reverse=True)

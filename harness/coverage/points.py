@@ -32,6 +32,7 @@ class Where(StrEnum):
     MIXED = "an engine with mixed chunks"
     WINDOWS = "an engine with a pool of its own for sliding windows"
     ADAPTIVE = "an engine that changes its number of draft steps"
+    ADAPTERS = "an engine with LoRA adapters"
     RANKS = "two ranks of DP attention"
     MORE_RANKS = "more than two ranks of DP attention"
     HANDOFF = "a prefill and a decode engine"

@@ -6,9 +6,10 @@ It must not start anything and must not import sglang: the result is data.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from harness.both_sides import compat, plugin_algorithm
@@ -61,6 +62,7 @@ def build_launch(
     target: Path,
     draft: Path,
     tokenizer: Path | None = None,
+    adapters: Mapping[str, str] = MappingProxyType({}),
     device: str = "cpu",
     probe: ProbeLevel | bool = "full",
     revert: int | None = None,
@@ -77,6 +79,7 @@ def build_launch(
     revert puts the fix of that pull request back out, through SGLang's own switch (0.5.13 and later).
     cpu_attention 'interpreted' keeps SGLang's Triton attention kernels, at about four times the cost.
     tokenizer: the folder of the one that the engine is to have, where the target's has none.
+    adapters: name -> folder of the LoRA adapters that it serves.
     eos: the tokens that the checkpoint says end a request, () for those SGLang knows; None: none does, unless there is
     a tokenizer, whose EOS SGLang always takes for one.
     lease: the share of a GPU that the engine takes before it starts (see harness.both_sides.leases).
@@ -114,6 +117,11 @@ def build_launch(
         "server_args": engine.server_args,
         "optional_arguments": _optional(engine),
     }
+    if adapters:
+        boot["lora"] = True
+        boot["arguments"] |= {"lora_paths": dict(adapters)}
+        if device == "cpu":  # the one backend of which no kernel is for a GPU
+            boot["arguments"] |= {"lora_backend": "torch_native"}
     if tokenizer is not None:
         boot["arguments"]["tokenizer_path"] = str(tokenizer)
     if eos is not None or not engine.skip_tokenizer_init:
@@ -212,6 +220,8 @@ def _speculation(spec: SpecConfig, engine: EngineConfig) -> dict[str, Any]:
     }
     if spec.adaptive is not None:
         arguments |= {"speculative_adaptive": True, "speculative_adaptive_config": spec.adaptive}
+    if spec.token_map is not None:
+        arguments["speculative_token_map"] = list(spec.token_map)
     if engine.rejection_sampling:
         arguments["speculative_use_rejection_sampling"] = True
     return arguments

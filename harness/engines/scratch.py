@@ -34,11 +34,11 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
 
 
 @contextlib.contextmanager
-def _abandoned(root: Path | None) -> Iterator[list[Path]]:
+def _abandoned() -> Iterator[list[Path]]:
     """Folders whose owner is gone, by name; nobody else takes one while this block lasts."""
     found = []
     with contextlib.ExitStack() as held:
-        for folder in sorted((root or Path(tempfile.gettempdir())).glob(f"{PREFIX}*")):
+        for folder in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
             with contextlib.suppress(OSError):  # no lock in it, held by its owner, or another user's
                 if folder.is_symlink() or folder.stat().st_uid != os.getuid():
                     continue
@@ -48,15 +48,15 @@ def _abandoned(root: Path | None) -> Iterator[list[Path]]:
         yield found
 
 
-def left_behind(root: Path | None = None) -> list[Path]:
+def left_behind() -> list[Path]:
     """Folders whose owner is gone; what belongs to another user is not asked."""
-    with _abandoned(root) as found:
+    with _abandoned() as found:
         return found
 
 
-def remove_left_behind(root: Path | None = None) -> list[Path]:
+def remove_left_behind() -> list[Path]:
     """Remove those of `left_behind`; returns what is gone now."""
-    with _abandoned(root) as found:
+    with _abandoned() as found:
         for folder in found:
             shutil.rmtree(folder, ignore_errors=True)
         return [folder for folder in found if not folder.exists()]

@@ -21,6 +21,7 @@ from pathlib import Path
 
 from packaging.utils import parse_wheel_filename
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import bundle, prebuild, slimming, wheels
@@ -121,7 +122,7 @@ def pack(
             cards=cards,
             include=include,
         )
-        _room(folder)
+        closure.check_room(NEED_GB, what="to pack")
         sources = _sglang_wheels(job, versions)
         control = [_control(job)]
         releases = tuple(_release(job, version, sources[version], control) for version in versions)
@@ -130,15 +131,6 @@ def pack(
             manifest = _only_part(job, manifest, part)
         manifest = _write(job, manifest, output, limit=limit)
     return manifest
-
-
-def _room(folder: Path) -> None:
-    free = closure.free_gb(folder)
-    if free < NEED_GB:
-        raise EnvError(
-            f"not enough disk space to pack: {free:.1f} GB free at {folder}, {NEED_GB} GB needed",
-            next_step="free some space, or choose another disk:  export EAGLECHECK_HOME=/path/with/space",
-        )
 
 
 def _sglang_wheels(job: _Job, versions: Sequence[str]) -> dict[str, Path]:
@@ -377,6 +369,4 @@ def _compress(job: _Job, lot: _Lot, work: Path) -> Archive:
         if size >= KEEP:
             kept.parent.mkdir(exist_ok=True)
             kept.hardlink_to(path)
-    with path.open("rb") as source:
-        digest = bundle.digest_of(source)
-    return Archive(name=lot.name, sha256=digest, size=path.stat().st_size, part_of=lot.part_of)
+    return Archive(name=lot.name, sha256=plain_files.sha256(path), size=path.stat().st_size, part_of=lot.part_of)

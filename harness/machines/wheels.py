@@ -6,7 +6,6 @@ This module must not know what SGLang is, and must not name an index: pip's own 
 from __future__ import annotations
 
 import fnmatch
-import hashlib
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
+from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
 from harness.machines import libraries, slimming
@@ -127,9 +127,7 @@ def add_wheel(files: Files, path: Path, rules: Sequence[Rule], *, part: str = ""
         if count
     ]
     files.slimmed += slimmer.slimmed()
-    with path.open("rb") as source:
-        digest = hashlib.file_digest(source, "sha256").hexdigest()
-    files.wheels.append(Wheel(name=name, version=str(version), sha256=digest))
+    files.wheels.append(Wheel(name=name, version=str(version), sha256=plain_files.sha256(path)))
 
 
 class _Slimmer:

@@ -15,119 +15,153 @@ from types import ModuleType
 from typing import Any
 
 from cases import checkpoints, recipes
-from harness.both_sides import compat
+from harness.both_sides import plugin_algorithm
 from harness.checks.describe import describe
 from harness.checks.evidence import tabulate
 from harness.checks.findings import Finding
+from harness.contract.known_issues import Known
+from harness.contract.requests import RequestSpec
+from harness.contract.trace import Trace
 from harness.contract.types import Kind, Phase
 from harness.contract.usage import UsageError
+from harness.driving.drive import sampling_of
 from harness.driving.progress import ScenarioResult
+from harness.engines.launch import CORES
 from harness.engines.process import Launch
+from harness.search import carried
 from reports.blame import as_served, flags, made_by
 from reports.findings import roots_of
 
 TEMPLATE = Path(__file__).with_name("repro.py.txt")
-#: Patches that a single file carries; what others replace is not reached, or runs as SGLang's own interpreted kernel.
-CARRIED = ("flag", "cuda_noop", "device_name")
-#: Kernels without a CPU build that no flag replaces, and what of a script can be driven from inside SGLang's loop.
-NEEDED, OPS = ("tree", "verify"), ("submit", "step", "abort", "drain")
+#: What of a script can be driven from inside SGLang's loop.
+OPS = ("submit", "step", "abort", "drain")
 DRAFTS = (Phase.DRAFT, Phase.DRAFT_PREFILL, Phase.EXTEND)
 #: Seconds that an engine may take in all, and is left idle behind its answers.
 SECONDS, IDLE = 900, 5
+#: A state is off where it differs by more than this share of its greatest value.
+LIMITS = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+#: SGLang's own check of its pools ends it, with whatever it has not answered yet; a text can be seen where it warns.
+OWN_CHECK, DEADLY = ":raise_error_or_warn", (Kind.CRASH, Kind.HANG)
+WARN = {"SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_IDLE": "false"}
+#: What is asked of a request that one file can ask for, and that decides what comes back.
+ASKS = {"rid", "input_ids", "max_new_tokens", "temperature", "sampling_seed", "stop_token_ids", "ignore_eos", "dp_rank"}
+CPU_SAYS = """
+On a CPU, what has no CPU build is stubbed or replaced by a few lines of torch (module `cpu` below). SGLang's own Triton
+kernels run interpreted: slow, but they are SGLang's."""
+MOVED_SAYS = """
+A hand-over goes through a folder, behind SGLang's own transfer interfaces (module `classes` below)."""
+RUN = "    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n"
 ENDINGS = {
-    "script": '\nif __name__ == "__main__":\n    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n'
-    "        sys.exit(main())\n",
-    "sglang-test": "\nimport unittest\n\nfrom sglang.test.test_utils import CustomTestCase\n\n\n"
-    "class TestRepro(CustomTestCase):\n    def test_it_is_not_there(self) -> None:\n"
-    "        self.assertEqual(main(), 0)\n\n\n"
-    'if __name__ == "__main__":\n    if len(sys.argv) > 1:\n        serve(Path(sys.argv[1]))\n    else:\n'
-    "        unittest.main()\n",
+    "script": f'\nif __name__ == "__main__":\n{RUN}        sys.exit(main())\n',
+    "sglang-test": """
+if "REPRO" not in os.environ:  # SGLang's processes import this file too
+    import unittest
+
+    sys.meta_path.append(_Stubs())
+    from sglang.test.test_utils import CustomTestCase
+
+    class TestRepro(CustomTestCase):
+        def test_it_is_not_there(self) -> None:
+            self.assertEqual(main(), 0)
+
+
+"""
+    f'if __name__ == "__main__":\n{RUN}        unittest.main()\n',
 }
 
 
 def exported(one: ScenarioResult, launch: Launch, *, name: str, form: str) -> str:
     """The file; UsageError for a failure that it could not show. one: with both traces whole."""
-    roots = roots_of(one)
-    if not roots:
-        raise UsageError(f"{one.folder} shows no failure: there is nothing to export")
+    roots, refused = roots_of(one), [reason for reason in one.verdict.reasons if one.known.get(reason)]
+    if not roots and not refused:
+        raise UsageError(
+            f"{one.folder} shows no failure: there is nothing to export\n"
+            "  look for one that does:  eaglecheck run, or the folders reproducers/* of a run that failed"
+        )
     device, release = str(launch.boot["device"]), str(launch.boot["release"])
-    patches = _patches(launch, device)
-    _check(one, launch)
-    finding, show = _shown(one, roots, release)
-    known = one.known.get(finding.signature, ())
-    title = f"{known[0].id}: {known[0].title}" if known else finding.signature
-    arguments = as_served(launch.boot["arguments"], one.scenario)
+    _check(one)
+    if roots:
+        finding, show = _shown(one, roots, release)
+        signature, what = finding.signature, describe(finding.first, one.scenario, finding=finding)
+    else:  # it did not boot, and is known for it
+        signature = what = refused[0]
+        show = {"kind": "end", "error": _words(refused[0].rpartition("Error: ")[2]), "site": ""}
+    rows = carried.rows(launch.boot, sampled=any(not each.greedy for each in one.scenario.requests))
+    row = carried.row_of(launch.boot)
+    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
+    make = checkpoints.KINDS[type(recipe)]
+    sides = [launch] if launch.beside is None else [launch, launch.beside]
     given = {
         "device": device,
-        "environment": launch.boot["environment"],
-        "arguments": {key: value for key, value in arguments.items() if not key.endswith("model_path")},
-        "optional": launch.boot["optional_arguments"],
-        "cpu_patches": patches,
-        "gate": compat.lookup(release, overlap=bool(launch.boot["overlap"])).gate,
-        "requests": [
-            {
-                "rid": each.rid,
-                "input_ids": list(each.input_ids),
-                "max_new_tokens": each.max_new_tokens,
-                "stops": sorted(each.stop_token_ids),
-            }
-            for each in one.scenario.requests
-        ],
-        "script": [{"kind": op.kind, "rids": list(op.rids), "count": op.count} for op in one.scenario.script],
         "show": show,
+        "requests": [_asked(each) for each in one.scenario.requests],
+        "script": [{"kind": op.kind, "rids": list(op.rids), "count": op.count} for op in one.scenario.script],
+        "engines": {(each.boot.get("handoff") or {"side": ""})["side"]: _engine(each, one, show) for each in sides},
+        "plugin": one.scenario.spec.plugin,
+        "worker": [row.worker_module, row.worker],
+        "releases": rows,
         "seconds": SECONDS,
         "idle_seconds": IDLE,
     }
-    recipe = checkpoints.RECIPES[checkpoints.on_device(one.scenario.checkpoint, device)]
-    make = checkpoints.KINDS[type(recipe)]
     parts = {
-        "TITLE": title,
-        "WHAT": describe(finding.first, one.scenario, finding=finding),
+        "TITLE": _title(one.known.get(signature, ()), signature),
+        "WHAT": what,
         "RELEASE": release,
         "DEVICE": device,
-        "FLAGS": "\n".join(f"    {line}" for line in flags(arguments)),
+        "FLAGS": "\n".join(f"    {line}" for line in flags(as_served(launch.boot["arguments"], one.scenario))),
         "NAME": name,
+        "NEEDS": CPU_SAYS * (device == "cpu") + MOVED_SAYS * (len(sides) > 1),
         "GIVEN": _lines(given),
-        "WEIGHTS": _sources(recipe),
-        "RECIPE": f'("repro_{_short(inspect.getmodule(make) or recipes)}", "{make.__name__}", {repr(recipe)!r})',
+        "SOURCES": _sources(recipe, rows, moved=len(sides) > 1, plugin=bool(one.scenario.spec.plugin)),
+        "RECIPE": f'"{_short(inspect.getmodule(make) or recipes)}", "{make.__name__}", {repr(recipe)!r}',
         "END": ENDINGS[form],
     }
     return re.sub(r"@([A-Z]+)@", lambda found: parts[found[1]], TEMPLATE.read_text(encoding="utf-8"))
 
 
+def _title(known: Sequence[Known], signature: str) -> str:
+    return f"{known[0].id}: {known[0].title}" if known else signature
+
+
+def _asked(request: RequestSpec) -> dict[str, Any]:
+    own = {"rid": request.rid, "input_ids": list(request.input_ids), "dp_rank": request.dp_rank}
+    return {**own, "sampling": sampling_of(request)}
+
+
+def _engine(launch: Launch, one: ScenarioResult, show: Mapping[str, Any]) -> dict[str, Any]:
+    """What one engine is started with, less the folders of the checkpoint."""
+    arguments = as_served(launch.boot["arguments"], one.scenario)
+    environment = launch.boot["environment"] | (WARN if show["kind"] == "text" else {})
+    if CORES in environment:  # any two, whatever this machine has
+        environment[CORES] = "|".join(str(rank % 2) for rank in range(one.scenario.engine.tp_size))
+    return {
+        "environment": environment,
+        "arguments": {key: value for key, value in arguments.items() if not key.endswith("model_path")},
+        "optional": launch.boot["optional_arguments"],
+    }
+
+
 def _lines(given: Mapping[str, Any]) -> str:
-    """One line a key."""
-    return "{\n" + ",\n".join(f'"{key}": {json.dumps(value)}' for key, value in given.items()) + "\n}"
+    """One line a key, and a release."""
+    lines = {key: json.dumps(value) for key, value in given.items()}
+    lines["releases"] = "[\n " + ",\n ".join(map(json.dumps, given["releases"])) + "]"
+    return "{\n" + ",\n".join(f'"{key}": {value}' for key, value in lines.items()) + "\n}"
 
 
-def _patches(launch: Launch, device: str) -> list[Sequence[str]]:
-    if device != "cpu":
-        return []
-    release = compat.lookup(str(launch.boot["release"]), overlap=bool(launch.boot["overlap"]))
-    row = compat.multi_layer(release) if launch.boot["layered"] else release
-    if needed := {what for _, what, _ in row.patches} & {*NEEDED}:
-        raise UsageError(
-            f"on a CPU {row.first} needs replacement kernels of ours ({', '.join(sorted(needed))})\n"
-            "  export a specimen of a release from 0.5.15 on, or of a GPU"
-        )
-    return [patch for patch in row.patches if patch[1] in CARRIED]
-
-
-def _check(one: ScenarioResult, launch: Launch) -> None:
+def _check(one: ScenarioResult) -> None:
     ops = {op.kind for op in one.scenario.script} - {*OPS}
     drains = [at for at, op in enumerate(one.scenario.script) if op.kind == "drain"]
+    asks = {key for each in one.scenario.requests for key in each.asked} - ASKS
     ends = len(one.scenario.script) - 1
     why = (
         f"its script has {', '.join(sorted(ops))}"
         if ops
         else "its script goes on behind a drain"
         if any(at != ends for at in drains)
-        else "it needs two engines"
-        if launch.beside is not None
-        else "it samples"
-        if any(each.temperature for each in one.scenario.requests)
-        else "it needs several ranks"
-        if one.scenario.engine.tp_size > 1
+        else f"its requests ask for {', '.join(sorted(asks))}"
+        if asks
+        else "its number of steps adapts"
+        if one.scenario.spec.adaptive is not None
         else "its pair is none of ours"
         if one.setup.pair
         else ""
@@ -139,21 +173,50 @@ def _check(one: ScenarioResult, launch: Launch) -> None:
 def _shown(one: ScenarioResult, roots: Sequence[Finding], release: str) -> tuple[Finding, dict[str, Any]]:
     """What of its findings shows from outside, or else in what the draft model is fed and says."""
     for finding in roots:
-        if finding.first.kind in (Kind.CRASH, Kind.LEAK) and finding.first.check == "ledger":
-            return finding, {"kind": "end", "error": _words(str(finding.first.observed))}
         if finding.first.check == "finish":
             return finding, {"kind": "limit"}
-    if one.text_identical is False:
+        if finding.first.kind is Kind.NONDETERMINISM and finding.first.check == "seeds":
+            return finding, {"kind": "seeds", **_twins(one, finding)}
+    deadly = [each for each in roots if each.first.kind in DEADLY and not each.signature.endswith(OWN_CHECK)]
+    if one.text_identical is False and not deadly:
         return roots[0], {"kind": "text"}
+    for finding in roots:
+        if finding.first.kind in (Kind.CRASH, Kind.LEAK) and finding.first.check == "ledger":
+            return finding, {"kind": "end", **_end(finding)}
+        if finding.first.kind is Kind.HANG:
+            return finding, {"kind": "hang"}
+        if finding.first.key.phase == Phase.PREBUILT and finding.first.hint == "hidden_out-previous-row":
+            return finding, {"kind": "resumed"}
     for finding in roots:
         if finding.first.key.phase in DRAFTS and (shown := _forward(one, finding, release)):
             return finding, shown
-    raise UsageError(f"{one.folder}: {roots[0].signature} shows neither from outside nor in a draft forward")
+    raise UsageError(
+        f"{one.folder}: {roots[0].signature} shows neither from outside nor in a draft forward\n"
+        f"  show it with us:  eaglecheck replay {one.reproducer}"
+    )
 
 
-def _words(error: str) -> str:
+def _twins(one: ScenarioResult, finding: Finding) -> dict[str, Any]:
+    """Two requests that ask for the same, and how many first tokens of theirs should be the same."""
+    mine = one.scenario.request(finding.first.key.rid)
+    drawn = {end.rid: end.output_ids for end in one.trace.ends}
+    for other in one.scenario.requests:
+        if other.model_copy(update={"rid": mine.rid}) == mine and drawn[other.rid] != drawn[mine.rid]:
+            pairs = enumerate(zip(drawn[other.rid], drawn[mine.rid], strict=False), 1)
+            return {"rids": [other.rid, mine.rid], "tokens": next(at for at, (left, right) in pairs if left != right)}
+    raise UsageError(f"{one.folder}: nobody asks for the same as {mine.rid}\n  look:  eaglecheck recheck {one.folder}")
+
+
+def _end(finding: Finding) -> dict[str, str]:
+    """What the log of an engine that ends so holds: the error, or where it has no words the place, as a pattern."""
+    error = _words(re.sub(r" \(on TP rank \d+\)$", "", str(finding.first.observed)).partition(":")[2].strip())
+    file, function = finding.signature.split(":")[-2:]
+    site = rf'{re.escape(file)}", line \d+, in {re.escape(function)}\n'
+    return {"error": error, "site": "" if error else site}
+
+
+def _words(text: str) -> str:
     """The part of an error that does not depend on numbers."""
-    text = error.partition(": ")[2] or error
     return re.split(r"[\d(\[]", text)[0].strip()[:60] or text[:60]
 
 
@@ -167,7 +230,7 @@ def _forward(one: ScenarioResult, finding: Finding, release: str) -> dict[str, A
         if rows.strings["phase"][row] == key.phase
         and rows.ints["round"][row] == first.round
         and rows.ints["dp_rank"][row] == key.dp_rank
-        and (key.phase != Phase.DRAFT or rows.ints["step"][row] == key.step)
+        and rows.ints["step"][row] == key.step
     ]
     at = next(place for place, row in enumerate(same) if rows.key(row) == key)
     fed = {name: [int(rows.ints[column][row]) for row in same] for name, column in FED}
@@ -182,12 +245,17 @@ def _forward(one: ScenarioResult, finding: Finding, release: str) -> dict[str, A
         if answer is None or name not in one.reference.tensors:
             return None
         sides = ((one.reference, answer, "expected"), (one.trace, same[at], "observed"))
-        states = {side: trace.tensors[name][trace.rows.ints["hidden_out"][row]].tolist() for trace, row, side in sides}
-        return {"kind": "values", **fed, "row": at, **states, **where}
+        states = {side: _state(trace, row, name) for trace, row, side in sides}
+        limit = LIMITS[one.scenario.engine.dtype] * max(map(abs, states["expected"]))
+        return {"kind": "values", **fed, "row": at, **states, "limit": limit, **where}
     column = {Kind.POSITION: "positions", Kind.TOKEN: "ids", Kind.EXTEND_INPUT: "ids"}.get(first.kind)
     if column is None or first.hint.startswith("choice"):
         return None
     return {"kind": "inputs", "observed": fed, "expected": _corrected(one, finding, same, fed, column), **where}
+
+
+def _state(trace: Trace, row: int, name: str) -> list[float]:
+    return [float(f"{value:.6g}") for value in trace.tensors[name][trace.rows.ints["hidden_out"][row]]]
 
 
 FED = (("ids", "input_id"), ("positions", "position"))
@@ -209,10 +277,17 @@ def _corrected(
     return {**fed, column: values}
 
 
-def _sources(recipe: recipes.Recipe) -> str:
-    """The modules that make a pair, as {name: source}, in the order in which they need one another."""
-    modules = _needs(inspect.getmodule(checkpoints.KINDS[type(recipe)]) or recipes)
-    return "\n".join(f"SOURCES[{_short(one)!r}] = r'''\n{_alone(one)}'''" for one in modules)
+def _sources(recipe: recipes.Recipe, rows: Sequence[Mapping[str, Any]], *, moved: bool, plugin: bool) -> str:
+    """The modules that a file brings along, as {name: source}, in the order in which they need one another."""
+    weights = _needs(inspect.getmodule(checkpoints.KINDS[type(recipe)]) or recipes)
+    modules = {_short(one): _alone(one) for one in weights}
+    if patches := [patch for row in rows for patch in row["patches"]]:
+        modules |= carried.cpu_modules(patches)
+    if moved:
+        modules |= carried.moved_modules()
+    if plugin:
+        modules["plugin_algorithm"] = inspect.getsource(plugin_algorithm)
+    return "\n".join(f"SOURCES[{name!r}] = r'''\n{source}'''" for name, source in modules.items())
 
 
 def _short(module: ModuleType) -> str:

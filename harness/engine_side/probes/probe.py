@@ -14,6 +14,7 @@ import numpy as np
 
 from ...both_sides.compat import Release
 from ..hooks import HookRegistry
+from .attention_probe import AttentionProbe
 from .captured_graph import CapturedGraph
 from .graph_probe import GraphProbe
 from .names import CHAIN_CHOOSER, TRIVIAL_VERIFY, read_batch
@@ -29,13 +30,22 @@ class Probe:
     """Installs every hook of one release in one scheduler process."""
 
     def __init__(
-        self, recorder: Recorder, release: Release, graphs: GraphProbe | None = None, *, adaptive: bool = False
+        self,
+        recorder: Recorder,
+        release: Release,
+        graphs: GraphProbe | None = None,
+        *,
+        adaptive: bool = False,
+        receives: bool = False,
     ) -> None:
+        """adaptive: steps change from round to round. receives: KV arrives from another engine."""
         self.recorder = recorder
         self.release = release
         self.graphs = graphs
         self.hooks = HookRegistry() if graphs is None else graphs.hooks
         self._verify = VerifyProbe(recorder, release, self.hooks)
+        rows = recorder.staging is None and graphs is None and not receives
+        self._attention = AttentionProbe(recorder, self.hooks, rows=rows)
         self._replays = 0
         #: whether a draft extend leaves requests out and packs the rows of the others
         self._packs = release.generation == "v1"
@@ -70,6 +80,7 @@ class Probe:
             wrap(module, CHAIN_CHOOSER, self._choose_chain)
         self._verify.install()
         wrap(runner, "ModelRunner.forward", self._forward)
+        self._attention.install()
         if self.graphs is not None:
             self.graphs.wanted = lambda: self.recorder.round is not None
             self.graphs.on_replay = self._replayed
@@ -222,12 +233,14 @@ class Probe:
                 self._goes_in(
                     inputs_of(forward_batch.input_ids, forward_batch.positions, forward_batch, is_draft=is_draft)
                 )
+                self._attention.begins()
             output = original(runner, forward_batch, *args, **kwargs)
             if self._replays == replays:  # else a graph ran, and what happened inside it is recorded
                 self._entered(phase)
                 if live:
-                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft}
-                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), **facts)
+                    read, how = self._attention.ends()
+                    facts = {"phase": phase, "step": step, "mapped": self._mapped and is_draft, **how}
+                    recorder.note("forward", self._went_in(), self._comes_out(output.logits_output), read, **facts)
             self._inputs = None
             return output
 

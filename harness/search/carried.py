@@ -1,0 +1,142 @@
+"""What an exported file brings along: our modules as source text, and what each release needs on a CPU.
+
+Sources of the engine side are read, never imported. It must not know what a finding is.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.both_sides import compat
+
+ENGINE_SIDE = Path(__file__).parents[1] / "engine_side"
+KERNELS = ENGINE_SIDE / "replacement_kernels"
+#: Patches that are left out: attention runs as SGLang's own interpreted kernel; the others are of models and requests
+#: that an exported file has not. And those that only a batch that samples needs.
+LEFT_OUT, SAMPLED = ("attention", "config_dtype", "token_mask"), ("sampling", "sampled_path", "murmur")
+#: Asked for by whoever asks for determinism.
+EVERYWHERE = (("sglang.srt.batch_invariant_ops", "batch_invariant", "enable_batch_invariant_mode"),)
+
+_CPU = '''"""What has no CPU build: each function below changes one module of SGLang, once that is imported."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable
+
+import torch
+{imports}
+
+{functions}
+
+class Cpu:
+    def _note(self, *_what: str) -> None:
+        pass
+
+{methods}
+
+KERNELS: dict[str, dict[str, Callable[..., Any]]] = {{{kernels}}}
+
+
+def patch(module: Any, what: str, argument: str) -> None:
+    for name, kernel in KERNELS.get(what, {{}}).items():
+        setattr(module, name, kernel)
+    if what not in KERNELS:
+        getattr(Cpu(), f"_patch_{{what}}")(module, argument)
+'''
+
+
+def row_of(boot: Mapping[str, Any]) -> compat.Release:
+    """The hook table of the release that boots."""
+    row = compat.lookup(str(boot["release"]), overlap=bool(boot["overlap"]))
+    return compat.multi_layer(row) if boot["layered"] else row
+
+
+def rows(boot: Mapping[str, Any], *, sampled: bool) -> list[dict[str, Any]]:
+    """For each range of releases from its first on: where requests are taken, and what a CPU needs; oldest first."""
+    found = []
+    for row in reversed(compat.RELEASES):
+        if row.overlap not in (None, boot["overlap"]) or (boot["layered"] and row.generation == "v1"):
+            continue
+        whole = compat.multi_layer(row) if boot["layered"] else row
+        patches = _patches(boot, whole, sampled) if boot["device"] == "cpu" else []
+        found.append({"first": compat.parse(row.first), "gate": row.gate, "patches": patches})
+    return found
+
+
+def _patches(boot: Mapping[str, Any], row: compat.Release, sampled: bool) -> list[compat.Patch]:
+    ranks = row.dp_patches if boot["arguments"]["enable_dp_attention"] else ()
+    overlap = compat.OVERLAP_ON_A_CPU if boot["overlap"] else ()
+    left_out = (*LEFT_OUT, *(() if sampled else SAMPLED))
+    return [patch for patch in (*EVERYWHERE, *row.patches, *ranks, *overlap) if patch[1] not in left_out]
+
+
+def cpu_modules(patches: Iterable[compat.Patch]) -> dict[str, str]:
+    """Module name -> source, in the order of need: kernels in plain torch, and `cpu`, which puts them in."""
+    whats = sorted({what for _, what, _ in patches})
+    source = (KERNELS / "cpu_ops.py").read_text(encoding="utf-8")
+    nodes = ast.parse(source).body
+    kernels, homes = _kernels(nodes), _homes(nodes)
+    needed = {what: kernels[what] for what in whats if what in kernels}
+    names = sorted({name for table in needed.values() for name in table.values()})
+    modules = {home: (KERNELS / f"{home}.py").read_text(encoding="utf-8") for home in sorted({homes[n] for n in names})}
+    methods = "\n".join(_of(source, nodes, "CpuOps", f"_patch_{what}") for what in whats if what not in kernels)
+    helpers = [name for name in ("_Torch", "_on_cpu") if re.search(rf"\b{name}\(", methods)]
+    return modules | {
+        "cpu": _CPU.format(
+            imports="".join(f"from repro_{homes[name]} import {name}\n" for name in names),
+            functions="\n\n".join(_of(source, nodes, name) for name in helpers),
+            methods=methods,
+            kernels=", ".join(f"{what!r}: {_table(table)}" for what, table in needed.items()),
+        )
+    }
+
+
+def moved_modules() -> dict[str, str]:
+    """What carries a hand-over, in the order of need."""
+    sources = {name: (ENGINE_SIDE / "transfer_backend" / f"{name}.py").read_text() for name in ("files", "classes")}
+    return {
+        name: re.sub(r"^from \.(\w+) import", r"from repro_\1 import", text, flags=re.M)
+        for name, text in sources.items()
+    }
+
+
+def _table(table: Mapping[str, str]) -> str:
+    return "{" + ", ".join(f"{name!r}: {kernel}" for name, kernel in table.items()) + "}"
+
+
+def _kernels(nodes: Sequence[ast.stmt]) -> dict[str, dict[str, str]]:
+    """Patch -> the name in SGLang -> our function, as `cpu_ops.KERNELS` says."""
+    (table,) = (node.value for node in nodes if isinstance(node, ast.AnnAssign) and _is(node.target, "KERNELS"))
+    assert isinstance(table, ast.Dict)
+    return {
+        ast.literal_eval(what): {ast.literal_eval(row.elts[0]): row.elts[1].id for row in rows.elts}  # type: ignore
+        for what, rows in zip(table.keys, table.values, strict=True)
+    }
+
+
+def _is(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _homes(nodes: Sequence[ast.stmt]) -> dict[str, str]:
+    """Function -> the module beside that has it."""
+    return {
+        name.name: str(node.module)
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.level == 1
+        for name in node.names
+    }
+
+
+def _of(source: str, nodes: Sequence[ast.stmt], *path: str) -> str:
+    """The source of a function or class, or of a method."""
+    for name in path:
+        node = next(one for one in nodes if getattr(one, "name", "") == name)
+        nodes = getattr(node, "body", [])
+    lines = source.splitlines(keepends=True)[node.lineno - 1 : node.end_lineno]
+    return "".join(lines)
