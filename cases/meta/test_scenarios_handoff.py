@@ -89,11 +89,11 @@ def test_a_prefill_side_has_what_it_was_given_otherwise(tmp_path):
     sides = [one.boot["arguments"] for one in (launch, launch.beside)]
     assert [side["max_total_tokens"] for side in sides] == [96, 160]
     assert [side["disable_radix_cache"] for side in sides] == [True, False]
-    with pytest.raises(ValueError, match="disaggregation_prefill needs engine.disaggregation"):
+    with pytest.raises(ValueError, match="disaggregation_prefill needs engine"):
         Scenario(
             name="x",
             engine=EngineConfig(disaggregation_prefill=own),
-            requests=(RequestSpec(rid="a", input_ids=(1,)),),
+            requests=(request("a", 5, seed=1),),
             script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
         )
 
