@@ -101,10 +101,10 @@ RECIPES: dict[str, Recipe] = {
         MtpRecipe(name="mtp-tiny", seed=20241226),
         StepRecipe(name="mtp-chained", seed=20260202),
         # Sliding windows: of the target alone, and of target and draft.
-        GptOssRecipe(name="oss-tiny", seed=20250805),
+        GptOssRecipe(name="oss-tiny", seed=20250807),
         WindowedRecipe(name="mtp-window", seed=20251216),
         # The same with windows shorter than a draft.
-        GptOssRecipe(name="oss-narrow", seed=20250806, window=3),
+        GptOssRecipe(name="oss-narrow", seed=20250808, window=3),
         WindowedRecipe(name="mtp-narrow", seed=20251217, window=2),
         # Targets that SGLang can run under DP attention; the second draft is wider than its target. Its own states fill
         # half of its width, so the copying heads take more of them away than of features: hence its state_gain.
