@@ -39,6 +39,7 @@ CELL = {
         "observed": 8,
     },
     "text_identical": True,
+    "as_expected": False,
     "run": "runs/x",
 }
 MUTANT = {
@@ -55,7 +56,10 @@ MUTANT = {
     "text_identical": True,
     "why": "",
 }
-MATRIX = {"schema": 1, "cells": [CELL, {**CELL, "engine": "0.5.13", "verdict": "PASS", "first": None, "kinds": []}]}
+MATRIX = {
+    "schema": 1,
+    "cells": [CELL, {**CELL, "engine": "0.5.13", "verdict": "PASS", "first": None, "kinds": [], "as_expected": True}],
+}
 MUTANTS = {
     "schema": 1,
     "engine": "0.5.23",

@@ -204,7 +204,7 @@ class EngineConfig(Strict):
     @property
     def prefill_side(self) -> EngineConfig:
         """What the prefill side of a pair has."""
-        return self.model_copy(update=dict(self.disaggregation_prefill))
+        return self.model_copy(update={**self.disaggregation_prefill})
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""

@@ -235,6 +235,7 @@ def _forward(one: ScenarioResult, finding: Finding, release: str) -> dict[str, A
     at = next(place for place, row in enumerate(same) if rows.key(row) == key)
     fed = {name: [int(rows.ints[column][row]) for row in same] for name, column in FED}
     where = {
+        "whole": key.phase == Phase.DRAFT,
         "where": f"{key.phase}, round {first.round}, step {key.step}",
         "made_by": made_by(first, one.scenario, release),
     }
