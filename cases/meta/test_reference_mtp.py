@@ -496,5 +496,5 @@ def test_more_steps_than_layers_and_other_drafts_are_refused(pairs, kind):
 
 
 def test_layers_propose_a_chain_only():
-    with pytest.raises(ValueError, match="eagle_topk must be 1 for MTP"):
+    with pytest.raises(ValueError, match="eagle_topk 2 of MTP, whose layers propose one chain"):
         SpecConfig(algorithm="MTP", num_steps=3, eagle_topk=2, num_draft_tokens=6)
