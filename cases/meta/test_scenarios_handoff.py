@@ -89,6 +89,24 @@ def test_a_pair_is_one_launch_with_another_beside_it(tmp_path):
     assert launch.beside.beside is None
 
 
+def test_a_prefill_side_has_what_it_was_given_otherwise(tmp_path):
+    env = EngineEnv(version="0.5.23", python=tmp_path, pythonpath=(), torch="", ready=True)
+    own = {"max_total_tokens": 96, "radix_cache": False}
+    engine = EngineConfig(disaggregation=True, max_total_tokens=160, disaggregation_prefill=own)
+    launch = build_launch(env=env, spec=SpecConfig(), engine=engine, target=tmp_path, draft=tmp_path)
+    assert launch.beside is not None
+    sides = [one.boot["arguments"] for one in (launch, launch.beside)]
+    assert [side["max_total_tokens"] for side in sides] == [96, 160]
+    assert [side["disable_radix_cache"] for side in sides] == [True, False]
+    with pytest.raises(ValueError, match="disaggregation_prefill needs engine"):
+        Scenario(
+            name="x",
+            engine=EngineConfig(disaggregation_prefill=own),
+            requests=(request("a", 5, seed=1),),
+            script=(Op(kind="submit", rids=("a",)), Op(kind="drain")),
+        )
+
+
 def test_ranks_are_those_of_the_decode_side(tmp_path):
     env = EngineEnv(version="0.5.13", python=tmp_path, pythonpath=(), torch="", ready=True)
     engine = EngineConfig(disaggregation=True, dp_size=2, tp_size=2, max_running_requests=4)

@@ -85,6 +85,7 @@ def command(
     if left_out:
         say(console, _too_few(count, left_out))
     scenarios = [one for each, share in shares for one in generate(each, count=share, seed=chosen)]
+    say(console, prepare.ahead(len(boots), seconds))
     if own is not None:
         scenarios = list(map(past_eos, scenarios))
     if prompts is not None:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from cases import catalogue
+from harness.checks.findings import kinds
 from harness.cli import options, prepare
 from harness.cli.documents import cell_document, matrix_document
 from harness.cli.nightly import REPEATS, SCENARIOS, SECONDS, Asked, run_night
@@ -196,6 +197,7 @@ def _cells(result: RunResult, plan: Plan, cases: list[catalogue.Case]) -> list[d
         if (one := by_id.get(scenario.id)) is None:
             continue
         expected = case.expected(release=plan.env.version, revert=plan.revert, device=plan.device)
-        met = case.as_expected(expected, one.verdict.outcome, one.verdict.root_kinds)
+        other = kinds((found for found in one.findings if found.signature not in one.known), roots_only=True)
+        met = case.as_expected(expected, one.verdict.outcome, one.verdict.root_kinds, unexplained=other)
         found.append(cell_document(result, one, case=case.id, expected=expected, as_expected=met))
     return found

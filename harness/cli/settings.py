@@ -25,6 +25,7 @@ SETTINGS: dict[str, tuple[str, Any]] = {
     "cuda_graph_max_bs": ("cuda_graph_max_bs", options.GraphBatch),
     "mem_fraction_static": ("mem_fraction_static", options.MemFraction),
     "trust_remote_code": ("trust_remote_code", options.TrustCode),
+    "disable_hybrid_swa_memory": ("disable_hybrid_swa_memory", options.OnePool),
     "server_arg": ("server_args", options.ServerArg),
 }
 #: Those that change which code of SGLang runs.
