@@ -74,7 +74,7 @@ RELATION: dict[str, str] = {
     "owned-by-another": "the slot belongs to another live request",
     "shared-with-another": "two requests of one batch write this slot",
     "own-slot-again": "the request overwrites its own committed row",
-    "plan-of-forward-before": "what the same row of the forward before was to read",
+    "plan-of-step-before": "what the step before was to read",
     "changed-since-written": "nobody wrote there since",
     "one-slot-late": "the whole window lies one slot late",
     "one-slot-early": "the whole window lies one slot early",

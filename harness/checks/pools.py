@@ -119,7 +119,7 @@ class Pools:
     def said(self, held: int, share: Share) -> str:
         """What a slot holds, in words."""
         if held == NOBODY:
-            return "nothing"
+            return "nobody wrote it"
         if held >= 0:
             rid, attempt = self._name(held // _OWNER)
             whose = "" if (rid, attempt) == share[1:3] else f" of request {rid}"

@@ -70,7 +70,7 @@ class _Row:
 class _Engine:
     evidence: Evidence
     pools: Pools
-    #: what rows read and should have read in the forward before, of either model: (share but its length, slot) -> lists
+    #: what beams read and should have read in the draft step before: (request, number) -> lists
     _before: dict[tuple[object, ...], list[list[int]]] = field(default_factory=dict)
     _now: dict[tuple[object, ...], list[list[int]]] = field(default_factory=dict)
 
@@ -87,14 +87,15 @@ class _Engine:
                 continue
             seen = self._seen(forward, share, row)
             fault = self._fault(forward, share, seen, read)
-            self._now[forward.pool, share[:3], ints["slot"][row]] = [read.tolist(), seen.slots]
+            if forward.phase is Phase.DRAFT:
+                self._now[share[:3], ints["slot"][row]] = [read.tolist(), seen.slots]
             before = len(read), fault is None
             if fault is not None:
                 result.divergences.append(fault)
         return True
 
     def ran(self, forward: Forward) -> None:
-        """The next forward of this model comes behind this one."""
+        """The next draft step comes behind this one."""
         self._before |= self._now
         self._now = {}
 
@@ -131,12 +132,12 @@ class _Engine:
         if wanted == found:
             return None
         missing, extra = wanted - found, found - wanted
-        where = dict(zip(held.tolist(), read.tolist(), strict=True))
+        due = dict(zip([*row.sees.tolist(), *(Pools.of_row(one) for one in row.rows)], row.slots, strict=True))
         return self.evidence.divergence(
             row.number,
             kind=Kind.CACHE_SLOT,
-            expected=self._said(missing, share, f"{wanted.total()} slots"),
-            observed=self._said(extra, share, f"{len(read)} slots", where),
+            expected=self._said(missing, share, wanted.total(), due),
+            observed=self._said(extra, share, len(read), dict(zip(held.tolist(), read.tolist(), strict=True))),
             hint=self._hint(forward, share, row, read.tolist(), missing=missing, extra=extra),
         )
 
@@ -150,14 +151,14 @@ class _Engine:
                 del wanted[own]
                 wanted[held] = 1
 
-    def _said(self, held: Counter[int], share: Share, total: str, where: dict[int, int] | None = None) -> str:
-        """In words: what is read too little, or in its place."""
+    def _said(self, held: Counter[int], share: Share, total: int, where: dict[int, int]) -> str:
+        """In words: how many slots, and those that are read too little or in the place of others."""
         names = [
-            self.pools.said(one, share) + (f" (slot {where[one]})" if where is not None else "")
+            f"slot {where.get(one, -1)} ({self.pools.said(one, share)})"
             for one in sorted(held.elements(), key=lambda one: (one < 0, abs(one)))
         ]
         more = [f"{len(names) - MOST_LISTED} more"] if len(names) > MOST_LISTED else []
-        return f"{total}, with {', '.join([*names[:MOST_LISTED], *more])}" if names else total
+        return f"{total} slots" + (f", among them {', '.join([*names[:MOST_LISTED], *more])}" if names else "")
 
     def _hint(
         self, forward: Forward, share: Share, row: _Row, read: list[int], *, missing: Counter[int], extra: Counter[int]
@@ -166,8 +167,8 @@ class _Engine:
         ints = self.evidence.table.ints
         if not read:
             return "nothing-read"
-        if read in self._before.get((forward.pool, share[:3], ints["slot"][row.number]), ()):
-            return "plan-of-forward-before"
+        if forward.phase is Phase.DRAFT and read in self._before.get((share[:3], ints["slot"][row.number]), ()):
+            return "plan-of-step-before"
         if read[:-1] == row.slots[1:]:
             return "one-slot-late"
         if read[1:] == row.slots[:-1]:
