@@ -60,11 +60,17 @@ class Case(BaseModel):
         said = self._on_release(release, revert)
         return "unknown" if said == "FAIL" and device not in self.devices else said
 
-    def as_expected(self, expected: str, verdict: Outcome, kinds: Collection[str]) -> bool | None:
-        """Whether a verdict is the one that is expected, and of a failure its kinds too; None where nothing is."""
+    def as_expected(
+        self, expected: str, verdict: Outcome, kinds: Collection[str], *, unexplained: Collection[str] = ()
+    ) -> bool | None:
+        """Whether a verdict is the one that is expected, and of a failure its kinds too; None where nothing is.
+
+        unexplained: kinds of roots that no known finding explains: they may be the case's own only.
+        """
         if expected == "unknown":
             return None
-        return expected == verdict and (verdict is not Outcome.FAIL or {*self.kinds} <= {*kinds})
+        its_own = {*unexplained} <= {*self.kinds} <= {*kinds}
+        return expected == verdict and (verdict is not Outcome.FAIL or its_own)
 
     def _on_release(self, release: str, revert: int | None) -> Literal["PASS", "FAIL", "unknown"]:
         if self.bad_from is not None and Version(release) < Version(self.bad_from):

@@ -7,7 +7,6 @@ data; it must not know which bugs exist.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from cases.boots import Boot
 from cases.fixed import DRAIN, boot_program, request, shapes, steps, submit, tokens
@@ -20,9 +19,8 @@ LONG = 40
 
 def window_shapes(boot: Boot) -> list[Scenario]:
     """Requests of which more is known than a window reaches: alone in chunks, together, and from a cached prefix."""
-    on: dict[str, Any] = {"checkpoint": boot.checkpoint, "spec": boot.spec, "engine": boot.engine}
-    on["prefix"] = f"{boot.name}-"
-    program = partial(boot_program, **on)
+    prefix = f"{boot.name}-"
+    program = partial(boot_program, prefix=prefix, checkpoint=boot.checkpoint, spec=boot.spec, engine=boot.engine)
     every = [
         program(
             "outlived",
@@ -40,7 +38,13 @@ def window_shapes(boot: Boot) -> list[Scenario]:
         ),
     ]
     if not boot.engine.radix_cache:
-        (chunked,) = shapes(only=("chunked-long-prompt",), **on)
+        (chunked,) = shapes(
+            checkpoint=boot.checkpoint,
+            spec=boot.spec,
+            engine=boot.engine,
+            prefix=prefix,
+            only=("chunked-long-prompt",),
+        )
         return [*every, chunked.model_copy(update={"wants": (*chunked.wants, "window_evicted_in_prompt")})]
     shared = tokens(seed=420, length=40)
     requests = [

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cases import llama_weights
-from cases.llama_weights import uneven
+from cases.llama_weights import first_layer, uneven
 from cases.recipes import MtpRecipe, Noise, Pair, Weights, WindowedRecipe
 
 ARCHITECTURE = "MiMoV2FlashForCausalLM"
@@ -35,7 +35,6 @@ def weights(noise: Noise, recipe: MtpRecipe, target: Weights) -> Weights:
     """`model.mtp.layers.<i>.*`, as published MiMo-V2 checkpoints name them; embedding and head are the target's."""
     made: Weights = {}
     hidden = recipe.hidden
-    first = {name: value for name, value in target.items() if name.startswith("model.layers.0.")}
     for index in range(recipe.draft_layers):
         prefix = f"model.mtp.layers.{index}."
         mix = noise.draw(hidden, hidden, std=recipe.hidden_gain * hidden**-0.5)
@@ -43,9 +42,8 @@ def weights(noise: Noise, recipe: MtpRecipe, target: Weights) -> Weights:
         made[f"{prefix}enorm.weight"] = np.ones(hidden, dtype=np.float32)
         made[f"{prefix}hnorm.weight"] = uneven(noise, hidden)
         made[f"{prefix}final_layernorm.weight"] = target["model.norm.weight"]
-        for name, value in first.items():
-            short = name.removeprefix("model.layers.0.").replace("post_attention_layernorm", "pre_mlp_layernorm")
-            made[prefix + short] = value
+        for name, value in first_layer(target).items():
+            made[prefix + name.replace("post_attention_layernorm", "pre_mlp_layernorm")] = value
     return made
 
 

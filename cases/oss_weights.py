@@ -39,7 +39,8 @@ def _target(noise: Noise, recipe: GptOssRecipe, llama: Weights) -> Weights:
         for name in BIASED:
             width = len(made[f"{prefix}self_attn.{name}.weight"])
             made[f"{prefix}self_attn.{name}.bias"] = noise.draw(width, std=0.02)
-        made[f"{prefix}self_attn.sinks"] = noise.draw(recipe.heads, std=0.5)
+        # SGLang keeps sinks in bfloat16, whatever it computes in: thirty-seconds lose nothing there.
+        made[f"{prefix}self_attn.sinks"] = np.round(32 * noise.draw(recipe.heads, std=0.5)) / np.float32(32)
         made |= {f"{prefix}mlp.{name}": value for name, value in _experts(noise, recipe, first=layer == 0).items()}
     return made
 

@@ -65,7 +65,7 @@ def _known_calls(found: Divergence, scenario: Scenario, release: str) -> tuple[S
         return (), ()
 
 
-def flag_line(scenario: Scenario, release: str, device: str) -> str:
+def server_flags(scenario: Scenario, release: str, device: str) -> str:
     """The server flags of the engine that ran a scenario; empty where it is not known."""
     env = envs.EngineEnv(version=release, python=Path("python"), pythonpath=(), torch="", ready=True)
     try:
@@ -74,7 +74,7 @@ def flag_line(scenario: Scenario, release: str, device: str) -> str:
         )
     except (LookupError, ValueError):
         return ""
-    return f"server flags: {' '.join(flags(as_served(launch.boot['arguments'], scenario)))}"
+    return " ".join(flags(as_served(launch.boot["arguments"], scenario)))
 
 
 def as_served(arguments: Mapping[str, Any], scenario: Scenario) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from harness.contract.types import Divergence, Kind, Phase
 from harness.contract.words import counted
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import ScenarioResult
-from reports.blame import flag_line, where_lines
+from reports.blame import server_flags, where_lines
 from reports.prose import say
 
 #: Kinds that are about the engine's processes and resource accounting, not about what was drafted or verified.
@@ -73,8 +73,7 @@ def render_first(console: Console, one: ScenarioResult, *, where: str, printed: 
     printed: see `render_known`.
     """
     roots = roots_of(one)
-    if roots:
-        first = next((found for found in roots if found.first.first), roots[0])
+    if first := first_of(one):
         say(console)
         say(console, where, style="bold")
         render_finding(console, one, first)
@@ -189,8 +188,14 @@ def _part(found: Divergence) -> str:
 
 def flag_lines(one: ScenarioResult) -> list[str]:
     """The flags of a server that is the engine of a scenario, in one line; none where no release is known."""
-    line = flag_line(one.scenario, one.setup.release, one.setup.device)
-    return [line] if line else []
+    said = server_flags(one.scenario, one.setup.release, one.setup.device)
+    return [f"server flags: {said}"] if said else []
+
+
+def first_of(one: ScenarioResult) -> Finding | None:
+    """The root finding of the earliest divergence."""
+    roots = roots_of(one)
+    return next((found for found in roots if found.first.first), next(iter(roots), None))
 
 
 def roots_of(one: ScenarioResult) -> list[Finding]:

@@ -24,7 +24,8 @@ the front matter means; settings are conditions by SGLang's names (`harness/cont
 exist.
 
 What was run to find them: [generated scenarios](../evidence/generated.md), [draft families](../evidence/families.md),
-[DP attention](../evidence/dp.md), [disaggregation](../evidence/disagg.md), [GPUs](../evidence/gpu.md).
+[DP attention](../evidence/dp.md), [disaggregation](../evidence/disagg.md), [GPUs](../evidence/gpu.md). What shows
+thirteen open ones with SGLang alone: [reproductions](repro/README.md).
 """
 #: What `--assume` does, in the words of an index.
 ASSUME = {"predicted": "predicted", "replacement kernel": "replacement kernel (CPU)", "not": "–"}

@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.status import Status
 from rich.text import Text
 
+from harness.checks.findings import kinds
 from harness.contract.trace import replaced_kernels
 from harness.contract.types import Outcome
 from harness.driving.progress import (
@@ -160,9 +161,8 @@ def scenario_line(now: str, result: ScenarioResult) -> Text:
     """`now`, the verdict, the kinds found or the first words of why there is none, and accept lengths."""
     line = Text(f"{now:<40} ")
     line.append(str(result.verdict.outcome), style=STYLE[result.verdict.outcome])
-    kinds = sorted({str(finding.first.kind) for finding in result.findings if finding.is_root})
-    if kinds:
-        line.append(f"  {', '.join(kinds)}")
+    if wrong := kinds(result.findings, roots_only=True):
+        line.append(f"  {', '.join(wrong)}")
     elif result.verdict.outcome is Outcome.UNKNOWN and result.verdict.reasons:
         line.append(f"  {result.verdict.reasons[0].splitlines()[0].split(';')[0]}")
     mean = mean_accept_length([result])

@@ -12,7 +12,7 @@ from harness.checks.describe import describe
 from harness.contract.types import Outcome
 from harness.contract.words import counted
 from harness.driving.progress import ScenarioResult, accept_lengths_of
-from reports.findings import facts, flag_lines, known_lines, roots_of, said_lines
+from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.histogram import histograms
 from reports.page import engine_lines, exercised
 from reports.reading import Report
@@ -83,9 +83,7 @@ def _sections(report: Report) -> Iterable[tuple[str, str]]:
 
 def _first(results: Sequence[ScenarioResult]) -> str | None:
     for one in results:
-        roots = roots_of(one)
-        if roots:
-            found = next((each for each in roots if each.first.first), roots[0])
+        if found := first_of(one):
             said = block(_cut(describe(found.first, one.scenario, finding=found)))
             known = "\n".join(f"- {line}" for line in [*facts(one), *flag_lines(one)])
             pointed = "".join(f"\n- {code(line)}" for line in said_lines(one, found.signature))

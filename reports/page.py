@@ -15,11 +15,11 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.checks.describe import describe
-from harness.checks.findings import Finding
+from harness.checks.findings import Finding, kinds
 from harness.contract.types import Outcome
 from harness.coverage import reach_of
 from harness.driving.progress import ScenarioResult, accept_lengths_of
-from reports.findings import facts, flag_lines, known_lines, roots_of, said_lines
+from reports.findings import facts, first_of, flag_lines, known_lines, said_lines
 from reports.frames import Frames
 from reports.histogram import histograms
 from reports.live import drafted, engine_facts, short_name
@@ -150,9 +150,7 @@ def _about_findings(reason: str, results: Sequence[ScenarioResult]) -> bool:
 def _first(results: Sequence[ScenarioResult]) -> dict[str, Any] | None:
     """The first wrong place of the run: what differs, the two facts, and what to type."""
     for at, one in enumerate(results):
-        roots = roots_of(one)
-        if roots:
-            found = next((each for each in roots if each.first.first), roots[0])
+        if found := first_of(one):
             title, *lines = describe(found.first, one.scenario, finding=found).split("\n")
             return {
                 "scenario": one.scenario.name,
@@ -193,12 +191,11 @@ def _link(one: ScenarioResult, found: Finding, at: int) -> str:
 
 def _scenario(one: ScenarioResult, at: int) -> dict[str, Any]:
     spec = one.scenario.spec
-    kinds = sorted({str(found.first.kind) for found in roots_of(one)})
     reasons = [reason for reason in one.verdict.reasons if one.verdict.outcome is Outcome.UNKNOWN]
     return {
         "name": one.scenario.name,
         "outcome": str(one.verdict.outcome),
-        "kinds": ", ".join(kinds) or (reasons[0].splitlines()[0] if reasons else ""),
+        "kinds": ", ".join(kinds(one.findings, roots_only=True)) or (reasons[0].splitlines()[0] if reasons else ""),
         "spec": f"{spec.algorithm} k={spec.num_steps}"
         + (f" t={spec.eagle_topk} n={spec.num_draft_tokens}" if spec.eagle_topk > 1 else ""),
         "requests": len(one.scenario.requests),

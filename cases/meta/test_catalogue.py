@@ -127,3 +127,9 @@ def test_a_matrix_passes_where_every_cell_is_as_expected(expected, verdict, kind
     cell = {"verdict": verdict, "as_expected": met}
     assert catalogue.outcome_of([cell]) == said
     assert catalogue.outcome_of([cell, {"verdict": "PASS", "as_expected": True}]) == said
+
+
+@pytest.mark.parametrize(("unexplained", "met"), [((), True), (("POSITION",), True), (("POSITION", "LEAK"), False)])
+def test_a_matrix_fails_where_something_beside_the_case_is_nobodys_finding(unexplained, met):
+    kinds = ("POSITION", "LEAK")
+    assert catalogue.load("pr25015").as_expected("FAIL", Outcome.FAIL, kinds, unexplained=unexplained) is met

@@ -65,11 +65,6 @@ PAIRS = (
         why="the shared expert is the MLP of the target's first layer",
     ),
     Left(
-        where="oss-*",
-        what="size: num_local_experts = num_experts_per_tok",
-        why="where all experts are chosen, no near tie decides what a row is",
-    ),
-    Left(
         where="mtp-tiny mtp-apart mtp-window mtp-narrow",
         what="size: head_dim = v_head_dim",
         why="what MiMo-V2 has beside Llama is off",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import json
 import re
 import runpy
 import sys
@@ -36,7 +37,7 @@ def launch(one, release="0.5.23", device="cpu"):
     return build_launch(env=env, spec=spec, engine=engine, target=Path("t"), draft=Path("d"), device=device)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def one():
     return results.judged("pr25015", results.one_ahead)
 
@@ -104,6 +105,83 @@ def test_an_answer_is_too_long_only_behind_its_limit_or_a_stop(tmp_path, one):
     assert not over({"max_new_tokens": 3, "stop_token_ids": [3]}, [1, 2, 3])
 
 
+FED = {"ids": [4, 5], "positions": [7, 8]}
+SHIFTED = {"ids": [4, 5], "positions": [8, 9]}
+STATE = {**FED, "kind": "values", "row": 1, "expected": [1.0], "observed": [2.0], "limit": 0.1, "whole": False}
+INPUTS = {"kind": "inputs", "observed": SHIFTED, "expected": FED, "whole": True}
+MADE = {"where": "DRAFT", "made_by": "draft_forward"}
+
+
+def fed(what, states=None, more=()):
+    ids, positions = ([*what[name], *(pair[at] for pair in more)] for at, name in enumerate(("ids", "positions")))
+    return {"ids": ids, "positions": positions, "states": states}
+
+
+@pytest.mark.parametrize(
+    ("show", "forwards", "code"),
+    [
+        (INPUTS, [fed(SHIFTED)], 1),
+        (INPUTS, [fed(FED)], 0),
+        (INPUTS, [fed(FED, more=[(6, 9)])], 3),
+        (INPUTS, [], 3),
+        (INPUTS | {"whole": False}, [fed(FED, more=[(6, 9)])], 0),
+        (STATE, [fed(FED, [[0.0], [2.0]])], 1),
+        (STATE, [fed(FED, [[0.0], [1.05]])], 0),
+        (STATE, [fed(FED, [[0.0], [3.0]])], 3),
+        (STATE, [fed(FED, [[2.0], [0.0], [0.0]], more=[(6, 9)])], 3),
+        (STATE, [fed(FED, [[2.0]])], 1),
+        (STATE, [fed(FED, [[9.0], [2.0]], more=[(3, 0), (3, 1)])], 3),
+        (STATE, [fed(FED, [[2.0], [9.0]], more=[(3, 0), (3, 1)])], 1),
+        (STATE, [fed(FED)], 3),
+    ],
+)
+def test_a_draft_forward_shows_the_fault_or_its_absence_or_neither(one, tmp_path, show, forwards, code):
+    made = exported_module(one, tmp_path)
+    (tmp_path / "forwards.jsonl").write_text("".join(json.dumps(one) + "\n" for one in forwards))
+    assert made["_forwards"](tmp_path, show | MADE) == code
+
+
+A, B = {"rid": "a", "length": 9, "token": 1, "state": [0.5]}, {"rid": "b", "length": 9, "token": 1, "state": [0.7]}
+
+
+@pytest.mark.parametrize(
+    ("fed", "code"),
+    [([A, B], 3), ([A, B, {**A, "length": 12}], 1), ([A, B, {**A, "length": 12, "state": [0.6]}], 0)],
+)
+def test_a_request_that_resumes_with_its_first_state_shows_the_fault(one, tmp_path, fed, code):
+    (tmp_path / "resumed.jsonl").write_text("".join(json.dumps(each) + "\n" for each in fed))
+    assert exported_module(one, tmp_path)["_resumed"](tmp_path) == code
+
+
+ERROR, SITE = {"kind": "end", "error": "no kv_indptr", "site": ""}, {"kind": "end", "error": "", "site": r"in fwd\n"}
+
+
+@pytest.mark.parametrize(
+    ("show", "outputs", "log", "idle", "code"),
+    [
+        (ERROR, {}, "AttributeError: no kv_indptr (7)\n", False, 1),
+        (ERROR, {}, "another\n", False, 3),
+        (ERROR, {"a": [1]}, "", True, 0),
+        (SITE, {}, "line 7, in fwd\nAssertionError\n", False, 1),
+        (SITE, {}, "AssertionError\n", False, 3),
+        ({"kind": "hang"}, {}, "", False, 1),
+        ({"kind": "hang"}, {"a": [1]}, "", True, 0),
+        ({"kind": "hang"}, {}, "Traceback", False, 3),
+        ({"kind": "text"}, {}, "", False, 3),
+        ({"kind": "seeds", "rids": ["a", "b"], "tokens": 1}, {"a": [1, 2], "b": [1, 3]}, "", True, 0),
+        ({"kind": "seeds", "rids": ["a", "b"], "tokens": 2}, {"a": [1, 2], "b": [1, 3]}, "", True, 1),
+    ],
+)
+def test_an_ending_or_an_answer_shows_the_fault_or_its_absence_or_neither(
+    one, tmp_path, show, outputs, log, idle, code
+):
+    made = exported_module(one, tmp_path)
+    requests = [{"rid": rid, "sampling": {}} for rid in "ab"]
+    made["judge"].__globals__.update(run=lambda *_: (outputs, log, idle), REQUESTS=requests)
+    made["GIVEN"]["show"] = show
+    assert made["judge"](tmp_path) == code
+
+
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
 def test_a_file_runs_on_every_release_and_carries_the_kernels_of_the_old_ones(one, tmp_path, monkeypatch, release):
     made = exported_module(one, tmp_path)
@@ -126,13 +204,23 @@ def test_what_one_file_cannot_show_is_refused_with_what_to_type_next(one):
             exported(replace(one, scenario=scenario), launch(one), name="repro.py", form="script")
 
 
-def test_export_of_a_folder_that_holds_no_failure_says_what_does(tmp_path, monkeypatch):
+def test_export_of_what_is_no_single_failure_says_what_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
-    for name, why in (("nowhere", "there is no folder"), ("empty", "has no scenario.json"), ("file", "is a file")):
-        done = CliRunner().invoke(app, ["export", name, "--output", str(tmp_path / "repro.py")])
-        assert (done.exit_code, why in done.stderr, "eaglecheck run" in done.stderr) == (2, True, True), done.stderr
+    passed = results.store(tmp_path / "runs", ("one", results.sound))
+    failed = results.store(tmp_path / "more", ("one", results.one_ahead), ("two", results.one_ahead))
+    again = "eaglecheck run --engine"
+    for place, why, next_step in (
+        ("nowhere", "there is no folder", again),
+        ("empty", "has no scenario.json", again),
+        ("file", "is a file", again),
+        (passed, "is a run without a failure", again),
+        (next(passed.glob("one-*")), "shows no failure", "eaglecheck run"),
+        (failed, "is a run, and one file shows one failure of it (2 here)", f"eaglecheck export {failed}/reproducers/"),
+    ):
+        done = CliRunner().invoke(app, ["export", str(place), "--output", "repro.py"])
+        assert (done.exit_code, why in done.stderr, next_step in done.stderr) == (2, True, True), done.output
     assert not (tmp_path / "repro.py").exists()
 
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from harness.archive import digests
-from harness.archive.again import run_again
+from harness.archive.again import run_again, short
 from harness.archive.facts import contradiction
 from harness.archive.records import (
     STORE_VERSION,
@@ -186,6 +186,12 @@ def read_findings(path: Path) -> Iterator[Divergence]:
 def reproducers_in(run: Path) -> list[Path]:
     """The reproducer folders of a run, or of a night; older ones called them specimens."""
     return sorted(path.parent for name in (REPRODUCERS, "specimens") for path in run.glob(f"{name}/*/{MANIFEST}"))
+
+
+def reproducer_of(folder: Path) -> Path | None:
+    """The reproducer that a run left for a scenario, as it is typed from here, or what is one; None: not (any more)."""
+    beside = [folder] if (folder / MANIFEST).is_file() else reproducers_in(folder.parent)
+    return next((short(place) for place in beside if place.name == folder.name), None)
 
 
 def read_reproducer(folder: Path) -> tuple[ReproducerManifest, StoredScenario]:

@@ -39,6 +39,14 @@ def check_window_slots(evidence: Evidence) -> CheckResult:
                 (shared, "window-slot-shared", "a slot of its own for each position", f"{shared} that others have too"),
             ):
                 if wrong:
-                    found = {"expected": expected, "observed": observed, "hint": hint}
-                    result.divergences.append(Divergence(kind=Kind.CACHE_SLOT, key=key, round=data["round"], **found))
+                    result.divergences.append(
+                        Divergence(
+                            kind=Kind.CACHE_SLOT,
+                            key=key,
+                            round=data["round"],
+                            expected=expected,
+                            observed=observed,
+                            hint=hint,
+                        )
+                    )
     return result

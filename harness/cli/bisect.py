@@ -20,15 +20,17 @@ from harness.bisect.verdicts import Cache
 from harness.cli import bisect_runs, bisect_versions, options
 from harness.cli.bisect_runs import Setting
 from harness.cli.outcome import Exit, guarded, kept, typed_again
+from harness.cli.settings import OF_KERNELS, takes_settings
 from harness.contract.outputs import check_target, write_json
 from harness.contract.usage import UsageError
 from harness.contract.words import counted
-from harness.driving.adapt import Wanted
+from harness.driving.adapt import NOTHING, Wanted
 from reports.bisect import render_bisect
 from reports.prose import say
 
 
 @guarded
+@takes_settings(OF_KERNELS)
 def command(
     bad: Annotated[str, typer.Option(help="A release (with --repo: a commit) that shows the failure.")],
     good: Annotated[str, typer.Option(help="A release (with --repo: a commit) without it, older or newer.")],
@@ -45,11 +47,7 @@ def command(
         str | None, typer.Option(help="Device to run engines on: cpu or cuda. Default: the reproducer's, else cpu.")
     ] = None,
     gpu_share: options.GpuShare = None,
-    dtype: options.Dtype = None,
-    backend: options.Backend = None,
-    graphs: options.Graphs = None,
-    overlap: options.Overlap = None,
-    page: options.Page = None,
+    wanted: Wanted = NOTHING,
     assume: options.Assume = None,
     runs: options.Runs = None,
     json: options.Json = None,
@@ -67,9 +65,7 @@ def command(
         scenario_file=scenario_file,
         device=device,
         gpu_share=gpu_share,
-        wanted=Wanted(
-            dtype=dtype, attention_backend=backend, cuda_graph=graphs, overlap_schedule=overlap, page_size=page
-        ),
+        wanted=wanted,
         runs=runs,
         assume=assume or (),
     )

@@ -17,7 +17,7 @@ from harness.coverage import reach_of
 from harness.driving.accept_lengths import AcceptLengths
 from harness.driving.progress import RunResult, ScenarioResult, accept_lengths_of, mean_accept_length
 from harness.driving.runner import Interrupted
-from reports.blame import flag_line, where
+from reports.blame import server_flags, where
 from reports.terminal import covered
 
 RUN_SCHEMA = 2
@@ -130,7 +130,7 @@ def scenario_document(result: ScenarioResult) -> dict[str, Any]:
         "coverage": dict(result.verdict.coverage),
         "compared": dict(result.verdict.compared),
         "ties": result.verdict.ties,
-        "server_flags": flag_line(result.scenario, result.setup.release, result.setup.device),
+        "server_flags": server_flags(result.scenario, result.setup.release, result.setup.device),
         "output_ids": {end.rid: list(end.output_ids) for end in result.trace.ends},
         "folder": str(result.folder),
         "reproducer": None if result.reproducer is None else str(result.reproducer),

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.archive.again import run_again
 from harness.archive.records import RunManifest
-from harness.archive.run_folders import EVENTS, MANIFEST, SHOWN, whole
+from harness.archive.run_folders import MANIFEST, SHOWN, whole
 from harness.archive.store import SCENARIO, StoredScenario, read_case, read_model, reproducers_in
 from harness.cli.outcome import Exit, guarded
 from harness.cli.replay import newest_reproducers
@@ -94,7 +94,7 @@ def _check_specimen(folder: Path) -> None:
     if found:
         lines = "".join(f"\n  eaglecheck export {path}" for path in found[:SHOWN])
         raise UsageError(f"{folder} is a run, and one file shows one failure of it ({len(found)} here){lines}")
-    if (folder / MANIFEST).exists() and (folder / EVENTS).exists():
+    if (folder / MANIFEST).exists():
         why = f"{folder} is a run without a failure: there is nothing to export"
     elif folder.is_dir():
         why = f"{folder} is neither a reproducer nor a scenario's folder: it has no {SCENARIO}"

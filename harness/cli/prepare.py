@@ -23,6 +23,7 @@ from harness.contract.outputs import writable
 from harness.contract.providers import AUTO, WITNESS
 from harness.contract.scenario import Scenario
 from harness.contract.usage import UsageError, unknown
+from harness.contract.words import counted
 from harness.driving.adapt import DEVICES, NOTHING, Wanted, adapted, called, check_possible, unpredicted, unwitnessed
 from harness.driving.footprint import CONTEXT_MIB, Footprint, footprint, kept_a_row
 from harness.driving.own_pair import OwnPair, described
@@ -283,3 +284,9 @@ def split_list(text: str, *, option: str) -> list[str]:
     if doubled is not None:
         raise UsageError(f"--{option} {text}: {doubled!r} is named twice\n  name it once")
     return parts
+
+
+def ahead(boots: int, seconds: float | None) -> str:
+    """What a run of generated scenarios will cost: boots at half a minute to two each, and seconds of scenarios."""
+    drawn = f"; generated scenarios take at most {seconds / 60:.2g} min beside that" if seconds else ""
+    return f"boots {counted(boots, 'engine')} or more, in {max(boots // 2, 1)} to {boots * 2} min{drawn}"

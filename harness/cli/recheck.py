@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from harness.archive.again import run_again
+from harness.archive.again import run_again, short
 from harness.archive.digests import SUMS
 from harness.archive.records import ScenarioVerdict
 from harness.archive.run_folders import is_case, is_ours, judgeable, unfinished, whole
@@ -23,7 +23,7 @@ from harness.archive.store import (
     UnreadableError,
     read_case,
     read_verdict,
-    reproducers_in,
+    reproducer_of,
 )
 from harness.archive.trace_faults import TraceError
 from harness.archive.trace_io import header_of, read_trace, trace_files
@@ -112,7 +112,11 @@ def _all_of(
             _, result = _judged(folder, fresh_reference=fresh_reference, assume=assume)
         except UserError as error:
             outcomes.append(Outcome.UNKNOWN)
-            say(console, f"UNKNOWN  {folder}: {error}", style=STYLE[Outcome.UNKNOWN])
+            say(
+                console,
+                f"UNKNOWN  {folder}: {str(error).removeprefix('verdict UNKNOWN: ')}",
+                style=STYLE[Outcome.UNKNOWN],
+            )
             continue
         outcomes.append(result.verdict.outcome)
         documents.append(run_document(result))
@@ -223,7 +227,7 @@ def _cut_off(cases: Sequence[StoredScenario]) -> str:
     """
     gone = [one.folder for one in cases if one.verdict is None and not (one.folder / MANIFEST).exists()]
     gone = [one for one in gone if is_ours(one.parent) or any((one / name).exists() for name in (SUMS, VERDICT))]
-    return "; ".join(f"{_short(folder)} is {unfinished(folder)}" for folder in gone)
+    return "; ".join(f"{short(folder)} is {unfinished(folder)}" for folder in gone)
 
 
 def _unsealed(folder: Path) -> str:
@@ -242,7 +246,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             )
         cases = list(reader.scenarios(reference=reference))
         return _Stored(
-            folder=_short(reader.folder),
+            folder=short(reader.folder),
             scenarios=cases,
             engine=reader.manifest.engine.known(),
             pair=reader.manifest.known_pair(),
@@ -257,7 +261,7 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
             f"run {path} holds no scenario: it ended before the first one was judged\n  run again:  {run_again(path)}"
         )
     return _Stored(
-        folder=_short(reader.folder),
+        folder=short(reader.folder),
         scenarios=cases,
         engine=reader.manifest.engine.known(),
         pair=reader.manifest.known_pair(),
@@ -265,11 +269,6 @@ def _open_run(path: Path, *, reference: bool) -> _Stored:
         missing=f"run {path} is {reader.unfinished}; {counted(len(cases), 'scenario')} of it can be judged",
         live=reader.live,
     )
-
-
-def _short(path: Path) -> Path:
-    """As it would be typed from here."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def _header(stored: _Stored) -> Mapping[str, Any]:
@@ -308,7 +307,7 @@ def _rejudge(
         # without one only the engine's own rows are looked at, which is no agreement with anything
         raise UnreadableError(
             f"{stored.folder} has no reference: its reference.json is gone, or was not copied\n"
-            f"  recompute the reference:  eaglecheck recheck {_short(run.folder)} --fresh-reference"
+            f"  recompute the reference:  eaglecheck recheck {short(run.folder)} --fresh-reference"
         )
     told = {**stored.engine.header, **{name: value for name, value in run.engine.items() if value}}
     target, draft = told.get("pair") or ("", "")
@@ -318,21 +317,13 @@ def _rejudge(
         revert=told.get("revert"),
         pair=(str(target), str(draft)) if draft else None,
     )
-    places: dict[str, Any] = {"folder": _short(stored.folder), "reproducer": _reproducer(stored)}
+    places: dict[str, Any] = {"folder": short(stored.folder), "reproducer": reproducer_of(stored.folder)}
     if not stored.engine.header and stored.verdict is not None:  # the engine never came up: the reason still stands
         verdict = stored.verdict.verdict()
         return ScenarioResult.of(stored.scenario, stored.engine, stored.reference, verdict, (), setup=setup, **places)
     if fresh_reference:
         return judge_with(_oracle(stored, run.engine, assume), stored.scenario, stored.engine, setup=setup, **places)
     return judge_scenario(stored.scenario, stored.engine, stored.reference, setup=setup, **places)
-
-
-def _reproducer(stored: StoredScenario) -> Path | None:
-    """The reproducer the run left for this scenario, if it is still there."""
-    if (stored.folder / MANIFEST).is_file():
-        return _short(stored.folder)
-    beside = reproducers_in(stored.folder.parent)
-    return next((_short(place) for place in beside if place.name == stored.folder.name), None)
 
 
 def _oracle(stored: StoredScenario, engine: Mapping[str, Any], assume: tuple[str, ...]) -> Oracle:
@@ -356,7 +347,7 @@ def _check_provider(stored: StoredScenario, engine: Mapping[str, Any]) -> None:
         again = run_again(stored.folder if (stored.folder / MANIFEST).is_file() else stored.folder.parent)
         raise UsageError(
             f"--fresh-reference: {stored.folder} was judged by the witness, which is an engine and not computed here\n"
-            f"  judge it with the stored one:  eaglecheck recheck {_short(stored.folder)}\n  ask it anew:  {again}"
+            f"  judge it with the stored one:  eaglecheck recheck {short(stored.folder)}\n  ask it anew:  {again}"
         )
 
 

@@ -217,11 +217,12 @@ class KnownIssue(_Page):
         engine: EngineConfig,
         *,
         requests: int = 1,
+        updates: int = 0,
         checkpoint: str = "",
         draft: DraftFacts = NO_DRAFT,
     ) -> bool:
-        """Whether such an engine can show it."""
-        settings = settings_of(spec, engine, requests=requests, checkpoint=checkpoint, draft=draft)
+        """Whether such an engine can show it. updates: how often it is given other weights."""
+        settings = settings_of(spec, engine, requests=requests, updates=updates, checkpoint=checkpoint, draft=draft)
         return spec.algorithm in self.algorithms and all(holds(one, settings) for one in self.settings)
 
     def assumable_on(self, device: str) -> bool:
@@ -394,7 +395,12 @@ def known_as(
         if one.id not in assumed
         and one.on(release, revert)
         and one.reached_by(
-            scenario.spec, scenario.engine, requests=requests, checkpoint=scenario.checkpoint, draft=draft
+            scenario.spec,
+            scenario.engine,
+            requests=requests,
+            updates=scenario.updates,
+            checkpoint=scenario.checkpoint,
+            draft=draft,
         )
     ]
     found = {text: tuple(_known(one, device) for one in able if one.looks_like(text)) for text in dict.fromkeys(texts)}

@@ -204,7 +204,7 @@ class EngineConfig(Strict):
     @property
     def prefill_side(self) -> EngineConfig:
         """What the prefill side of a pair has."""
-        return self.model_copy(update=dict(self.disaggregation_prefill))
+        return self.model_copy(update={str(name): value for name, value in self.disaggregation_prefill.items()})
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
@@ -337,6 +337,11 @@ class Scenario(Strict):
         """Scenarios with one boot key can share one engine process."""
         parts = {"checkpoint": self.checkpoint, "spec": self.spec.model_dump(), "engine": self.engine.boot()}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+
+    @property
+    def updates(self) -> int:
+        """How often its engine is given other weights."""
+        return sum(op.kind == "update" for op in self.script)
 
     def request(self, rid: str) -> RequestSpec:
         """The request called `rid`, or the one of a request's samples; KeyError if there is none."""

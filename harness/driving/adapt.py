@@ -73,6 +73,7 @@ class Wanted:
     cuda_graph_max_bs: int | None = None
     mem_fraction_static: float | None = None
     trust_remote_code: bool | None = None
+    disable_hybrid_swa_memory: bool | None = None
     server_args: dict[str, Any] | None = None
 
     def changes(self) -> dict[str, Any]:

@@ -179,7 +179,7 @@ class ScenarioResult:
             witnessed=Witnessed() if reference is None else witnessed_in(reference.header),
             accept=rounds.all(),
             accept_of={one.signature: rounds.touched_by(members(one, divergences)) for one in findings},
-            known=_known(scenario, setup, verdict, findings, explained(reference)),
+            known=_known(scenario, setup, verdict, divergences, explained(reference)),
             **stored,
         )
 
@@ -265,14 +265,14 @@ def _known(
     scenario: Scenario,
     setup: Setup,
     verdict: Verdict,
-    findings: Sequence[Finding],
+    divergences: Sequence[Divergence],
     explains: Mapping[str, frozenset[Spot]],
 ) -> dict[str, tuple[Known, ...]]:
     """What each finding of a scenario may be, and each reason where there is no verdict.
 
-    explains: issues that the reference has followed, with what they explain; what one explains is no other.
+    explains: issues that the reference has followed, with what they explain; what one explains wholly is no other.
     """
-    texts = [finding.signature for finding in findings]
+    texts = list(dict.fromkeys(found.signature for found in divergences))
     texts += verdict.reasons if verdict.outcome is Outcome.UNKNOWN else ()
     may_be = known_as(
         texts,
@@ -283,8 +283,15 @@ def _known(
         reasons=verdict.reasons,
         draft=draft_facts(Path(setup.pair[1])) if setup.pair and texts else NO_DRAFT,
     )
-    is_one = {(found.signature, name) for found in findings for name, at in explains.items() if spot(found.first) in at}
-    return {text: tuple(one for one in known if (text, one.id) in is_one) or known for text, known in may_be.items()}
+
+    def is_one(signature: str, at: frozenset[Spot]) -> bool:
+        alike = [found for found in divergences if found.signature == signature]
+        return any(spot(one) in at for one in alike) and all(one.cause or spot(one) in at for one in alike)
+
+    return {
+        text: tuple(one for one in known if is_one(text, explains.get(one.id, frozenset()))) or known
+        for text, known in may_be.items()
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

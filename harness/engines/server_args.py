@@ -57,6 +57,7 @@ OPTIONS = {
     },
     "cuda_graph": "--cuda-graph or --disable-cuda-graph",
     "overlap_schedule": "--overlap-schedule or --disable-overlap-schedule",
+    "disable_hybrid_swa_memory": "--disable-hybrid-swa-memory or --hybrid-swa-memory",
 }
 
 

@@ -24,7 +24,7 @@ from packaging.utils import parse_wheel_filename
 from harness.contract import plain_files
 from harness.engines import closure
 from harness.engines.closure import EnvError, Progress
-from harness.machines import bundle, prebuild, slimming, wheels
+from harness.machines import bundle, fit, prebuild, slimming, wheels
 from harness.machines.bundle import Archive, Manifest, Release, Tree
 from harness.machines.slimming import CARRIED, CONTROL, CONTROL_TESTS, FROM, PINNED
 from harness.machines.wheels import Files
@@ -161,8 +161,7 @@ def _torch(job: _Job, version: str) -> tuple[list[str], str]:
     beside = slimming.TORCHES[version]
     wanted = {name: beside[name] for name in ("torchvision", *(("nvidia-nccl-cu13",) if job.cards > 1 else ()))}
     found = job.fetch({"torch": version, **wanted, "triton": beside["triton"]})
-    stamp = wheels.text_of(found["torch"], "torch/version.py")
-    build = next(line.split("'")[1] for line in stamp.splitlines() if line.startswith("__version__"))
+    build = fit.build_of(wheels.text_of(found["torch"], "torch/version.py"))
     if build.partition("+")[2] != job.torch.partition("+")[2]:
         raise EnvError(
             f"torch {version} is published as {build}, and takes NVIDIA's libraries from beside torch {job.torch}",

@@ -74,7 +74,7 @@ def render_group(console: Console, group: Group, *, night: Night, folder: Path) 
     say(console, f"    in {places(group)}")
     if group.why:
         say(console, f"    {group.why}")
-    if group.status in (Status.NEW, Status.FLAKY):
+    if group.red:
         say(console, f"    {how_often(group)}; {since(group, night)}")
         for line in group.first.splitlines():
             say(console, f"    {line}")

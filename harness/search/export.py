@@ -162,6 +162,8 @@ def _check(one: ScenarioResult) -> None:
         if asks
         else "its number of steps adapts"
         if one.scenario.spec.adaptive is not None
+        else "its engine has files beside the pair: a token map, or adapters"
+        if one.scenario.spec.token_map is not None or one.scenario.engine.lora_paths
         else "its pair is none of ours"
         if one.setup.pair
         else ""
@@ -235,6 +237,7 @@ def _forward(one: ScenarioResult, finding: Finding, release: str) -> dict[str, A
     at = next(place for place, row in enumerate(same) if rows.key(row) == key)
     fed = {name: [int(rows.ints[column][row]) for row in same] for name, column in FED}
     where = {
+        "whole": key.phase == Phase.DRAFT,
         "where": f"{key.phase}, round {first.round}, step {key.step}",
         "made_by": made_by(first, one.scenario, release),
     }
