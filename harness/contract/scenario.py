@@ -204,7 +204,7 @@ class EngineConfig(Strict):
     @property
     def prefill_side(self) -> EngineConfig:
         """What the prefill side of a pair has."""
-        return self.model_copy(update={**self.disaggregation_prefill})
+        return self.model_copy(update={str(name): value for name, value in self.disaggregation_prefill.items()})
 
     def boot(self) -> dict[str, Any]:
         """The part that needs a reboot to change, as JSON-ready data."""
